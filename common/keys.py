@@ -1,0 +1,83 @@
+"""Every Redis key of a run, in one place. Braces make a run's keys share one cluster slot, as its scripts need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    run: str
+
+    def _key(self, name: str) -> str:
+        return f"hora:{{{self.run}}}:{name}"
+
+    @property
+    def config(self) -> str:
+        """string: the coordinator's resolved configuration, JSON."""
+        return self._key("config")
+
+    @property
+    def groups(self) -> str:
+        """stream: complete groups, field `group` = msgpack."""
+        return self._key("groups")
+
+    @property
+    def pushed(self) -> str:
+        """hash: group id -> stream entry id. Makes pushing idempotent for the life of the run."""
+        return self._key("pushed")
+
+    @property
+    def plans(self) -> str:
+        """hash: "batch:shard" -> msgpack of Phase A results and Δ, until the shard is complete."""
+        return self._key("plans")
+
+    @property
+    def shards(self) -> str:
+        """hash: "batch:shard" -> JSON report of a complete shard."""
+        return self._key("shards")
+
+    @property
+    def leases(self) -> str:
+        """prefix of the lease of one shard: one coordinator works on it at a time."""
+        return self._key("lease")
+
+    @property
+    def ledger(self) -> str:
+        """hash: step -> JSON list of [group id, entry id], written before the step is trained."""
+        return self._key("ledger")
+
+    @property
+    def dead(self) -> str:
+        """stream: messages that do not decode or validate, with `reason`."""
+        return self._key("dead")
+
+    @property
+    def state(self) -> str:
+        """hash: small shared facts: version, step, paused, warmup, stop, durable_step."""
+        return self._key("state")
+
+    @property
+    def weights(self) -> str:
+        """string: JSON manifest of the newest published weights."""
+        return self._key("weights")
+
+    @property
+    def counters(self) -> str:
+        """hash of monotone counters."""
+        return self._key("counters")
+
+    @property
+    def parts(self) -> str:
+        """hash: part name (replica, learner rank, coordinator) -> JSON heartbeat."""
+        return self._key("parts")
+
+    @property
+    def steps(self) -> str:
+        """stream: metrics of every optimizer step, field `metrics` = JSON."""
+        return self._key("steps")
+
+    @property
+    def history(self) -> str:
+        """stream: one reading of the rates every few seconds, for charts."""
+        return self._key("history")

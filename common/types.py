@@ -1,0 +1,128 @@
+"""What travels through the system: prompts, completions, rollouts, groups. Frozen, plain, checked at the wire.
+
+    Prompt ──generate──► Completion ──score──► Rollout ──assemble──► Group ──queue──► learner
+
+Shapes: a completion of L tokens carries `tokens` (L,) int32, `logprobs` (L,) float32 and version spans that
+partition [0, L). A group of prompt i holds G_i = G0 + Δ_i rollouts (paper, section 3.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Phase = Literal["A", "B"]
+FinishReason = Literal["stop", "length"]
+Tokens = NDArray[np.int32]
+LogProbs = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts."""
+
+    index: int
+    text: str
+    answer: str
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Tokens `start` (inclusive) to `end` (exclusive) of a completion came from weight version `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One sampled answer. `logprobs[t]` is log π_gen(token t | before) at the sampling temperature."""
+
+    text: str
+    tokens: Tokens
+    logprobs: LogProbs
+    finish_reason: FinishReason
+    spans: tuple[VersionSpan, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rollout:
+    """A completion with its rewards by name (`accuracy` and `format` at least; each finite)."""
+
+    tokens: Tokens
+    logprobs: LogProbs
+    finish_reason: FinishReason
+    spans: tuple[VersionSpan, ...]
+    phase: Phase
+    rewards: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """All rollouts of one prompt in one batch: the unit that is queued, trained and audited.
+
+    `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its budget
+    came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the fingerprint
+    of the vocabulary in which the tokens are written.
+    """
+
+    run: str
+    epoch: int
+    prompt_index: int
+    batch: int
+    shard: int
+    rule: str
+    prior: tuple[float, float]
+    tokenizer: str
+    pre_rollouts: int
+    prompt_tokens: Tokens
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.epoch}:{self.prompt_index}"
+
+    @property
+    def size(self) -> int:
+        """G_i = G0 + Δ_i."""
+        return len(self.rollouts)
+
+    @property
+    def extra(self) -> int:
+        """Δ_i, the rollouts of Phase B."""
+        return self.size - self.pre_rollouts
+
+    @property
+    def successes(self) -> int:
+        """c_i: correct pre-rollouts (equation 2's observation), by accuracy alone."""
+        return sum(r.rewards["accuracy"] >= 1.0 for r in self.rollouts if r.phase == "A")
+
+    @property
+    def hits(self) -> int:
+        """Correct rollouts of both phases."""
+        return sum(r.rewards["accuracy"] >= 1.0 for r in self.rollouts)
+
+    @property
+    def tokens(self) -> int:
+        """Completion tokens of the whole group."""
+        return sum(len(r.tokens) for r in self.rollouts)
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest weight version that any of its tokens came from."""
+        seen = [s.version for r in self.rollouts for s in r.spans]
+        return min(seen), max(seen)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights."""
+
+    prompt: Prompt
+    n: int
+    seed: int
