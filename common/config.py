@@ -200,13 +200,14 @@ class Generator(Section):
     max_requests: Count = Field(64, description="Requests one replica works on at a time.")
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
-    kv_cache_gib: float = Field(1.0, gt=0, description="KV cache on CPU, in GiB.")
+    kv_cache_gib: Count = Field(1, description="KV cache on CPU, in GiB.")
     threads: Count = Field(1, description="CPU threads of one replica's engine.")
     enforce_eager: bool = Field(
         True, description="No graph capture or compilation: starts faster, runs slower."
     )
     clear_cache: bool = Field(
-        False, description="Drop old-weight KV entries at an update instead of continuing on them."
+        True,
+        description="At an update drop KV entries of old weights and recompute them: later tokens then depend on the new weights alone. False is cheaper and keeps them.",
     )
     start_limit_s: Seconds = Field(600.0, description="Time a replica gets to come up.")
 

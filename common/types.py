@@ -119,6 +119,14 @@ class Group:
         return min(seen), max(seen)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A shard between its phases: groups with their Phase A rollouts only, and Δ (n,) of each."""
+
+    groups: tuple[Group, ...]
+    extra: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights."""
