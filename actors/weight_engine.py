@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.platforms import current_platform
 
 BACKEND = "file"
 
@@ -67,6 +68,18 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_tied_heads()
+
+    def _repack_tied_heads(self) -> None:
+        """A head tied to the embedding loads nothing of its own, so on CPU it would keep multiplying by its packed
+        copy of the old weights. Pack it again from the tensor it shares."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        if not current_platform.is_cpu():
+            return
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

@@ -1,0 +1,167 @@
+"""One vLLM engine behind four verbs: generate, pause, load, resume. The only actor file that drives vLLM.
+
+Log-probs are those of the sampling distribution (after temperature), and every completion says which weight
+version each of its tokens came from: both are vLLM's own records, not reconstructions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.outputs import CompletionOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from common.config import Config
+from common.types import Completion, FinishReason, Tokens, VersionSpan
+
+
+class Load(StatLoggerBase):
+    """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use."""
+
+    def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
+        self.running = 0
+        self.waiting = 0
+        self.cache = 0.0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+            self.waiting = scheduler_stats.num_waiting_reqs
+            self.cache = scheduler_stats.kv_cache_usage
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+
+class Engine:
+    """An `AsyncLLM` with the project's sampling and weight-update settings."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self.load = Load()
+        self.paused_since: float | None = None
+        _set_cpu_limits(config)
+        self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
+
+    async def generate(self, tokens: Tokens, n: int, seed: int, temperature: float) -> list[Completion]:
+        """`n` completions of the prompt `tokens` (P,). Cancelling the call aborts the sequences."""
+        params = SamplingParams(
+            n=n,
+            seed=seed,
+            temperature=temperature,
+            top_p=1.0,
+            top_k=0,
+            max_tokens=self._config.rollout.max_response_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            skip_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        final = None
+        prompt: Any = {"prompt_token_ids": tokens.tolist()}
+        async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
+            final = output
+        if final is None or len(final.outputs) != n:
+            raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
+        return [_completion(o) for o in sorted(final.outputs, key=lambda o: o.index)]
+
+    async def check_health(self) -> None:
+        await self._llm.check_health()
+
+    async def init_transfer(self, info: Mapping[str, Any]) -> None:
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
+
+    async def begin_update(self) -> None:
+        """Pause, keeping running sequences, and open the model for new weights."""
+        self.paused_since = time.monotonic()
+        await self._llm.pause_generation(mode="keep", clear_cache=self._config.generator.clear_cache)
+        await self._llm.start_weight_update()
+
+    async def receive(self, info: Mapping[str, Any]) -> None:
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
+
+    async def end_update(self, version: int) -> float:
+        """Label all later tokens `version` and go on. Returns the seconds that generation stood still."""
+        await self._llm.finish_weight_update(weight_version=str(version))
+        await self._llm.resume_generation()
+        since, self.paused_since = self.paused_since, None
+        return 0.0 if since is None else time.monotonic() - since
+
+    async def label(self, version: int) -> None:
+        """Name the version of the weights in place without changing them."""
+        await self._llm.update_weight_version(str(version))
+
+    async def checksum(self) -> str:
+        """Digest of the weights as this engine holds them; equal on all replicas of one version and layout."""
+        digest = hashlib.sha256()
+        for worker in await self._llm.compute_weight_checksums():
+            for name in sorted(worker):
+                digest.update(f"{name}={worker[name]};".encode())
+        return digest.hexdigest()
+
+    def shutdown(self) -> None:
+        self._llm.shutdown(timeout=5.0)
+
+
+def _set_cpu_limits(config: Config) -> None:
+    # vLLM reads these when its worker processes start. `nobind`: with `auto` two replicas bind to the same core.
+    if current_platform.is_cpu():
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.generator.kv_cache_gib)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        os.environ["OMP_NUM_THREADS"] = str(config.generator.threads)
+
+
+def _engine_args(config: Config) -> AsyncEngineArgs:
+    rollout, generator = config.rollout, config.generator
+    return AsyncEngineArgs(
+        model=config.model.path,
+        dtype=config.model.dtype,
+        trust_remote_code=config.model.trust_remote_code,
+        seed=config.run.seed,
+        tensor_parallel_size=generator.tensor_parallel,
+        gpu_memory_utilization=generator.memory_utilization,
+        max_model_len=rollout.max_prompt_tokens + rollout.max_response_tokens,
+        max_num_seqs=generator.max_sequences,
+        enforce_eager=generator.enforce_eager,
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
+        enable_log_requests=False,
+    )
+
+
+def _completion(output: CompletionOutput) -> Completion:
+    tokens = np.asarray(output.token_ids, dtype=np.int32)
+    flat = cast(Any, output.logprobs)
+    # With `logprobs=0` a position holds the sampled token alone; its start index is that token's entry.
+    logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(
+            f"a completion ended with {output.finish_reason!r}: not an answer, to be sampled again"
+        )
+    spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())
+    return Completion(
+        text=output.text,
+        tokens=tokens,
+        # Rounding can lift the log-prob of a sure token a hair above zero.
+        logprobs=np.minimum(logprobs, np.float32(0.0)),
+        finish_reason=cast(FinishReason, output.finish_reason),
+        spans=spans,
+    )

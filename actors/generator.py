@@ -1,0 +1,170 @@
+"""A generator replica: one vLLM engine, its weight version, and the rule that no request is served on weights
+older than the request allows.
+
+Weights arrive in two ways that end in the same place. The learner pushes each version to all replicas (vLLM's
+weight-transfer calls, fanned out by Serve's `broadcast`). A replica that was not there, or missed one, pulls the
+newest announced version itself before it serves (`file` transport). A failed or overdue update makes the replica
+unhealthy: Serve takes it out of rotation and starts another, the other replicas go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+
+from actors.engine import Engine
+from common.config import Config
+from common.keys import Keys
+from common.redis import connect_async
+from common.telemetry import heartbeat
+from common.types import Completion, SamplingRequest
+from common.weights import newest
+
+POLL_S = 0.05
+HEARTBEAT_S = 1.0
+
+
+class StaleWeights(RuntimeError):
+    """This replica does not hold weights as new as the request asks for; another try may find them."""
+
+
+class Generator:
+    """Serve deployment `generator`. `config` is a dumped `Config`, `redis_url` where the run's state lives."""
+
+    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:
+        self._config = Config.model_validate(config)
+        self._redis = connect_async(redis_url)
+        self._keys = Keys(self._config.run.name)
+        self._engine = Engine(self._config)
+        self._update = asyncio.Lock()
+        self._failed: str | None = None
+        self._version = 0
+        self._checksum = ""
+        self._pause_s = 0.0
+        context = serve.get_replica_context()
+        self._rank = context.rank.rank if context.rank is not None else 0
+        self._name = f"generator/{context.replica_id.unique_id}"
+        await self._engine.label(0)
+        if self._config.weights.transport == "file":
+            await self._catch_up()
+        self._beat = asyncio.get_running_loop().create_task(self._heartbeat())
+
+    async def generate(
+        self, request: SamplingRequest, min_version: int, temperature: float
+    ) -> list[Completion]:
+        """Sample on weights of version `min_version` or newer. Raises StaleWeights when they cannot be had in time."""
+        await self._reach(min_version)
+        return await self._engine.generate(request.prompt.tokens, request.n, request.seed, temperature)
+
+    # The four calls of vLLM's weight-sync client, as the learner broadcasts them.
+
+    async def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        if "rank_offset" in info:
+            # The trainer ships one payload with offset 1; every replica needs its own place in the group.
+            info = {**info, "rank_offset": 1 + self._rank * self._config.generator.tensor_parallel}
+        await self._guarded("joining the transfer group", self._engine.init_transfer(info))
+
+    async def start_weight_update(self) -> None:
+        """Generation stops when the weights arrive, not before: nothing to do yet."""
+
+    async def update_weights(self, info: dict[str, Any]) -> None:
+        if self._config.weights.transport == "file":
+            await self._load(info)
+            return
+        async with self._update:
+            await self._guarded("opening the model", self._engine.begin_update())
+            await self._guarded("receiving weights", self._engine.receive(info))
+
+    async def finish_weight_update(self, version: str | None = None) -> dict[str, Any]:
+        """Confirm `version`; what the replica holds now is the answer."""
+        wanted = int(version or 0)
+        if self._engine.paused_since is not None:
+            await self._finish(wanted)
+        if self._version < wanted:
+            raise StaleWeights(f"{self._name} holds version {self._version}, not {wanted}")
+        return {
+            "replica": self._name,
+            "version": self._version,
+            "checksum": self._checksum,
+            "pause_s": self._pause_s,
+        }
+
+    async def check_health(self) -> None:
+        limit = self._config.weights.update_limit_s
+        if self._engine.paused_since is not None and time.monotonic() - self._engine.paused_since > limit:
+            self._failed = f"a weight update did not finish within {limit:g} s"
+        if self._failed:
+            raise RuntimeError(f"{self._name}: {self._failed}")
+        await self._engine.check_health()
+
+    async def _reach(self, version: int) -> None:
+        deadline = time.monotonic() + self._config.weights.update_limit_s
+        while self._version < version:
+            if self._config.weights.transport == "file":
+                await self._catch_up()
+            if self._version < version:
+                if time.monotonic() > deadline:
+                    raise StaleWeights(
+                        f"{self._name} holds version {self._version}, the request needs {version}"
+                    )
+                await asyncio.sleep(POLL_S)
+
+    async def _catch_up(self) -> None:
+        """Pull the newest announced version, if it is newer than what is held and its file is there."""
+        manifest = await newest(self._redis, self._config.run.name)
+        if manifest is not None and manifest.version > self._version and os.path.exists(manifest.path):
+            await self._load(manifest.update_info())
+
+    async def _load(self, info: Mapping[str, Any]) -> None:
+        async with self._update:
+            if int(info["version"]) <= self._version:
+                return
+            await self._guarded("opening the model", self._engine.begin_update())
+            await self._guarded("loading weights", self._engine.receive(info))
+            await self._finish(int(info["version"]))
+
+    async def _finish(self, version: int) -> None:
+        self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
+        self._version = version
+        self._checksum = await self._engine.checksum()
+
+    async def _guarded(self, what: str, work: Any) -> Any:
+        """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve."""
+        try:
+            return await asyncio.wait_for(work, self._config.weights.update_limit_s)
+        except Exception as error:
+            self._failed = f"{what} failed: {type(error).__name__}: {error}"
+            raise
+
+    async def _heartbeat(self) -> None:
+        while True:
+            load = self._engine.load
+            await heartbeat(
+                self._redis,
+                self._config.run.name,
+                self._name,
+                {
+                    "version": self._version,
+                    "checksum": self._checksum[:16],
+                    "running": load.running,
+                    "waiting": load.waiting,
+                    "cache": load.cache,
+                    "pause_s": self._pause_s,
+                    "state": "failed" if self._failed else "serving",
+                    "host": socket.gethostname(),
+                    "pid": os.getpid(),
+                },
+            )
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_beat"):
+            self._beat.cancel()
+        if hasattr(self, "_engine"):
+            self._engine.shutdown()

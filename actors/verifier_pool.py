@@ -1,0 +1,204 @@
+"""Scores completions: accuracy in worker processes that are killed at a time limit, the rest at once.
+
+    score_batch ─► format reward, answer tag
+                   ├─ plain text decides ──────────────► verdict
+                   ├─ seen (gold, answer) before ──────► verdict
+                   └─ math-verify in a worker process ─► verdict, or killed: wrong
+
+A hostile answer costs its worker, never the replica: over time, over memory or a crash of the interpreter is
+one wrong answer. A fault of ours is not: when no worker can be started, or the pool breaks, `score_batch` raises
+`VerifierUnavailable`, nothing is scored and the caller asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import multiprocessing
+import resource
+import signal
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from common import rewards
+from common.config import Reward
+
+MEMORY_BYTES = 2**30
+"""Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real answers."""
+
+TASKS_PER_WORKER = 5000
+"""A worker is replaced after so many answers, so that sympy's caches cannot fill its memory limit."""
+
+CACHE_SIZE = 100_000
+"""Verdicts remembered. Groups repeat their answers: most of a trained model's are the same few."""
+
+_PR_SET_PDEATHSIG = 1
+_log = logging.getLogger(__name__)
+
+Item = tuple[str, str, str]
+"""(problem, completion, gold)"""
+
+
+class VerifierUnavailable(RuntimeError):
+    """The verifier itself failed; no answer was judged. Ask again."""
+
+
+class VerifierPool:
+    """Worker processes, their verdicts, and the rewards of a batch. Use from one event loop; `close()` ends it."""
+
+    def __init__(self, reward: Reward, processes: int = 1, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._reward = reward
+        self._processes = processes
+        self._memory_bytes = memory_bytes
+        self._users = tuple(name for name in reward.weights if ":" in name)
+        for name in self._users:
+            rewards.load_reward(name)
+        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
+        self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
+        self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
+        self._pool = self._start()
+
+    async def score_batch(self, items: Sequence[Item]) -> list[dict[str, float]]:
+        """Rewards by name of each (problem, completion, gold): `format`, `accuracy` and every user's own.
+
+        Raises VerifierUnavailable when the pool failed and ValueError when a user's reward did.
+        """
+        results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)
+        for result in results:  # all have ended: nothing of this batch is still running when it raises
+            if isinstance(result, BaseException):
+                raise result
+        self._counts["scored"] += len(items)
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def check(self) -> None:
+        """Raises VerifierUnavailable unless a worker answers."""
+        limit = self._reward.time_limit_s + 60.0  # a queue of slow answers may be ahead of this one
+        try:
+            equal = await asyncio.wait_for(
+                self._run(rewards.math_equal, r"\frac{1}{2}", "0.5", limit_s=limit), limit
+            )
+        except (TimeoutError, ProcessExpired) as error:
+            raise VerifierUnavailable("no worker process answered 1/2 = 0.5") from error
+        if not equal:
+            raise VerifierUnavailable("math-verify no longer finds that 1/2 = 0.5")
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start: completions scored, and how their answers were decided."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """End the worker processes, also busy ones."""
+        self._pool.stop()
+        self._pool.join()
+
+    async def _score(self, item: Item) -> dict[str, float]:
+        problem, completion, gold = item
+        scored = {
+            "format": rewards.format_reward(completion),
+            "accuracy": await self._accuracy(completion, gold),
+        }
+        for name in self._users:
+            scored[name] = await self._user(name, problem, completion, gold)
+        return scored
+
+    async def _accuracy(self, completion: str, gold: str) -> float:
+        answer = rewards.extract_answer(completion)
+        if answer is None or not rewards.bounded(answer, self._reward.max_answer_chars):
+            self._counts["plain"] += 1
+            return 0.0
+        verdict = rewards.quick_verdict(gold, answer)
+        if verdict is not None:
+            self._counts["plain"] += 1
+        else:
+            verdict = await self._remembered(gold, answer)
+        return 1.0 if verdict else 0.0
+
+    async def _remembered(self, gold: str, answer: str) -> bool:
+        key = (rewards.bare(gold), rewards.bare(answer))
+        if key in self._verdicts:
+            self._counts["cached"] += 1
+            self._verdicts.move_to_end(key)
+            return self._verdicts[key]
+        if key not in self._pending:
+            task = asyncio.create_task(self._verify(*key))
+            self._pending[key] = task
+            task.add_done_callback(lambda _: self._pending.pop(key, None))
+        else:
+            self._counts["cached"] += 1
+        # Shielded: a caller that gives up must not cancel the verdict that others wait for.
+        return await asyncio.shield(self._pending[key])
+
+    async def _verify(self, gold: str, answer: str) -> bool:
+        try:
+            verdict = await self._run(rewards.math_equal, gold, answer)
+        except TimeoutError:
+            verdict = self._killed(gold, "over its time limit")
+        except ProcessExpired:
+            # Once more: another process may have taken the memory. An answer that ends two workers is to blame.
+            try:
+                verdict = await self._run(rewards.math_equal, gold, answer)
+            except (TimeoutError, ProcessExpired):
+                verdict = self._killed(gold, "ended its process twice")
+        self._counts["verified"] += 1
+        self._verdicts[gold, answer] = verdict
+        if len(self._verdicts) > CACHE_SIZE:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    def _killed(self, gold: str, why: str) -> bool:
+        self._counts["killed"] += 1
+        _log.warning("an answer to a problem with the gold answer %.40r was %s: counted as wrong", gold, why)
+        return False
+
+    async def _user(self, name: str, problem: str, completion: str, gold: str) -> float:
+        try:
+            return await self._run(rewards.user_reward, name, problem, completion, gold)
+        except (TimeoutError, ProcessExpired) as error:
+            raise ValueError(
+                f"reward {name!r} took over {self._reward.time_limit_s} s or ended its process"
+            ) from error
+
+    async def _run(self, function: Callable[..., Any], *args: str, limit_s: float | None = None) -> Any:
+        """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died of it."""
+        pool = self._pool
+        try:
+            future = pool.schedule(function, args=args, timeout=limit_s or self._reward.time_limit_s)
+            return await asyncio.wrap_future(future)
+        except (BrokenProcessPool, RuntimeError, CancelledError) as error:
+            self._replace(pool)
+            raise VerifierUnavailable(f"the verifier's process pool broke: {error}") from error
+
+    def _replace(self, broken: ProcessPool) -> None:
+        if broken is self._pool:  # the first of many callers that saw it break
+            self._counts["rebuilt"] += 1
+            broken.stop()
+            self._pool = self._start()
+
+    def _start(self) -> ProcessPool:
+        # Not fork: the parent has threads (Ray, this pool's own). The server imports math-verify once for all workers.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["math_verify"])
+        return ProcessPool(
+            max_workers=self._processes,
+            max_tasks=TASKS_PER_WORKER,
+            initializer=_initialize,
+            initargs=(self._memory_bytes,),
+            context=context,
+        )
+
+
+def _initialize(memory_bytes: int) -> None:
+    """In a new worker: die with the parent, die at once when told to, bound memory, import before the clock runs."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
+    rewards.math_equal(r"\frac{1}{2}", "0.5")
+    with open("/proc/self/statm") as statm:
+        used = int(statm.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
