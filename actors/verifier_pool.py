@@ -20,7 +20,6 @@ import resource
 import signal
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
@@ -37,6 +36,9 @@ TASKS_PER_WORKER = 5000
 
 CACHE_SIZE = 100_000
 """Verdicts remembered. Groups repeat their answers: most of a trained model's are the same few."""
+
+START_LIMIT_S = 60.0
+"""Time beyond the limit of an answer after which a call that no worker took counts as a fault of ours."""
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
@@ -62,6 +64,8 @@ class VerifierPool:
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
+        # Few calls are in the pool at a time: what waits here is lost with no pool, and starts on the next.
+        self._slots = asyncio.Semaphore(2 * processes)
         self._pool = self._start()
 
     async def score_batch(self, items: Sequence[Item]) -> list[dict[str, float]]:
@@ -76,24 +80,14 @@ class VerifierPool:
         self._counts["scored"] += len(items)
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def check(self) -> None:
-        """Raises VerifierUnavailable unless a worker answers."""
-        limit = self._reward.time_limit_s + 60.0  # a queue of slow answers may be ahead of this one
-        try:
-            equal = await asyncio.wait_for(
-                self._run(rewards.math_equal, r"\frac{1}{2}", "0.5", limit_s=limit), limit
-            )
-        except (TimeoutError, ProcessExpired) as error:
-            raise VerifierUnavailable("no worker process answered 1/2 = 0.5") from error
-        if not equal:
-            raise VerifierUnavailable("math-verify no longer finds that 1/2 = 0.5")
-
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
         return dict(self._counts)
 
     def close(self) -> None:
-        """End the worker processes, also busy ones."""
+        """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
+        for task in self._pending.values():
+            task.cancel()
         self._pool.stop()
         self._pool.join()
 
@@ -139,6 +133,8 @@ class VerifierPool:
             verdict = await self._run(rewards.math_equal, gold, answer)
         except TimeoutError:
             verdict = self._killed(gold, "over its time limit")
+        except (MemoryError, RecursionError) as error:
+            verdict = self._killed(gold, f"ended by {type(error).__name__}")
         except ProcessExpired:
             # Once more: another process may have taken the memory. An answer that ends two workers is to blame.
             try:
@@ -164,26 +160,36 @@ class VerifierPool:
                 f"reward {name!r} took over {self._reward.time_limit_s} s or ended its process"
             ) from error
 
-    async def _run(self, function: Callable[..., Any], *args: str, limit_s: float | None = None) -> Any:
+    async def _run(self, function: Callable[..., Any], *args: str) -> Any:
         """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died of it."""
-        pool = self._pool
-        try:
-            future = pool.schedule(function, args=args, timeout=limit_s or self._reward.time_limit_s)
-            return await asyncio.wrap_future(future)
-        except (BrokenProcessPool, RuntimeError, CancelledError) as error:
-            self._replace(pool)
-            raise VerifierUnavailable(f"the verifier's process pool broke: {error}") from error
+        limit = self._reward.time_limit_s
+        async with self._slots:
+            pool = self._pool
+            try:
+                future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit))
+            except RuntimeError as error:
+                raise self._broken(pool, str(error)) from error
+            done, _ = await asyncio.wait((future,), timeout=limit + START_LIMIT_S)
+            if not done:
+                raise self._broken(pool, f"no worker process started within {START_LIMIT_S:g} s")
+            try:
+                return future.result()
+            except BrokenProcessPool as error:
+                raise self._broken(pool, str(error)) from error
 
-    def _replace(self, broken: ProcessPool) -> None:
-        if broken is self._pool:  # the first of many callers that saw it break
+    def _broken(self, pool: ProcessPool, why: str) -> VerifierUnavailable:
+        """Put a new pool in the place of one that failed, and return the error to raise."""
+        if pool is self._pool:  # the first of several callers that saw it break
             self._counts["rebuilt"] += 1
-            broken.stop()
+            pool.stop()
+            pool.join()
             self._pool = self._start()
+        return VerifierUnavailable(f"the verifier's process pool broke ({why}); a new one was started")
 
     def _start(self) -> ProcessPool:
-        # Not fork: the parent has threads (Ray, this pool's own). The server imports math-verify once for all workers.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["math_verify"])
+        # Not fork: the parent has threads (Ray, this pool's own). Not a fork server: a busy worker would keep it,
+        # and so itself, alive after a killed replica.
+        context = multiprocessing.get_context("spawn")
         return ProcessPool(
             max_workers=self._processes,
             max_tasks=TASKS_PER_WORKER,
@@ -194,7 +200,8 @@ class VerifierPool:
 
 
 def _initialize(memory_bytes: int) -> None:
-    """In a new worker: die with the parent, die at once when told to, bound memory, import before the clock runs."""
+    """In a new worker: die with the replica, die at once when told to, import before the clock runs, bound memory."""
+    # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own manager.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
     rewards.math_equal(r"\frac{1}{2}", "0.5")

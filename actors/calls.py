@@ -1,0 +1,85 @@
+"""Serve handles as the shard's `generate` and `score`, and the only retry policy of the system.
+
+A request that is lost with its replica, outlives its deadline or meets stale weights is asked for again with the
+same seed, wherever Serve routes it. After `rollout.attempts` tries the run stops and says which request it was:
+a lost rollout is never a wrong answer and never skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import structlog
+from ray.serve.handle import DeploymentHandle
+
+from actors.shard import Generate, Score
+from common.config import Config
+from common.errors import RunError
+from common.types import Completion, Prompt, SamplingRequest
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+LONGEST_PAUSE_S = 5.0
+
+
+def generator_calls(
+    handle: DeploymentHandle, config: Config, min_version: int, temperature: float | None = None
+) -> Generate:
+    """`generate` on weights of at least `min_version`."""
+    method = handle.options(method_name="generate")
+    degrees = config.rollout.temperature if temperature is None else temperature
+
+    async def generate(request: SamplingRequest) -> list[Completion]:
+        async def ask() -> list[Completion]:
+            return await method.remote(request, min_version, degrees)
+
+        what = f"generating {request.n} completions of prompt {request.prompt.index}"
+        return await retry(ask, what, config.rollout.attempts, config.rollout.time_limit_s)
+
+    return generate
+
+
+def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
+    """`score`: rewards by name of each completion of one prompt."""
+    method = handle.options(method_name="score")
+
+    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+        items = [(prompt.text, c.text, prompt.answer) for c in completions]
+
+        async def ask() -> list[dict[str, float]]:
+            return await method.remote(items)
+
+        what = f"verifying {len(items)} completions of prompt {prompt.index}"
+        limit = config.reward.time_limit_s * len(items) + config.rollout.time_limit_s
+        return await retry(ask, what, config.rollout.attempts, limit)
+
+    return score
+
+
+async def retry(ask: Callable[[], Awaitable[T]], what: str, attempts: int, limit_s: float) -> T:
+    """First answer of `ask`, tried up to `attempts` times of `limit_s` seconds, with growing pauses.
+
+    Cancellation goes through; anything else that a replica, the network or Serve raises is worth another try,
+    for the sampler and the verifier have no side effects.
+    """
+    for attempt in range(1, attempts + 1):
+        try:
+            async with asyncio.timeout(limit_s):
+                return await ask()
+        except Exception as error:
+            if attempt == attempts:
+                raise RunError(
+                    f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in `serve status`."
+                ) from error
+            log.warning("retry", what=what, attempt=attempt, error=_short(error))
+            pause = min(LONGEST_PAUSE_S, 0.1 * 2**attempt)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _short(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]

@@ -1,0 +1,244 @@
+"""What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the queue.
+
+It waits for three things and says which: `version` (the staleness bound), `room` (a full queue) and `pause` (an
+operator). Position needs no record of its own: a shard is done when its report is in Redis, half done when its
+plan is, so a restarted coordinator goes on exactly where the last one fell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from actors.cycles import Cycles
+from actors.shard import Allocation, Generate, Score, Shard, run_shard
+from common.config import Config
+from common.keys import Keys
+from common.leases import Leases
+from common.order import batch_rows
+from common.queue import Producer
+from common.staleness import may_start
+from common.telemetry import Telemetry
+from common.types import Group, Plan, Prompt
+from common.wire import decode_plan, encode_plan
+
+log = structlog.get_logger(__name__)
+POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Services:
+    """What a coordinator works with. `generate_at(min_version)` gives a `generate` on weights at least so new."""
+
+    generate_at: Callable[[int], Generate]
+    score: Score
+    producer: Producer
+    cycles: Cycles
+    leases: Leases
+    telemetry: Telemetry
+
+
+class Coordination:
+    """Runs the shards of one run; knows no Serve. `redis` is an asyncio client that returns bytes."""
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: list[Prompt],
+        tokenizer: str,
+        redis: Any,
+        services: Services,
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._redis = redis
+        self._keys = Keys(config.run.name)
+        self._with = services
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.waiting_for = "start"
+
+    async def run(self) -> None:
+        """Work until every shard of every batch is complete. Raises the first error of any shard."""
+        try:
+            await self._run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        rollout, steps = self._config.rollout, self._config.learner.steps
+        todo = [(b, s) for b in range(steps) for s in range(rollout.shards)]
+        done = {_pair(f) for f in await self._redis.hkeys(self._keys.shards)}
+        todo = [pair for pair in todo if pair not in done]
+        while todo or self._tasks:
+            await self._redo()
+            self._collect()
+            taken = await self._next(todo) if len(self._tasks) < rollout.shards_in_flight else None
+            if taken is None:
+                await self._pause()
+                continue
+            todo.remove(taken)
+            self._start(self._run_leased(*taken))
+        self.waiting_for = "nothing: all batches are generated"
+        while not await self._finished():
+            await self._redo()
+            self._collect()
+            await asyncio.sleep(1.0)
+
+    async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
+        """Lease the oldest shard that may start; None while there is none, with `waiting_for` set."""
+        state = await self._redis.hmget(self._keys.state, ["version", "paused"])
+        version, paused = int(state[0] or 0), state[1] == b"1"
+        if paused:
+            self.waiting_for = "an operator: the run is paused"
+            return None
+        if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
+            self.waiting_for = f"weights of version {todo[0][0] - self._config.rollout.max_staleness}"
+            return None
+        if await self._with.producer.depth() >= self._config.capacity:
+            self.waiting_for = "room in the queue"
+            return None
+        for batch, shard in list(todo):
+            if not may_start(batch, version, self._config.rollout.max_staleness):
+                break
+            if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
+                todo.remove((batch, shard))  # Another coordinator finished it.
+            elif await self._with.leases.acquire(f"{batch}:{shard}"):
+                return batch, shard
+        self.waiting_for = "shards in flight"
+        return None
+
+    async def _run_leased(self, batch: int, index: int) -> None:
+        name = f"{batch}:{index}"
+        async with self._with.leases.held(name):
+            # The lease may have passed on from a coordinator that finished the shard in the meantime.
+            if not await self._redis.hexists(self._keys.shards, name):
+                await self._run_shard(self._shard(batch, index))
+
+    async def _run_shard(self, shard: Shard) -> None:
+        """Phase A, allocation, Phase B, push; then the report that says the shard is complete."""
+        started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
+        stored = await self._redis.hget(self._keys.plans, name)
+        plan = decode_plan(stored) if stored else None
+
+        async def remember(made: Plan) -> None:
+            nonlocal plan
+            plan = made
+            await self._redis.hset(self._keys.plans, name, encode_plan(made))
+
+        pushed = await self._with.producer.pushed(
+            [f"{e}:{p.index}" for e, p in zip(shard.epochs, shard.prompts, strict=True)]
+        )
+        generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
+        groups = run_shard(
+            shard, generate, self._with.score, self._with.cycles.allocate, plan, remember, pushed
+        )
+        async for group in groups:
+            await self._push(group)
+        assert plan is not None
+        await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
+        await self._redis.hdel(self._keys.plans, name)
+        self._with.telemetry.allocation(
+            [g.successes for g in plan.groups], list(plan.extra), self._config.rollout.pre_rollouts
+        )
+        await self._with.telemetry.flush()
+
+    async def _redo(self) -> None:
+        """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
+        for group_id in await self._with.producer.take_redo():
+            self._start(self._run_again(group_id))
+
+    async def _run_again(self, group_id: str) -> None:
+        reports = [json.loads(text) for text in await self._redis.hvals(self._keys.shards)]
+        report = next((r for r in reports if group_id in r["groups"]), None)
+        if report is None:
+            return  # Its shard is not complete: the group comes with it.
+        row = report["groups"].index(group_id)
+        extra = np.array([report["extra"][row]], dtype=np.int64)
+        fixed = Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
+
+        async def allocate(prompts: Any, successes: Any) -> Allocation:
+            return fixed
+
+        shard = self._shard(report["batch"], report["shard"])
+        one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
+        generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
+        async for group in run_shard(one, generate, self._with.score, allocate):
+            await self._push(group)
+
+    async def _push(self, group: Group) -> None:
+        if await self._with.producer.push(group):
+            self._with.telemetry.group_in(group)
+            await self._with.telemetry.flush()
+
+    def _shard(self, batch: int, index: int) -> Shard:
+        rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
+        places = batch_rows(
+            batch,
+            rollout.prompts_per_batch,
+            len(self._prompts),
+            self._config.run.seed,
+            self._config.data.shuffle,
+        )[index * n : (index + 1) * n]
+        return Shard(
+            run=self._config.run.name,
+            batch=batch,
+            index=index,
+            epochs=tuple(epoch for epoch, _ in places),
+            prompts=tuple(self._prompts[row] for _, row in places),
+            pre_rollouts=rollout.pre_rollouts,
+            seed=self._config.run.seed,
+            tokenizer=self._tokenizer,
+            samples_per_request=rollout.samples_per_request,
+        )
+
+    def _start(self, work: Awaitable[None]) -> None:
+        self._tasks.add(asyncio.ensure_future(work))
+
+    def _collect(self) -> None:
+        """Forget finished shards; raise what stopped one."""
+        for task in [t for t in self._tasks if t.done()]:
+            self._tasks.discard(task)
+            task.result()
+
+    async def _pause(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(POLL_S)
+
+    async def _finished(self) -> bool:
+        return int(await self._redis.hget(self._keys.state, "step") or 0) >= self._config.learner.steps
+
+
+def _pair(field: bytes) -> tuple[int, int]:
+    batch, shard = field.decode().split(":")
+    return int(batch), int(shard)
+
+
+def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
+    """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation figure."""
+    rollouts = [r for g in plan.groups for r in g.rollouts]
+    return {
+        "batch": shard.batch,
+        "shard": shard.index,
+        "groups": [g.id for g in plan.groups],
+        "prompts": [g.prompt_index for g in plan.groups],
+        "rule": plan.groups[0].rule,
+        "priors": [list(g.prior) for g in plan.groups],
+        "trials": shard.pre_rollouts,
+        "successes": [g.successes for g in plan.groups],
+        "extra": list(plan.extra),
+        "format": float(np.mean([r.rewards["format"] for r in rollouts])),
+        "accuracy": float(np.mean([r.rewards["accuracy"] for r in rollouts])),
+        "seconds": seconds,
+    }

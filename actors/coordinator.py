@@ -1,0 +1,115 @@
+"""Serve deployment `coordinator`: loads data and tokenizer, then lets `Coordination` run in the background.
+
+When a shard cannot be finished the reason goes to Redis, where the learner, the launcher and every view find it;
+the replica stays up and idle, because restarting would only run into the same wall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from actors.calls import generator_calls, verifier_calls
+from actors.coordination import Coordination, Services
+from actors.cycles import Cycles
+from allocator.priors import make_prior
+from common.config import Config
+from common.datasets import load_dataset
+from common.errors import HoraError
+from common.keys import Keys
+from common.leases import Leases
+from common.prompts import fingerprint, load_tokenizer, render
+from common.queue import Producer
+from common.redis import connect_async
+from common.rewards import usable_gold
+from common.telemetry import Telemetry, heartbeat
+from common.types import Prompt
+
+log = structlog.get_logger(__name__)
+HEARTBEAT_S = 1.0
+
+
+class Coordinator:
+    """`config` is a dumped `Config`; the handles lead to the generator and verifier deployments."""
+
+    async def __init__(
+        self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle, verifier: DeploymentHandle
+    ) -> None:
+        self._config = Config.model_validate(config)
+        self._redis = connect_async(redis_url)
+        self._keys = Keys(self._config.run.name)
+        self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
+        await self._redis.set(self._keys.config, self._config.model_dump_json())
+        self._coordination = await asyncio.to_thread(self._build, generator, verifier)
+        loop = asyncio.get_running_loop()
+        self._work = loop.create_task(self._run())
+        self._beat = loop.create_task(self._heartbeat())
+
+    def _build(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
+        config = self._config
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        prompts = render_prompts(config, tokenizer)
+        services = Services(
+            generate_at=lambda version: generator_calls(generator, config, version),
+            score=verifier_calls(verifier, config),
+            producer=Producer(self._redis, config),
+            cycles=Cycles(self._redis, config, _prior(config, len(prompts)), self._name),
+            leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
+            telemetry=Telemetry(self._redis, config.run.name),
+        )
+        return Coordination(config, prompts, fingerprint(tokenizer), self._redis, services)
+
+    async def status(self) -> dict[str, Any]:
+        return {"waiting_for": self._coordination.waiting_for}
+
+    async def check_health(self) -> None:
+        if self._work.done() and not self._work.cancelled() and self._work.exception() is not None:
+            raise RuntimeError(f"{self._name} stopped: {self._work.exception()}")
+
+    async def _run(self) -> None:
+        try:
+            await self._coordination.run()
+        except HoraError as error:
+            log.error("coordinator stopped", reason=str(error))
+            await self._redis.hset(self._keys.state, "error", str(error))
+
+    async def _heartbeat(self) -> None:
+        while True:
+            state = {"state": "working", "waiting_for": self._coordination.waiting_for}
+            await heartbeat(self._redis, self._config.run.name, self._name, state)
+            await asyncio.sleep(HEARTBEAT_S)
+
+    async def __del__(self) -> None:
+        for task in (getattr(self, "_work", None), getattr(self, "_beat", None)):
+            if task is not None:
+                task.cancel()
+
+
+def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
+    """The usable rows of the data set as prompts; row i of the result is prompt i for the whole run.
+
+    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable answer.
+    """
+    dataset = load_dataset(config.data, usable_gold)
+    for rejected in dataset.rejected:
+        log.warning("row left out", place=rejected.place, reason=rejected.reason)
+    prompts: list[Prompt] = []
+    for row in dataset.rows:
+        tokens = render(tokenizer, row.problem, config.data)
+        if len(tokens) > config.rollout.max_prompt_tokens:
+            log.warning(
+                "prompt left out", row=row.index, tokens=len(tokens), limit=config.rollout.max_prompt_tokens
+            )
+        else:
+            prompts.append(Prompt(index=len(prompts), text=row.problem, answer=row.answer, tokens=tokens))
+    return prompts
+
+
+def _prior(config: Config, n: int) -> Any:
+    return make_prior(
+        config.allocation.prior, n=n, alpha=config.allocation.alpha, beta=config.allocation.beta
+    )
