@@ -1,0 +1,241 @@
+"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a JSONL file or the Hugging Face hub.
+
+A row that cannot be used is left out, never counted as wrong, and listed in `Dataset.rejected` with its place and
+the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row has) is a
+`DataError` of one line. In which order the rows are met is in `common/order.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import arithmetic
+from common.config import Config, Data
+
+Usable = Callable[[str], bool]
+
+
+class DataError(ValueError):
+    """A data source that cannot be used: names the source, the place and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`index` counts the usable rows from 0 and names the prompt for the whole run."""
+
+    index: int
+    problem: str
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that is left out: `place` is `file:line` or `name[split] row`, rows and lines counted from 1."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    name: str
+    rows: tuple[Row, ...]
+    rejected: tuple[Rejected, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """Training row `index` asks the same as row `row` (from 1) of a benchmark."""
+
+    index: int
+    benchmark: str
+    row: int
+    problem: str
+
+
+def load_dataset(data: Data, usable: Usable | None = None) -> Dataset:
+    """The rows that `data` names; `data.limit` counts usable rows.
+
+    `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits, all
+    equally often. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines; anything else is
+    a Hugging Face data set. `usable` decides whether a gold answer can be verified; by default any text or
+    finite number can. Raises DataError when the source cannot be read or has no usable row.
+    """
+    if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
+        return _arithmetic(data)
+    if data.path.endswith((".jsonl", ".json")) or Path(data.path).is_file():
+        source = _jsonl(Path(data.path))
+    else:
+        source = _hub(data)
+    return _collect(data, source, usable)
+
+
+def load_held_out(config: Config, usable: Usable | None = None) -> Dataset:
+    """The problems of `config.evaluation`: the held-out split of `arithmetic`, or a file with the columns of
+    `config.data` (the split `test`, when it comes from the Hugging Face hub).
+
+    Raises DataError when `evaluation.path` is not set or has no usable row.
+    """
+    path = config.evaluation.path
+    if path is None:
+        raise DataError("evaluation.path is not set: name a held-out JSONL file or `arithmetic`")
+    split = "held-out" if path.split(":")[0] == "arithmetic" else "test"
+    changed = {"path": path, "split": split, "limit": config.evaluation.prompts}
+    return load_dataset(config.data.model_copy(update=changed), usable)
+
+
+def find_leaks(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[Leak]:
+    """Training rows whose problem equals a benchmark problem but for case, spacing and punctuation marks at the
+    ends. `benchmarks` are JSONL files with a `problem` column; raises DataError when one cannot be read.
+    """
+    known: dict[str, tuple[str, int]] = {}
+    for path in benchmarks:
+        problems = load_dataset(Data(path=path)).rows
+        for number, row in enumerate(problems, start=1):
+            known.setdefault(_normalised(row.problem), (path, number))
+    hits = ((row, known.get(_normalised(row.problem))) for row in rows)
+    return [Leak(row.index, hit[0], hit[1], row.problem) for row, hit in hits if hit is not None]
+
+
+def answer_text(value: Any) -> str | None:
+    """A gold answer as text: 27.0 is `27`, 0.5 is `0.5`; None for what cannot be an answer."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        return str(int(value)) if value.is_integer() else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, str):
+        return None
+    return value.strip() or None
+
+
+def _normalised(problem: str) -> str:
+    text = unicodedata.normalize("NFKC", problem).casefold()
+    return re.sub(r"\s+", "", text).strip(".,:;?!")
+
+
+def _collect(data: Data, source: Iterable[tuple[str, Mapping[str, Any]]], usable: Usable | None) -> Dataset:
+    rows: list[Row] = []
+    rejected: list[Rejected] = []
+    columns: set[str] = set()
+    for place, raw in source:
+        columns.update(raw)
+        problem, answer = raw.get(data.prompt_field), answer_text(raw.get(data.answer_field))
+        reason = _unusable(data, raw, problem, answer, usable)
+        if reason is None and isinstance(problem, str) and answer is not None:
+            rows.append(Row(len(rows), problem, answer))
+        else:
+            rejected.append(Rejected(place, reason or "not a row of text and answer"))
+        if data.limit is not None and len(rows) >= data.limit:
+            break
+    if not rows:
+        raise DataError(_nothing(data, columns, rejected))
+    return Dataset(data.path, tuple(rows), tuple(rejected))
+
+
+def _unusable(
+    data: Data, raw: Mapping[str, Any], problem: Any, answer: str | None, usable: Usable | None
+) -> str | None:
+    """Why this row cannot be used, or None."""
+    for key, field in (("prompt_field", data.prompt_field), ("answer_field", data.answer_field)):
+        if field not in raw:
+            return f"no column {field!r} (data.{key})"
+    if not isinstance(problem, str) or not problem.strip():
+        return f"{data.prompt_field!r} is not a text: {_shown(problem)}"
+    if answer is None:
+        return f"{data.answer_field!r} is not an answer: {_shown(raw[data.answer_field])}"
+    if usable is not None and not usable(answer):
+        return f"{data.answer_field!r} cannot be verified: {_shown(answer)}"
+    return None
+
+
+def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str:
+    if not rejected:
+        return f"{data.path}: holds no rows; name a file or split that does (data.path, data.split)"
+    for key, field in (("prompt_field", data.prompt_field), ("answer_field", data.answer_field)):
+        if field not in columns:
+            known = ", ".join(sorted(columns)) or "none"
+            return f"{data.path}: no column {field!r}; it has {known}: set data.{key} to one of these"
+    first = rejected[0]
+    return (
+        f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.place}: {first.reason}"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _arithmetic(data: Data) -> Dataset:
+    split = next((name for name in arithmetic.SPLITS if name == data.split), None)
+    if split is None:
+        raise DataError(
+            f"data.split ({data.split!r}) of arithmetic must be one of {', '.join(arithmetic.SPLITS)}"
+        )
+    digits = arithmetic.DEFAULT_DIGITS
+    if ":" in data.path:
+        bounds = re.fullmatch(r"arithmetic:(\d)-(\d)", data.path)
+        if bounds is None or int(bounds[1]) > int(bounds[2]):
+            raise DataError(
+                f"data.path ({data.path!r}): write arithmetic, or arithmetic:2-4 for 2 to 4 digits"
+            )
+        digits = dict.fromkeys(range(int(bounds[1]), int(bounds[2]) + 1), 1.0)
+    try:
+        problems = arithmetic.generate(0, split, data.limit or arithmetic.ROWS[split], digits)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+    rows = tuple(Row(i, p.problem, p.answer) for i, p in enumerate(problems))
+    return Dataset(data.path, rows, ())
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file (data.path)") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    # Not splitlines(): JSON strings may hold U+2028 and other characters that it takes for line ends.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{place}: not JSON ({error.msg} at column {error.colno}); one object per line"
+            ) from None
+        if not isinstance(row, dict):
+            raise DataError(f"{place}: a {type(row).__name__}, not an object with named columns")
+        yield place, row
+
+
+def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    import datasets
+
+    try:
+        table = datasets.load_dataset(data.path, split=data.split)
+    except Exception as error:
+        # The library raises a dozen kinds (network, gated, no such name or split); all mean the same to the user.
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(
+            f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: {type(error).__name__}: {reason} "
+            "Check the name and the split; without network, point data.path to a JSONL file."
+        ) from error
+    for number, row in enumerate(table, start=1):
+        yield f"{data.path}[{data.split}] row {number}", row

@@ -1,0 +1,101 @@
+"""From a problem to the tokens a model is given, and which tokenizer those tokens belong to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.config import Data
+from common.datasets import Row
+from common.types import Prompt, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# The form that the format reward asks for (paper, section 4), as the system message of the Qwen presets.
+FORMAT_INSTRUCTIONS = (
+    "You are a helpful assistant that solves mathematical problems. First think about the problem step by step, "
+    "then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer in "
+    "<answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final answer</answer>"
+)
+
+
+class PromptError(ValueError):
+    """A tokenizer or template that cannot be used: names the model and the remedy."""
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face folder or hub name.
+
+    Raises PromptError when the folder is missing, holds no tokenizer, or asks for code of its own.
+    """
+    from transformers import AutoTokenizer
+
+    folder = Path(path)
+    if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1):
+        raise PromptError(f"model.path ({path}): no such folder, and not a hub name like Qwen/Qwen2.5-3B")
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        # transformers raises OSError, ValueError, KeyError and others here, all for a tokenizer it cannot build.
+        reason = " ".join(str(error).split())[:300]
+        raise PromptError(
+            f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
+    """Raise PromptError when `data` asks for a chat template and the tokenizer has none."""
+    if data.chat and not tokenizer.chat_template:
+        raise PromptError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use plain "
+            "text, or use a model that has one"
+        )
+
+
+def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
+    """What the model is given, as text: the chat template around `data.template`, or the plain text of both.
+
+    Without chat, `data.system` goes before the problem, with an empty line between. Raises PromptError as
+    `check_template` does.
+    """
+    # Not str.format: problems and templates are full of LaTeX braces.
+    user = data.template.replace("{problem}", problem)
+    if not data.chat:
+        return user if data.system is None else f"{data.system}\n\n{user}"
+    check_template(tokenizer, data)
+    messages = [{"role": "user", "content": user}]
+    if data.system is not None:
+        messages.insert(0, {"role": "system", "content": data.system})
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert isinstance(text, str)
+    return text
+
+
+def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Tokens:
+    """The prompt's tokens (L,) int32. A chat template writes its own begin-of-text token; plain text gets the
+    tokenizer's, if it has one.
+    """
+    text = render_text(tokenizer, problem, data)
+    return np.asarray(tokenizer.encode(text, add_special_tokens=not data.chat), dtype=np.int32)
+
+
+def make_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> Prompt:
+    """A data set's row, ready for the generator. `text` stays the problem alone, as rewards of a user's own see it."""
+    return Prompt(row.index, row.problem, row.answer, render(tokenizer, row.problem, data))
+
+
+def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """16 hex digits that two tokenizers share if and only if they write every token with the same number.
+
+    Covers the vocabulary with its added tokens and the tokens that end, pad or begin a text; not the chat template, which
+    changes prompts but not the meaning of a token.
+    """
+    ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    content = json.dumps([ends, vocabulary], ensure_ascii=True, separators=(",", ":"))
+    return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,92 @@
+"""How good is a small model at addition? Success and format by digits, and how single problems spread."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from common import arithmetic
+
+FORMAT = re.compile(r"<think>[^<]*</think>\s*<answer>([^<]*)</answer>")
+NEARLY = 0.1  # a problem is nearly solved above 1 - NEARLY and almost never solved below NEARLY
+
+
+def measure(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    seed: int = 0,
+    problems: int = 120,
+    samples: int = 32,
+    max_tokens: int = 96,
+) -> dict[str, object]:
+    """Sample `samples` completions at temperature 1 of each of `problems` held-out problems of the default mix.
+
+    Returns plain values: mean success and format, success by digits, the shares of problems with a success rate
+    of at least 0.9, between, and at most 0.1, mean completion length in tokens, and Pass@`samples`.
+    """
+    torch.manual_seed(seed)
+    rows = arithmetic.generate(seed, "held-out", problems)
+    outcomes = [_outcomes(model, tokenizer, p, samples, max_tokens) for p in rows]
+    rates = [sum(o.correct) / samples for o in outcomes]
+    by_digits = {
+        n: [rate for rate, p in zip(rates, rows, strict=True) if p.digits == n]
+        for n in sorted({p.digits for p in rows})
+    }
+    return {
+        "problems": problems,
+        "samples": samples,
+        "success": _mean(rates),
+        "pass_at_samples": _mean([float(rate > 0) for rate in rates]),
+        "format": _mean([_mean(o.formatted) for o in outcomes]),
+        "tokens": _mean([_mean(o.lengths) for o in outcomes]),
+        "nearly_solved": _mean([float(rate >= 1 - NEARLY) for rate in rates]),
+        "between": _mean([float(NEARLY < rate < 1 - NEARLY) for rate in rates]),
+        "almost_never": _mean([float(rate <= NEARLY) for rate in rates]),
+        "success_by_digits": {str(n): _mean(values) for n, values in by_digits.items()},
+    }
+
+
+class _Outcome:
+    """What the samples of one problem were: correct, in the format, and how long (tokens with the end token)."""
+
+    def __init__(self, answer: str, texts: list[str], lengths: list[int]) -> None:
+        matches = [FORMAT.fullmatch(text) for text in texts]
+        self.formatted = [float(match is not None) for match in matches]
+        self.correct = [match is not None and match[1].strip() == answer for match in matches]
+        self.lengths = [float(length) for length in lengths]
+
+
+@torch.no_grad()
+def _outcomes(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    problem: arithmetic.Addition,
+    samples: int,
+    max_tokens: int,
+) -> _Outcome:
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": problem.problem}],
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+    output = model.generate(
+        **prompt,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        num_return_sequences=samples,
+        max_new_tokens=max_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    completions = output[:, prompt["input_ids"].shape[1] :]
+    lengths = (completions != tokenizer.pad_token_id).sum(dim=1).tolist()
+    return _Outcome(problem.answer, tokenizer.batch_decode(completions, skip_special_tokens=True), lengths)
+
+
+def _mean(values: list[float]) -> float:
+    return round(sum(values) / len(values), 4)

@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from common.config import Config, Data
+from common.datasets import DataError, answer_text, find_leaks, load_dataset, load_held_out
+
+BENCHMARKS = Path(__file__).parents[2] / "evaluation" / "data"
+
+
+def written(folder, rows, name="rows.jsonl"):
+    path = folder / name
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    return str(path)
+
+
+def row(answer, problem="1+1"):
+    return {"problem": problem, "answer": answer}
+
+
+@pytest.mark.parametrize(("name", "rows"), [("math500", 500), ("amc23", 40), ("aime24", 30), ("aime25", 30)])
+def test_every_row_of_the_benchmarks_is_usable(name, rows):
+    data = load_dataset(Data(path=str(BENCHMARKS / f"{name}.jsonl")))
+    assert len(data) == rows
+    assert data.rejected == ()
+    assert [r.index for r in data.rows] == list(range(rows))
+
+
+def test_answers_of_amc_written_as_floats_mean_the_whole_number():
+    answers = [r.answer for r in load_dataset(Data(path=str(BENCHMARKS / "amc23.jsonl"))).rows]
+    assert answers[0] == "27"
+    assert not any(answer.endswith(".0") for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(27.0, "27"), (-3.0, "-3"), (0.5, "0.5"), (7, "7"), (" x ", "x"), ("27.0", "27.0")]
+    + [(value, None) for value in ("", "  ", None, True, float("nan"), float("inf"), [1], {})],
+)
+def test_only_text_and_finite_numbers_are_answers(value, text):
+    assert answer_text(value) == text
+
+
+def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tmp_path):
+    path = written(tmp_path, [row("2"), row(None), "", row(""), {"problem": "x"}, row("3", ""), row(4)])
+    data = load_dataset(Data(path=path))
+    assert [(r.index, r.answer) for r in data.rows] == [(0, "2"), (1, "4")]
+    assert [r.place for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
+    assert "'answer' is not an answer: None" in data.rejected[0].reason
+    assert "no column 'answer'" in data.rejected[2].reason
+    assert "'problem' is not a text" in data.rejected[3].reason
+
+
+def test_a_gold_answer_that_cannot_be_verified_is_left_out(tmp_path):
+    path = written(tmp_path, [row("2"), row("see figure")])
+    data = load_dataset(Data(path=path), usable=str.isdigit)
+    assert [r.answer for r in data.rows] == ["2"]
+    assert data.rejected[0].reason == "'answer' cannot be verified: 'see figure'"
+
+
+def test_a_limit_counts_usable_rows(tmp_path):
+    path = written(tmp_path, [row(None), row(1), row(2), row(3)])
+    assert [r.answer for r in load_dataset(Data(path=path, limit=2)).rows] == ["1", "2"]
+
+
+def test_unicode_line_separators_inside_a_text_do_not_break_a_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"problem": "a\u2028b", "answer": "1"}\n', encoding="utf-8")
+    assert load_dataset(Data(path=str(path))).rows[0].problem == "a\u2028b"
+
+
+@pytest.mark.parametrize(
+    ("lines", "field", "message"),
+    [
+        ([row(1), "{oops"], "answer", r"rows\.jsonl:2: not JSON"),
+        ([row(1), "[1]"], "answer", r"rows\.jsonl:2: a list, not an object"),
+        ([row(1)], "gold", "no column 'gold'; it has answer, problem: set data.answer_field"),
+        ([row(None), row("")], "answer", "none of its 2 rows can be used; the first, .*rows.jsonl:1"),
+        ([], "answer", "holds no rows"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, lines, field, message):
+    with pytest.raises(DataError, match=message) as refused:
+        load_dataset(Data(path=written(tmp_path, lines), answer_field=field))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    path = str(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match="no such file") as refused:
+        load_dataset(Data(path=path))
+    assert path in str(refused.value)
+
+
+def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    written(folder, [{"question": "1+2", "gold": 3.0}, {"question": "?", "gold": None}], "test.jsonl")
+    data = Data(path=str(folder), split="test", prompt_field="question", answer_field="gold")
+    found = load_dataset(data)
+    assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
+    assert found.rejected[0].place == f"{folder}[test] row 2"
+    with pytest.raises(DataError, match="split 'valid'"):
+        load_dataset(data.model_copy(update={"split": "valid"}))
+
+
+def test_a_data_set_that_cannot_be_reached_names_itself_and_the_remedy(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match=r"nobody/nothing .*point data\.path to a JSONL file") as refused:
+        load_dataset(Data(path="nobody/nothing"))
+    assert "\n" not in str(refused.value)
+
+
+def test_arithmetic_is_a_data_set_with_a_split_of_its_own():
+    train = load_dataset(Data(path="arithmetic"))
+    held_out = load_dataset(Data(path="arithmetic", split="held-out", limit=50))
+    assert len(train) == 2000
+    assert len(held_out) == 50
+    assert not {r.problem for r in train.rows} & {r.problem for r in held_out.rows}
+    for r in train.rows:
+        a, b = r.problem.removesuffix("=?").split("+")
+        assert int(a) + int(b) == int(r.answer)
+
+
+def test_the_digits_of_arithmetic_can_be_chosen():
+    rows = load_dataset(Data(path="arithmetic:2-3", limit=200)).rows
+    assert {len(r.problem.split("+")[0]) for r in rows} == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "split", "message"),
+    [
+        ("arithmetic", "test", "must be one of train, held-out"),
+        ("arithmetic:4-2", "train", "write arithmetic, or"),
+        ("arithmetic:x", "train", "write arithmetic, or"),
+        ("arithmetic:1-7", "train", "7 digits"),
+    ],
+)
+def test_arithmetic_that_does_not_exist_is_refused(path, split, message):
+    with pytest.raises(DataError, match=message):
+        load_dataset(Data(path=path, split=split))
+
+
+def test_evaluation_takes_the_held_out_side(tmp_path):
+    base = {"model": {"path": "m"}, "data": {"path": "arithmetic", "limit": 5}}
+    config = Config.model_validate(base | {"evaluation": {"path": "arithmetic", "prompts": 30}})
+    trained = {r.problem for r in load_dataset(Data(path="arithmetic")).rows}
+    found = load_held_out(config)
+    assert len(found) == 30
+    assert not trained & {r.problem for r in found.rows}
+    path = written(tmp_path, [row("2")])
+    assert len(load_held_out(Config.model_validate(base | {"evaluation": {"path": path}}))) == 1
+    with pytest.raises(DataError, match="evaluation.path is not set"):
+        load_held_out(Config.model_validate(base))
+
+
+def test_a_training_prompt_that_is_a_benchmark_prompt_is_found_in_spite_of_spacing_and_case(tmp_path):
+    bench = written(tmp_path, [row("1", "What is  $1 + 1$?"), row("2", "Other")], "bench.jsonl")
+    train = load_dataset(Data(path=written(tmp_path, [row("1", "new"), row("1", " what is\n$1+1$")])))
+    (leak,) = find_leaks(train.rows, [bench])
+    assert (leak.index, leak.benchmark, leak.row) == (1, bench, 1)
+    assert find_leaks(train.rows[:1], [bench]) == []
