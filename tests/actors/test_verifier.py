@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from actors.verifier_pool import VerifierPool, VerifierUnavailable
+from common.config import Reward
+
+QUICK = {
+    "tower": "10^{10^{10}}",
+    "python power": "$9**9**9$",
+    "very long": "1" * 1_000_000,
+    "long sum": "1+" * 900 + "1",
+    "deep": "(" * 1500 + "1" + ")" * 1500,
+    "deep to the limit": r"\frac{1}{" * 39 + "2" + "}" * 39,
+    "lone surrogate": "\udc80",
+}
+SLOW = {
+    "factorial": "(10^{9})!",
+    "product": r"\prod_{n=1}^{10^{9}} n",
+    "many digits": "2^{" + "9" * 1000 + "}",
+    "polynomial": "(x+1)^{99999}",
+    "binomial": r"\binom{10^9}{5\cdot 10^8}",
+    "matrix": r"\begin{pmatrix}" + "1&" * 500 + r"1\end{pmatrix}",
+}
+
+
+Item = tuple[str, str, str]
+
+
+def right(i: int) -> Item:
+    """A right answer that only math-verify can see, different for every i."""
+    return "q", tagged(rf"{i} + \frac{{6}}{{14}}"), rf"\frac{{3}}{{7}} + {i}"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_verifier_reward.py").write_text(
+        "def fail(problem, completion, gold): return 1 / 0\n"
+        "def hang(problem, completion, gold):\n    while True: pass\n"
+        "def eat(problem, completion, gold): return float(len(bytearray(2**28)))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def tagged(answer: str) -> str:
+    return f"<think>so</think><answer>{answer}</answer>"
+
+
+@asynccontextmanager
+async def running(**kwargs: object) -> AsyncIterator[VerifierPool]:
+    memory = kwargs.pop("memory_bytes", 2**30)
+    pool = VerifierPool(Reward(**{"time_limit_s": 1.0, **kwargs}), processes=1, memory_bytes=memory)  # type: ignore[arg-type]
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def children(pid: int) -> set[int]:
+    with contextlib.suppress(OSError):
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    return set()
+
+
+def descendants(pid: int) -> set[int]:
+    return children(pid).union(*(descendants(child) for child in children(pid)))
+
+
+def workers(pid: int) -> set[int]:
+    """The pool's processes. (The standard library's resource tracker is a child too.)"""
+    return {child for child in children(pid) if "spawn_main" in command(child)}
+
+
+def command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_rewards_come_in_the_order_of_the_items() -> None:
+    async def scenario() -> None:
+        async with running() as pool:
+            scored = await pool.score_batch(
+                [("q", tagged("0.5"), r"\frac{1}{2}"), ("q", "0.5", r"\frac{1}{2}"), ("q", tagged("3"), "2")]
+            )
+        assert scored == [
+            {"format": 1.0, "accuracy": 1.0},
+            {"format": 0.0, "accuracy": 0.0},
+            {"format": 1.0, "accuracy": 0.0},
+        ]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hostile", [QUICK, pytest.param(SLOW, marks=pytest.mark.slow)])
+def test_a_hostile_answer_is_one_wrong_answer_and_the_next_is_judged(hostile: dict[str, str]) -> None:
+    async def scenario() -> None:
+        async with running() as pool:
+            for number, (name, answer) in enumerate(hostile.items()):
+                started = time.monotonic()
+                scored = await pool.score_batch([("q", tagged(answer), r"\frac{3}{7}"), right(number)])
+                assert [s["accuracy"] for s in scored] == [0.0, 1.0], name
+                assert time.monotonic() - started < 30.0, name
+            assert pool.stats()["killed"] >= 1
+            assert pool.stats()["rebuilt"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_memory_is_bounded_in_a_worker(own: None) -> None:
+    weights = {"own_verifier_reward:eat": 1.0}
+
+    async def scenario() -> None:
+        async with running(weights=weights, time_limit_s=20.0, memory_bytes=2**27) as pool:
+            with pytest.raises(MemoryError):
+                await pool.score_batch([("q", tagged("1"), "1")])
+        async with running(weights=weights, time_limit_s=20.0) as pool:
+            assert (await pool.score_batch([("q", tagged("1"), "1")]))[0][
+                "own_verifier_reward:eat"
+            ] == 2.0**28
+
+    asyncio.run(scenario())
+
+
+def test_equal_pairs_are_judged_once() -> None:
+    async def scenario() -> None:
+        async with running() as pool:
+            items = [("q", tagged("6/14"), r"\frac{3}{7}")] * 50
+            assert all(s["accuracy"] == 1.0 for s in await pool.score_batch(items))
+            assert all(s["accuracy"] == 1.0 for s in await pool.score_batch(items))
+            assert pool.stats()["verified"] == 1
+            assert pool.stats()["cached"] == 99
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_killed_from_outside_never_makes_a_right_answer_wrong() -> None:
+    async def scenario() -> None:
+        async with running() as pool:
+            await pool.score_batch([right(0)])
+            for attempt in range(1, 6):
+                for worker in workers(os.getpid()):
+                    os.kill(worker, signal.SIGKILL)
+                assert await persistent(pool, [right(attempt)]) == [{"format": 1.0, "accuracy": 1.0}]
+
+    asyncio.run(scenario())
+
+
+async def persistent(pool: VerifierPool, items: list[Item]) -> list[dict[str, float]]:
+    """What every caller does: ask again when nothing was judged."""
+    for _ in range(5):
+        with contextlib.suppress(VerifierUnavailable):
+            return await pool.score_batch(items)
+    raise AssertionError("the pool did not come back")
+
+
+def test_a_pool_that_cannot_start_a_worker_says_so_and_scores_nothing() -> None:
+    async def scenario() -> None:
+        async with running(memory_bytes=2**80) as pool:  # setrlimit refuses it in every worker
+            with pytest.raises(VerifierUnavailable, match="pool broke"):
+                await pool.score_batch([right(0)])
+            assert pool.stats()["scored"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_users_reward_that_fails_raises_and_names_itself(own: None) -> None:
+    async def scenario() -> None:
+        async with running(weights={"own_verifier_reward:fail": 1.0}) as pool:
+            with pytest.raises(ZeroDivisionError):
+                await pool.score_batch([right(0)])
+        async with running(weights={"own_verifier_reward:hang": 1.0}) as pool:
+            with pytest.raises(ValueError, match=r"'own_verifier_reward:hang' took over 1.0 s"):
+                await pool.score_batch([right(0)])
+
+    asyncio.run(scenario())
+
+
+PARENT = """
+import asyncio, os, sys
+from actors.verifier_pool import VerifierPool
+from common.config import Reward
+
+async def main():
+    pool = VerifierPool(Reward(time_limit_s=300.0), processes=2)
+    await pool.score_batch([("q", "<answer>6/14</answer>", "3/7")])
+    busy = asyncio.create_task(pool.score_batch([("q", "<answer>10^{10^{10}}</answer>", "3/7")]))
+    await asyncio.sleep(0.5)
+    print("busy", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    pool.close()
+    print("closed", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("end", ["close", "kill"])
+def test_no_worker_survives_its_pool_even_when_busy(tmp_path: Path, end: str) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        try:
+            assert parent.stdout.readline() == "busy\n"
+            started = workers(parent.pid)
+            assert len(started) == 2
+            if end == "close":
+                parent.stdin.write("\n")
+                parent.stdin.flush()
+                assert parent.stdout.readline() == "closed\n"
+            else:
+                started |= descendants(parent.pid)
+                parent.kill()
+            deadline = time.monotonic() + 10
+            while (left := {pid for pid in started if alive(pid)}) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert not left
+        finally:
+            parent.kill()

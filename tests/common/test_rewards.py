@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import rewards
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "<think>a</think><answer>b</answer>",
+        "<think>a\n\nb</think>\n \t<answer>1\n2</answer>",
+        "<think></think><answer></answer>",
+        "<think>1 < 2 > 0</think><answer>x</answer>",
+    ],
+)
+def test_a_completion_of_one_think_and_one_answer_has_the_format(completion: str) -> None:
+    assert rewards.format_reward(completion) == 1.0
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "<answer>b</answer>",
+        "<think>a</think>",
+        "<think>a</think>so<answer>b</answer>",
+        " <think>a</think><answer>b</answer>",
+        "<think>a</think><answer>b</answer>.",
+        "<think>a</think><answer>b</answer><answer>c</answer>",
+        "<think>a<think>b</think><answer>c</answer>",
+        "<think>a</think><think>b</think><answer>c</answer>",
+        "<answer>b</answer><think>a</think>",
+        "<think>a<answer>b</think></answer>",
+        "<think>a</answer></think><answer>",
+    ],
+)
+def test_anything_else_does_not(completion: str) -> None:
+    assert rewards.format_reward(completion) == 0.0
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "<think>" * 200_000,
+        "<think>" + "</think>" * 200_000 + "</answer>",
+        "<think></think>" + " " * 1_000_000 + "<answer></answer>x",
+        "<think></think>" + "<answer>" * 200_000 + "</answer>",
+    ],
+)
+def test_format_and_answer_are_found_in_linear_time(hostile: str) -> None:
+    start = time.perf_counter()
+    rewards.format_reward(hostile)
+    rewards.extract_answer(hostile)
+    assert time.perf_counter() - start < 1.0
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("<think>a</think><answer> 7 \n</answer>", "7"),
+        ("no tags 7", None),
+        ("<answer>7", None),
+        ("</answer>7<answer>", None),
+        ("<answer>  </answer>", None),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+    ],
+)
+def test_the_answer_is_the_last_complete_tag(completion: str, answer: str | None) -> None:
+    assert rewards.extract_answer(completion) == answer
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [(27.0, "27"), (27, "27"), (-0.5, "-0.5"), (1e20, "100000000000000000000"), (" 27 ", "27"), (None, "")],
+)
+def test_a_float_gold_answer_means_its_integer(column: object, text: str) -> None:
+    assert rewards.gold_text(column) == text
+
+
+@pytest.mark.parametrize("column", [None, "", "  ", math.nan, math.inf, "(" * 100, "1" * 5000])
+def test_a_gold_answer_that_cannot_be_judged_is_not_usable(column: object) -> None:
+    assert not rewards.usable_gold(column)
+
+
+@pytest.mark.parametrize("column", [27.0, "-3", r"\frac{1}{2}", r"\text{Evelyn}", "x^2+1", "[1,2)", "p - q"])
+def test_a_gold_answer_that_parses_is_usable(column: object) -> None:
+    assert rewards.usable_gold(column)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "verdict"),
+    [
+        ("27", "27.0", True),
+        ("27", r"\boxed{27}", True),
+        ("27", "$27$.", True),
+        ("27", "The answer is 27.", True),
+        ("27", "+027", True),
+        ("27", "27.5", False),
+        ("0", "-0.0", True),
+        ("1234", "1,234", True),
+        ("1234", r"1\,234", True),
+        ("1234", "12 34", None),
+        ("0.5", ".5", True),
+        (r"\frac{1}{2}", r"\frac {1} {2}", True),
+        (r"2 \frac{1}{2}", r"2\frac{1}{2}", True),
+        ("21/2", "2 1/2", None),
+        (r"\text{Evelyn}", "evelyn", True),
+        (r"\text{Evelyn}", "Evelny", False),
+        (r"\frac{1}{2}", "0.5", None),
+    ],
+)
+def test_plain_text_decides_what_it_can_and_no_more(gold: str, answer: str, verdict: bool | None) -> None:
+    assert rewards.quick_verdict(gold, answer) is verdict
+
+
+@given(st.integers(-(10**30), 10**30), st.integers(-(10**30), 10**30))
+def test_two_integers_are_equal_exactly_when_their_values_are(one: int, other: int) -> None:
+    assert rewards.quick_verdict(str(one), f"{other:,}.00") is (one == other)
+
+
+@given(st.text(alphabet=r"$\{}()[]boxed. 12,-+", max_size=60))
+def test_taking_an_answer_out_of_its_wrapping_ends_and_is_stable(text: str) -> None:
+    assert rewards.bare(rewards.bare(text)) == rewards.bare(text)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        (r"\frac{1}{2}", "0.5"),
+        ("x+1", "1+x"),
+        (r"\left(3, \frac{\pi}{2}\right)", r"(3,\pi/2)"),
+        ("5", r"5\text{ cm}"),
+    ],
+)
+def test_the_same_value_in_another_writing_is_right(gold: str, answer: str) -> None:
+    assert rewards.math_equal(gold, answer)
+
+
+@pytest.mark.parametrize(
+    "answer", ["27 or 28", "27, 28", r"\boxed{27} or \boxed{28}", "$27$ $28$", "27 < 28"]
+)
+@pytest.mark.parametrize("gold", ["27", "28"])
+def test_an_answer_that_lists_guesses_is_wrong(gold: str, answer: str) -> None:
+    assert not rewards.quick_verdict(gold, answer)
+    assert not rewards.math_equal(gold, answer)
+
+
+def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
+    assert rewards.total({"format": 1.0, "accuracy": 0.0}, {"format": 0.5, "accuracy": 0.5}) == 0.5
+    with pytest.raises(ValueError, match="'style:short' has a weight"):
+        rewards.total({"format": 1.0}, {"format": 0.5, "style:short": 1.0})
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_rewards.py").write_text(
+        "def brief(problem, completion, gold): return 1 / len(completion)\n"
+        "def broken(problem, completion, gold): return float('nan')\n"
+        "number = 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_users_reward_is_loaded_by_name_and_must_be_finite() -> None:
+    assert rewards.user_reward("own_rewards:brief", "q", "abcd", "g") == 0.25
+    with pytest.raises(ValueError, match=r"own_rewards:broken.* returned nan"):
+        rewards.user_reward("own_rewards:broken", "q", "abcd", "g")
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    "name", ["own_rewards:absent", "absent_module:f", "own_rewards:number", ":", "own_rewards:"]
+)
+def test_a_reward_that_cannot_be_loaded_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name!r}"):
+        rewards.load_reward(name)
