@@ -18,7 +18,6 @@ from typing import Any
 
 from ray import serve
 
-from actors.engine import Engine
 from common.config import Config
 from common.keys import Keys
 from common.redis import connect_async
@@ -38,6 +37,8 @@ class Generator:
     """Serve deployment `generator`. `config` is a dumped `Config`, `redis_url` where the run's state lives."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:
+        from actors.engine import Engine  # vLLM: ten seconds that only a replica needs to spend
+
         self._config = Config.model_validate(config)
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
@@ -48,7 +49,7 @@ class Generator:
         self._checksum = ""
         self._pause_s = 0.0
         context = serve.get_replica_context()
-        self._rank = context.rank.rank if context.rank is not None else 0
+        self._rank = context.rank.rank
         self._name = f"generator/{context.replica_id.unique_id}"
         await self._engine.label(0)
         if self._config.weights.transport == "file":

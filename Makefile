@@ -1,0 +1,41 @@
+# Every target does its own set-up; `make demo` and `make test` are all a fresh machine needs.
+# PYTHON: a Python 3.11. HORA_SET: cpu or gpu (chosen by the presence of an NVIDIA GPU).
+PYTHON ?= python3.11
+HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-fast test-slow lint types contracts check benchmarks clean
+
+setup: .venv/.ready-$(HORA_SET)
+
+.venv/.ready-$(HORA_SET): requirements/$(HORA_SET).txt requirements/dev.txt pyproject.toml deploy/setup.sh
+	PYTHON=$(PYTHON) bash deploy/setup.sh $(HORA_SET)
+
+demo: setup
+	$(BIN)/hora run deploy/presets/tiny.yaml --fresh
+
+test: setup
+	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q
+	$(BIN)/pytest -m "system and not slow and not gpu" -q
+
+test-fast: setup
+	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q
+
+test-slow: setup
+	$(BIN)/pytest -m "slow and not gpu" -q
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports
+
+check: lint types contracts
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,99 @@
+"""The Serve application: `import_path: deploy.app:build`, arguments = one experiment's configuration.
+
+    ingress ─► Redis (reads, pause and resume)
+    coordinator ─► generator replicas, verifier replicas, Redis
+
+What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config, max_ongoing_requests) does not
+restart replicas; a change of the arguments does.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from actors.coordinator import Coordinator
+from actors.ingress import Ingress
+from actors.verifier import Verifier
+from common.config import Config
+from common.errors import ConfigError
+from common.load import check_paths, from_args
+
+APP = "hora"
+
+
+def build(args: dict[str, Any]) -> Application:
+    """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
+    config = from_args(args)
+    check_paths(config)
+    url = redis_url(config)
+    plain = config.model_dump(mode="json")
+    generator = _generator(config).bind(plain, url)
+    verifier = _verifier(config).bind(plain)
+    coordinator = _coordinator(config).bind(plain, url, generator, verifier)
+    return serve.deployment(Ingress, name="ingress", ray_actor_options={"num_cpus": 0}).bind(
+        plain, url, coordinator
+    )
+
+
+def redis_url(config: Config) -> str:
+    """Where the run's Redis is: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
+    url = os.environ.get("HORA_REDIS_URL") or config.queue.url
+    if not url:
+        raise ConfigError(
+            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora run` starts its own"
+        )
+    return url
+
+
+def _generator(config: Config) -> serve.Deployment:
+    # vLLM is imported by the replicas alone: the rest of the application starts without it.
+    from actors.generator import Generator
+
+    generator = config.generator
+    gpus = generator.gpus if generator.gpus is not None else float(_has_gpu()) * generator.tensor_parallel
+    return serve.deployment(
+        Generator,
+        name="generator",
+        num_replicas=generator.replicas,
+        max_ongoing_requests=generator.max_requests,
+        ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        graceful_shutdown_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=1.0,
+    )
+
+
+def _verifier(config: Config) -> serve.Deployment:
+    return serve.deployment(
+        Verifier,
+        name="verifier",
+        num_replicas=config.verifier.replicas,
+        max_ongoing_requests=256,
+        ray_actor_options={"num_cpus": config.verifier.cpus},
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=1.0,
+    )
+
+
+def _coordinator(config: Config) -> serve.Deployment:
+    return serve.deployment(
+        Coordinator,
+        name="coordinator",
+        num_replicas=config.coordinator.replicas,
+        ray_actor_options={"num_cpus": config.coordinator.cpus},
+        health_check_period_s=2.0,
+        graceful_shutdown_timeout_s=5.0,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+
+
+def _has_gpu() -> bool:
+    import ray
+
+    return ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
