@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping
 
 UserReward = Callable[[str, str, str], float]
-"""A user's reward: (problem, completion, gold) -> finite float. Named `package.module:function`."""
+"""A user's reward: (prompt text, completion, gold answer) -> one finite float. Named `package.module:function`."""
 
 MAX_NESTING = 40
 """Deepest nesting of brackets that is parsed. The deepest gold answer of the four benchmarks has 4."""
@@ -53,24 +53,16 @@ def extract_answer(completion: str) -> str | None:
     return completion[start + len("<answer>") : end].strip() or None
 
 
-def gold_text(answer: object) -> str:
-    """A data row's gold answer as text: a float column's 27.0 means 27; "" where there is none."""
-    if isinstance(answer, float):
-        return (f"{answer:.0f}" if answer.is_integer() else repr(answer)) if math.isfinite(answer) else ""
-    return "" if answer is None else str(answer).strip()
-
-
-def usable_gold(answer: object) -> bool:
+def usable_gold(answer: str) -> bool:
     """Whether accuracy can be judged against this gold answer: it parses and equals itself.
 
     Meant for a data set's own answers, which are trusted to be finite work; a model's answers are not.
     """
-    text = gold_text(answer)
-    if not bounded(text, max_chars=2000):
+    if not bounded(answer, max_chars=2000):
         return False
-    if canonical_number(text) is not None or canonical_words(text) is not None:
+    if canonical_number(answer) is not None or canonical_words(answer) is not None:
         return True
-    return any(not isinstance(part, str) for part in _parse(text)) and math_equal(text, text)
+    return any(not isinstance(part, str) for part in _parse(answer)) and math_equal(answer, answer)
 
 
 def bounded(text: str, max_chars: int) -> bool:

@@ -1,0 +1,80 @@
+"""Pass@K without bias from N samples per problem, and how sure it is (paper, section 4, equation for Pass@K).
+
+    Pass@K = mean over problems of 1 - C(N - c, K) / C(N, K),    c correct among N, K <= N
+
+The quotient of binomials is a product of m = min(c, K) factors, Π_{i<m} (1 - max(c, K) / (N - i)), summed here as
+logarithms: no binomial is formed, so N = 1024 or a million loses no digits, and a tiny Pass@K keeps its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RESAMPLES = 4000
+"""Bootstrap resamples of the problems: enough that the ends of a 95% interval repeat to a few tenths of a point."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Pass@`k`, between 0 and 1, with its bootstrap interval over problems."""
+
+    k: int
+    value: float
+    low: float
+    high: float
+
+
+def pass_at_k(correct: ArrayLike, samples: int, k: int) -> NDArray[np.float64]:
+    """Pass@K of each problem, (P,) in [0, 1], from its correct counts (P,) among `samples` = N.
+
+    Raises ValueError where K > N (the estimator does not exist) or a count is outside 0..N.
+    """
+    counts = np.asarray(correct)
+    if counts.ndim != 1 or counts.size == 0:
+        raise ValueError(
+            f"correct counts must be a list of at least one problem, not of shape {counts.shape}"
+        )
+    if not np.issubdtype(counts.dtype, np.integer):
+        raise ValueError(f"correct counts must be integers, not {counts.dtype}")
+    if not 1 <= k <= samples:
+        raise ValueError(
+            f"Pass@{k} needs K between 1 and N = {samples}: draw at least {k} samples per problem"
+        )
+    wrong = np.flatnonzero((counts < 0) | (counts > samples))
+    if wrong.size:
+        raise ValueError(f"problem {wrong[0]} has {counts[wrong[0]]} correct of {samples} samples")
+    distinct, place = np.unique(counts, return_inverse=True)
+    return np.array([_one(int(c), samples, k) for c in distinct])[place]
+
+
+def _one(c: int, n: int, k: int) -> float:
+    if c + k > n:  # some of the K must be correct
+        return 1.0
+    i = np.arange(min(c, k), dtype=np.float64)
+    return float(-np.expm1(np.log1p(-max(c, k) / (n - i)).sum()))
+
+
+def estimates(
+    correct: ArrayLike, samples: int, ks: Sequence[int], seed: int = 0, level: float = 0.95
+) -> list[Estimate]:
+    """Mean Pass@K over the problems for each K, with the percentile bootstrap interval over problems.
+
+    The same resamples serve every K and, for one seed and number of problems, every model: curves of different
+    models can be compared point by point. With one problem the interval is the value itself.
+    """
+    per_problem = np.stack([pass_at_k(correct, samples, k) for k in ks], axis=1)  # (P, K)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(resampled_means(per_problem, seed), tails, axis=0)
+    means = per_problem.mean(axis=0)
+    return [Estimate(k, *map(float, row)) for k, *row in zip(ks, means, low, high, strict=True)]
+
+
+def resampled_means(per_problem: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Means (RESAMPLES, K) of `per_problem` (P, K) over problems drawn with replacement."""
+    problems = len(per_problem)
+    draws = np.random.default_rng(seed).multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    return draws @ per_problem / problems

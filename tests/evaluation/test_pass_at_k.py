@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from evaluation.pass_at_k import estimates, pass_at_k
+
+
+def exact(n: int, c: int, k: int) -> float:
+    return float(1 - Fraction(math.comb(n - c, k), math.comb(n, k)))
+
+
+@given(st.integers(1, 2000), st.data())
+def test_it_is_the_formula_in_exact_arithmetic(n: int, data: st.DataObject) -> None:
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    assert pass_at_k([c], n, k)[0] == pytest.approx(exact(n, c, k), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k"),
+    [(1024, 1, 1024), (1024, 1, 512), (1024, 1023, 1), (10**6, 3, 10**5), (10**6, 5 * 10**5, 7)],
+)
+def test_it_is_stable_at_and_far_beyond_the_papers_sample_sizes(n: int, c: int, k: int) -> None:
+    assert pass_at_k([c], n, k)[0] == pytest.approx(exact(n, c, k), rel=1e-11)
+
+
+def test_it_is_the_share_of_subsets_with_a_correct_sample() -> None:
+    outcomes = [1, 0, 0, 1, 0, 0, 0]
+    for k in range(1, 8):
+        subsets = list(itertools.combinations(outcomes, k))
+        assert pass_at_k([2], 7, k)[0] == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+def test_it_has_no_bias() -> None:
+    rng = np.random.default_rng(1)
+    p, n, k = 0.03, 64, 32
+    counts = rng.binomial(n, p, size=200_000)
+    assert pass_at_k(counts, n, k).mean() == pytest.approx(1 - (1 - p) ** k, abs=0.003)
+
+
+def test_pass_at_1_is_the_mean_and_pass_at_n_whether_any_was_correct() -> None:
+    counts = [0, 1, 5, 8]
+    np.testing.assert_allclose(pass_at_k(counts, 8, 1), np.array(counts) / 8)
+    assert pass_at_k(counts, 8, 8).tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("k", [0, -1, 9])
+def test_k_beyond_n_is_refused_with_both_values(k: int) -> None:
+    with pytest.raises(ValueError, match=rf"Pass@{k} needs K between 1 and N = 8"):
+        pass_at_k([1], 8, k)
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [([], "at least one"), ([3, 9], "problem 1 has 9"), ([-1], "problem 0"), ([0.5], "integers")],
+)
+def test_impossible_counts_are_refused(counts: list[float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pass_at_k(counts, 8, 1)
+
+
+def test_the_interval_is_repeatable_holds_the_value_and_narrows_with_problems() -> None:
+    rng = np.random.default_rng(2)
+    few, many = rng.integers(0, 65, 20), rng.integers(0, 65, 2000)
+    first = estimates(few, 64, [1, 8, 64], seed=3)
+    assert first == estimates(few, 64, [1, 8, 64], seed=3)
+    assert all(e.low <= e.value <= e.high for e in first)
+    assert (
+        estimates(many, 64, [1])[0].high - estimates(many, 64, [1])[0].low
+        < (first[0].high - first[0].low) / 5
+    )
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(4)
+    truth, covered = 1 - np.mean((1 - rng.beta(1, 3, 200_000)) ** 8), 0
+    for seed in range(200):
+        counts = rng.binomial(32, rng.beta(1, 3, 100))
+        estimate = estimates(counts, 32, [8], seed=seed)[0]
+        covered += estimate.low <= truth <= estimate.high
+    assert 0.88 <= covered / 200 <= 0.99
