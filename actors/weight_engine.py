@@ -1,6 +1,6 @@
 """The worker side of the `file` transport: vLLM workers load a published safetensors file, on CPU or GPU.
 
-Registered as a vLLM plug-in (entry point `vllm.general_plugins`), so every worker process knows it. The `nccl`
+Registered by `actors/vllm_plugin.py`, so every worker process knows it. The `nccl`
 transport is vLLM's own engine and needs nothing from here. An update is refused, and the replica restarted, when
 the file's checksum is not the announced one: a torn or foreign file never reaches the model.
 """
@@ -17,7 +17,6 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
 BACKEND = "file"
@@ -83,9 +82,3 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
-
-
-def register() -> None:
-    """Called by vLLM in every one of its processes; more than once in some."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransferEngine)
