@@ -1,0 +1,75 @@
+"""The paper's four benchmarks with its sample sizes and K lists (section 4); any other data set by path or name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.config import Data
+from common.datasets import DataError
+
+_DATA = Path(__file__).parent / "data"
+_TO_256 = (1, 8, 16, 32, 64, 128, 256)
+_TO_1024 = (*_TO_256, 512, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """`samples` is N, `ks` the K at which Pass@K is reported. `path` is a JSONL file or a Hugging Face name."""
+
+    name: str
+    title: str
+    path: str
+    samples: int
+    ks: tuple[int, ...]
+
+    def data(self, like: Data) -> Data:
+        """Where its problems are, rendered as the training prompts `like` were."""
+        columns = {"prompt_field": "problem", "answer_field": "answer"} if self.name in BENCHMARKS else {}
+        return like.model_copy(update={"path": self.path, "split": "test", "limit": None, **columns})
+
+    def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:
+        """With another N or K list. K above N is refused if asked for and left out of the benchmark's own list."""
+        n = samples or self.samples
+        chosen = ks or tuple(k for k in self.ks if k <= n)
+        if bad := [k for k in chosen if not 1 <= k <= n]:
+            raise DataError(
+                f"{self.name}: Pass@{bad[0]} needs K between 1 and N = {n}: raise --samples or lower --k"
+            )
+        return replace(self, samples=n, ks=tuple(sorted(set(chosen))))
+
+
+def _shipped(name: str, title: str, samples: int, ks: tuple[int, ...]) -> Benchmark:
+    return Benchmark(name, title, str(_DATA / f"{name}.jsonl"), samples, ks)
+
+
+BENCHMARKS = {
+    benchmark.name: benchmark
+    for benchmark in (
+        _shipped("math500", "MATH500", 256, _TO_256),
+        _shipped("amc23", "AMC23", 256, _TO_256),
+        _shipped("aime24", "AIME 2024", 1024, _TO_1024),
+        _shipped("aime25", "AIME 2025", 1024, _TO_1024),
+    )
+}
+
+
+def find_benchmark(name: str) -> Benchmark:
+    """A benchmark by its name, or one made of a JSONL file or Hugging Face data set (N and K as for MATH500).
+
+    Raises DataError for what is none of these, naming the ones that exist.
+    """
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    path = Path(name)
+    if path.is_file():
+        return Benchmark(path.stem, path.stem, name, 256, _TO_256)
+    if (
+        name.count("/") == 1
+        and path.suffix not in (".jsonl", ".json")
+        and not name.startswith((".", "/", "~"))
+    ):
+        return Benchmark(name.split("/")[1], name, name, 256, _TO_256)
+    raise DataError(
+        f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, a JSONL file or a Hugging Face name"
+    )

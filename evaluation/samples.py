@@ -1,0 +1,104 @@
+"""The file of samples of an evaluation: one JSON line per sample, appended, safe to interrupt at any byte.
+
+The first line says what was sampled (`about`, and a fingerprint of the problems). To go on with a file, both must
+be equal: samples of two models are never mixed. A last line that was torn by an interruption is cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.types import Prompt
+
+
+class SampleFileError(ValueError):
+    """A sample file that cannot be gone on with: names the file, the difference and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Sample number `sample` (from 0) of problem `problem` (its index). `length` in tokens."""
+
+    problem: int
+    sample: int
+    seed: int
+    text: str
+    length: int
+    finish_reason: str
+    versions: tuple[int, int]
+    rewards: dict[str, float]
+
+    @property
+    def correct(self) -> bool:
+        return self.rewards["accuracy"] >= 1.0
+
+
+def fingerprint(problems: Sequence[Prompt]) -> str:
+    """16 hex digits of the problems, their tokens and gold answers: equal exactly when these are."""
+    digest = hashlib.blake2b(digest_size=8)
+    for p in problems:
+        digest.update(json.dumps([p.index, p.text, p.answer, p.tokens.tolist()]).encode())
+    return digest.hexdigest()
+
+
+def open_samples(path: Path, about: Mapping[str, Any], problems: Sequence[Prompt]) -> Iterator[Sample]:
+    """The samples that `path` holds, one after the other, after making it fit to append to. A new file gets its
+    first line.
+
+    Raises SampleFileError when the file is of other problems or another `about`, or is damaged before its end.
+    """
+    header = {"about": dict(about), "problems": fingerprint(problems)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _cut_torn_line(path)
+    if not path.exists() or path.stat().st_size == 0:
+        append(path, [header])
+        return
+    with path.open(encoding="utf-8") as lines:
+        _compare(path, json.loads(next(lines)), header)
+        for number, line in enumerate(lines, start=2):
+            yield _sample(path, number, line)
+
+
+def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines and hand them to the operating system: a crash of this process loses none."""
+    text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _compare(path: Path, found: Any, expected: Mapping[str, Any]) -> None:
+    if not isinstance(found, dict) or not isinstance(found.get("about"), dict):
+        raise SampleFileError(f"{path}: line 1 does not say what was sampled; choose another output folder")
+    old, new = {"problems": found.get("problems"), **found["about"]}, json.loads(json.dumps(expected))
+    new = {"problems": new["problems"], **new["about"]}
+    for key in sorted(old.keys() | new.keys()):
+        if old.get(key) != new.get(key):
+            raise SampleFileError(
+                f"{path}: was sampled with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: choose another output "
+                "folder, or delete the file to start again"
+            )
+
+
+def _sample(path: Path, number: int, line: str) -> Sample:
+    try:
+        raw = json.loads(line)
+        return Sample(**{**raw, "versions": tuple(raw["versions"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise SampleFileError(
+            f"{path}:{number}: not a sample ({error}): delete this line and all after it to go on from there"
+        ) from error

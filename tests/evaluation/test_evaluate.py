@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.config import Data
+from common.datasets import DataError, load_dataset
+from common.rewards import extract_answer
+from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from evaluation.benchmarks import BENCHMARKS, find_benchmark
+from evaluation.evaluate import Counts, Progress, evaluate
+from evaluation.samples import SampleFileError
+
+ABOUT = {"model": "dice", "temperature": 1.0}
+
+
+def problems(n: int = 4) -> list[Prompt]:
+    return [Prompt(i, f"roll {i}", str(i), np.array([i], np.int32)) for i in range(n)]
+
+
+class Dice:
+    """A sampler whose sample j depends on seed + j alone, as vLLM's does; problem i is right in i of 6 throws."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.requests: list[tuple[int, int, int]] = []
+        self.fail_after = fail_after
+
+    async def generate(self, request: SamplingRequest) -> list[Completion]:
+        await asyncio.sleep(0)
+        if self.fail_after is not None and len(self.requests) >= self.fail_after:
+            raise ConnectionError("the generator is gone")
+        self.requests.append((request.prompt.index, request.n, request.seed))
+        return [self.throw(request.prompt.index, request.seed + j) for j in range(request.n)]
+
+    def throw(self, problem: int, seed: int) -> Completion:
+        face = random.Random(seed).randrange(6)
+        text = f"<answer>{problem if face < problem else -1}</answer>"
+        tokens = np.arange(face + 1, dtype=np.int32)
+        return Completion(
+            text, tokens, np.zeros(face + 1, np.float32), "stop", (VersionSpan(3, 0, face + 1),)
+        )
+
+
+async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    return [{"accuracy": float(extract_answer(c.text) == prompt.answer), "format": 1.0} for c in completions]
+
+
+def run(out: Path, dice: Dice, samples: int = 40, n: int = 4, **kwargs: object) -> Counts:
+    settings = {"about": ABOUT, "samples_per_request": 8, "in_flight": 3, **kwargs}
+    return asyncio.run(evaluate(problems(n), dice.generate, score, samples, out, **settings))  # type: ignore[arg-type]
+
+
+def lines(out: Path) -> list[dict]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_every_sample_is_written_once_and_counted(tmp_path: Path) -> None:
+    counts = run(tmp_path / "s.jsonl", Dice(), samples=50)
+    header, *samples = lines(tmp_path / "s.jsonl")
+    assert header["about"]["model"] == "dice"
+    assert sorted((s["problem"], s["sample"]) for s in samples) == [
+        (p, j) for p in range(4) for j in range(50)
+    ]
+    for p in range(4):
+        mine = [s for s in samples if s["problem"] == p]
+        assert counts.correct[p] == sum(s["rewards"]["accuracy"] for s in mine)
+        assert counts.tokens[p] == sum(s["length"] for s in mine)
+    assert counts.correct[0] == 0
+    assert counts.correct[3] > 10
+    assert samples[0]["versions"] == [3, 3]
+
+
+@pytest.mark.parametrize("cut", [{"in_flight": 20}, {"samples_per_request": 7}, {"samples_per_request": 100}])
+def test_what_is_sampled_does_not_depend_on_how_it_is_cut_into_requests(tmp_path: Path, cut: dict) -> None:
+    def drawn(name: str) -> list[tuple[int, int, str, int]]:
+        samples = lines(tmp_path / name)[1:]
+        return sorted((s["problem"], s["sample"], s["text"], s["length"]) for s in samples)
+
+    one = run(tmp_path / "one.jsonl", Dice(), in_flight=1)
+    other = run(tmp_path / "other.jsonl", Dice(), **cut)
+    assert one.correct.tolist() == other.correct.tolist()
+    assert drawn("one.jsonl") == drawn("other.jsonl")
+
+
+def test_an_interrupted_evaluation_goes_on_without_repeating_a_sample(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole.jsonl", Dice())
+    out = tmp_path / "s.jsonl"
+    with pytest.raises(ConnectionError, match="generator is gone"):
+        run(out, Dice(fail_after=7))
+    before = lines(out)
+    rest = Dice()
+    counts = run(out, rest)
+    assert lines(out)[: len(before)] == before
+    assert len(rest.requests) == 20 - (len(before) - 1) // 8
+    assert len(lines(out)) == 1 + 160
+    assert counts.correct.tolist() == whole.correct.tolist()
+
+
+@pytest.mark.parametrize("cut", [1, 40, 300, 1000])
+def test_a_torn_last_line_is_drawn_again_as_it_was(tmp_path: Path, cut: int) -> None:
+    out = tmp_path / "s.jsonl"
+    run(out, Dice(), in_flight=1)
+    content = out.read_bytes()
+    out.write_bytes(content[:-cut])
+    run(out, Dice(), in_flight=1)
+    assert out.read_bytes() == content
+
+
+def test_a_torn_first_line_starts_again(tmp_path: Path) -> None:
+    out = tmp_path / "s.jsonl"
+    run(out, Dice(), in_flight=1)
+    content = out.read_bytes()
+    out.write_bytes(content[:20])
+    run(out, Dice(), in_flight=1)
+    assert out.read_bytes() == content
+
+
+def test_a_finished_evaluation_asks_for_nothing_and_a_larger_n_for_the_rest_alone(tmp_path: Path) -> None:
+    out, again = tmp_path / "s.jsonl", Dice()
+    first = run(out, Dice(), samples=20)
+    assert run(out, again, samples=20).correct.tolist() == first.correct.tolist()
+    assert run(out, again, samples=8).samples == 8
+    assert again.requests == []
+    grown = run(out, again, samples=40)
+    assert sum(n for _, n, _ in again.requests) == 4 * (8 + 8 + 8)
+    assert len(lines(out)) == 1 + 160
+    assert grown.correct.tolist() == run(tmp_path / "whole.jsonl", Dice()).correct.tolist()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"about": {"model": "coin", "temperature": 1.0}}, "model = 'dice', now it is 'coin'"),
+        ({"seed": 1}, "seed = 0, now it is 1"),
+        ({"n": 3}, "problems ="),
+    ],
+)
+def test_samples_of_something_else_are_never_mixed_in(tmp_path: Path, changed: dict, named: str) -> None:
+    run(tmp_path / "s.jsonl", Dice())
+    with pytest.raises(SampleFileError, match=named):
+        run(tmp_path / "s.jsonl", Dice(), **changed)
+
+
+def test_a_damaged_line_is_named_with_its_place(tmp_path: Path) -> None:
+    out = tmp_path / "s.jsonl"
+    run(out, Dice())
+    text = out.read_text().splitlines(keepends=True)
+    text[5] = "{}\n"
+    out.write_text("".join(text))
+    with pytest.raises(SampleFileError, match=r"s\.jsonl:6: not a sample"):
+        run(out, Dice())
+
+
+def test_progress_rises_to_the_total_and_estimates_the_time_left(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    run(tmp_path / "s.jsonl", Dice(), progress=seen.append)
+    assert [p.done for p in seen] == list(range(8, 161, 8))
+    assert seen[-1].total == 160
+    assert seen[-1].left_s == 0.0
+    assert all(p.left_s is not None and p.left_s > 0 for p in seen[:-1])
+
+
+def test_the_papers_sizes_are_the_defaults() -> None:
+    assert {name: (b.samples, b.ks) for name, b in BENCHMARKS.items()} == {
+        "math500": (256, (1, 8, 16, 32, 64, 128, 256)),
+        "amc23": (256, (1, 8, 16, 32, 64, 128, 256)),
+        "aime24": (1024, (1, 8, 16, 32, 64, 128, 256, 512, 1024)),
+        "aime25": (1024, (1, 8, 16, 32, 64, 128, 256, 512, 1024)),
+    }
+
+
+def test_every_shipped_benchmark_loads_whole() -> None:
+    sizes = {name: load_dataset(b.data(Data(path="x"))) for name, b in BENCHMARKS.items()}
+    assert {name: len(d) for name, d in sizes.items()} == {
+        "math500": 500,
+        "amc23": 40,
+        "aime24": 30,
+        "aime25": 30,
+    }
+    assert not any(d.rejected for d in sizes.values())
+    assert sizes["amc23"].rows[0].answer == "27"
+
+
+def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_list() -> None:
+    benchmark = find_benchmark("aime24")
+    assert benchmark.sized(64, None).ks == (1, 8, 16, 32, 64)
+    assert benchmark.sized(None, (1, 4)).ks == (1, 4)
+    with pytest.raises(DataError, match=r"aime24: Pass@128 needs K between 1 and N = 64"):
+        benchmark.sized(64, (1, 128))
+
+
+def test_a_benchmark_is_a_name_a_file_or_a_hub_name(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"problem": "1+1", "answer": 2}\n')
+    assert find_benchmark(str(tmp_path / "own.jsonl")).name == "own"
+    assert find_benchmark("HuggingFaceH4/MATH-500").name == "MATH-500"
+    for name in ("math501", "absent/file.jsonl", "./absent"):
+        with pytest.raises(DataError, match="no benchmark"):
+            find_benchmark(name)
