@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.config import Data
-from common.datasets import Row
-from common.types import Prompt, Tokens
+from common.types import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,13 +38,18 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1):
         raise PromptError(f"model.path ({path}): no such folder, and not a hub name like Qwen/Qwen2.5-3B")
     try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
         # transformers raises OSError, ValueError, KeyError and others here, all for a tokenizer it cannot build.
         reason = " ".join(str(error).split())[:300]
         raise PromptError(
-            f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason}"
+            f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason} "
+            "Check the name; without network, name a local folder."
         ) from error
+    # From a folder with config.json alone transformers makes a tokenizer that knows its special tokens only.
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise PromptError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")
+    return tokenizer
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
@@ -82,11 +86,6 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
     """
     text = render_text(tokenizer, problem, data)
     return np.asarray(tokenizer.encode(text, add_special_tokens=not data.chat), dtype=np.int32)
-
-
-def make_prompt(tokenizer: PreTrainedTokenizerBase, row: Row, data: Data) -> Prompt:
-    """A data set's row, ready for the generator. `text` stays the problem alone, as rewards of a user's own see it."""
-    return Prompt(row.index, row.problem, row.answer, render(tokenizer, row.problem, data))
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
 from common import arithmetic
 
@@ -15,7 +15,7 @@ NEARLY = 0.1  # a problem is nearly solved above 1 - NEARLY and almost never sol
 
 def measure(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     seed: int = 0,
     problems: int = 120,
     samples: int = 32,
@@ -61,7 +61,7 @@ class _Outcome:
 @torch.no_grad()
 def _outcomes(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: PreTrainedTokenizerBase,
     problem: arithmetic.Addition,
     samples: int,
     max_tokens: int,

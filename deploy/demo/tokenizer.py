@@ -1,15 +1,18 @@
-"""The demo model's tokenizer: one token per printable ASCII character, the four tags one token each."""
+"""The demo model's tokenizer: Qwen2's, with a vocabulary of single bytes and the four tags as one token each.
+
+It has to be Qwen2's kind: transformers 5 reads the tokenizer of every model of type `qwen2` with that class, and so
+replaces any other splitting and decoding silently by Qwen2's. Without merges, Qwen2's byte-level BPE writes one token per
+byte: every text can be written, and in ASCII a token is a character.
+"""
 
 from __future__ import annotations
 
-import string
+from tokenizers import AddedToken
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase, Qwen2Tokenizer
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-
-PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
+PAD, EOS = "<pad>", "<eos>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n\t"
 
 # Messages on a line each; the answer starts on a new line. No role names: the model learned one kind of dialogue.
 CHAT_TEMPLATE = (
@@ -19,24 +22,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer(max_tokens: int) -> PreTrainedTokenizerFast:
-    """104 tokens: as many as rows of the model's embedding, so every token that can be sampled has a text.
+def make_tokenizer(max_tokens: int) -> PreTrainedTokenizerBase:
+    """262 tokens: 2 specials, 4 tags, 256 bytes.
 
     The tags are ordinary added tokens, not special ones: decoding with `skip_special_tokens` must keep them, or
     the format reward could not see them.
     """
-    vocabulary = [PAD, EOS, UNKNOWN, *TAGS, *CHARACTERS]
-    core = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=UNKNOWN))
-    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    core.decoder = decoders.Fuse()
-    core.add_tokens(list(TAGS))
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=PAD,
+    tokens = [PAD, EOS, *TAGS, *sorted(ByteLevel.alphabet())]
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: number for number, token in enumerate(tokens)},
+        merges=[],
+        unk_token=None,
+        bos_token=None,
         eos_token=EOS,
-        unk_token=UNKNOWN,
+        pad_token=PAD,
         model_max_length=max_tokens,
-        clean_up_tokenization_spaces=False,
     )
+    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -152,7 +152,7 @@ def test_evaluation_takes_the_held_out_side(tmp_path):
     assert not trained & {r.problem for r in found.rows}
     path = written(tmp_path, [row("2")])
     assert len(load_held_out(Config.model_validate(base | {"evaluation": {"path": path}}))) == 1
-    with pytest.raises(DataError, match="evaluation.path is not set"):
+    with pytest.raises(DataError, match=r"evaluation\.path is not set"):
         load_held_out(Config.model_validate(base))
 
 
