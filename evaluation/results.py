@@ -1,0 +1,131 @@
+"""What one evaluation found: its JSON, its table (CSV and Markdown) and its curve (PNG and SVG).
+
+`RUN/evaluation/<benchmark>-step<step>.json` is what `hora report` reads; the schema is the dataclass `Result`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from evaluation.benchmarks import Benchmark
+from evaluation.evaluate import Counts
+from evaluation.pass_at_k import Estimate, estimates
+
+
+class ResultError(ValueError):
+    """A result file that cannot be read: names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Counts of one benchmark on one model. Lists are (P,), in the order of the problems; `ks` rises.
+
+    `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the total
+    of completion tokens; `formatted` and `cut` (at the response limit) count completions.
+    """
+
+    benchmark: str
+    title: str
+    model: str
+    step: int
+    temperature: float
+    seed: int
+    samples: int
+    ks: list[int]
+    problems: list[int]
+    correct: list[int]
+    formatted: int
+    cut: int
+    tokens: int
+
+    @property
+    def completions(self) -> int:
+        return self.samples * len(self.problems)
+
+    def estimates(self) -> list[Estimate]:
+        return estimates(self.correct, self.samples, self.ks)
+
+
+def make_result(
+    benchmark: Benchmark, counts: Counts, model: str, step: int, temperature: float, seed: int
+) -> Result:
+    return Result(
+        benchmark=benchmark.name,
+        title=benchmark.title,
+        model=model,
+        step=step,
+        temperature=temperature,
+        seed=seed,
+        samples=counts.samples,
+        ks=list(benchmark.ks),
+        problems=counts.problems.tolist(),
+        correct=counts.correct.tolist(),
+        formatted=int(counts.formatted.sum()),
+        cut=int(counts.cut.sum()),
+        tokens=int(counts.tokens.sum()),
+    )
+
+
+def write_result(folder: Path, result: Result) -> Path:
+    """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's path."""
+    from evaluation.figures import pass_at_k_figure, save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{result.benchmark}-step{result.step}"
+    found = result.estimates()
+    (folder / f"{name}.csv").write_text(csv_table([result]), encoding="utf-8")
+    (folder / f"{name}.md").write_text(markdown_table(result, found), encoding="utf-8")
+    save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
+    summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
+    path = folder / f"{name}.json"  # last: a reader that sees it finds the others
+    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def read_result(path: Path) -> Result:
+    """Raises ResultError naming the file and the first thing that is wrong."""
+    try:
+        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result = Result(**{field.name: raw[field.name] for field in fields(Result)})
+        result.estimates()
+    except KeyError as error:
+        raise ResultError(f"{path}: not a result of `hora eval`: no key {error}") from error
+    except (ValueError, TypeError) as error:
+        raise ResultError(f"{path}: not a result of `hora eval`: {error}") from error
+    return result
+
+
+def csv_table(results: Sequence[Result]) -> str:
+    """One row per result and K; shares between 0 and 1."""
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["benchmark", "model", "step", "problems", "samples", "k", "pass_at_k", "low", "high"])
+    for r in results:
+        for e in r.estimates():
+            shares = [f"{x:.6f}" for x in (e.value, e.low, e.high)]
+            writer.writerow([r.benchmark, r.model, r.step, len(r.problems), r.samples, e.k, *shares])
+    return table.getvalue()
+
+
+def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
+    mean = result.tokens / result.completions
+    return "\n".join(
+        [
+            f"## {result.title}: {result.model}, step {result.step}",
+            "",
+            f"{len(result.problems)} problems, N = {result.samples} samples each at temperature {result.temperature:g}; "
+            f"{result.formatted / result.completions:.1%} in the format, {result.cut / result.completions:.1%} cut at the "
+            f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems.",
+            "",
+            "| K | Pass@K (%) | 95% interval |",
+            "|---:|---:|:---:|",
+            *(f"| {e.k} | {100 * e.value:.1f} | {100 * e.low:.1f} to {100 * e.high:.1f} |" for e in found),
+            "",
+        ]
+    )

@@ -1,0 +1,137 @@
+"""Reads a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from evaluation.results import Result, read_result
+
+GROUP_FIELDS = ("step", "trials", "successes", "extra", "size", "hits", "tokens")
+Array = NDArray[np.float64]
+
+
+class RunFolderError(ValueError):
+    """A run folder that cannot be reported on: names the file and the remedy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """One run. `groups` and `steps` are columns of equal length, in the order they were trained.
+
+    `config` is the run's configuration as plain values, {} where the folder has none. `results` are its
+    evaluations, by rising step.
+    """
+
+    name: str
+    config: dict[str, Any]
+    groups: dict[str, Array]
+    rules: NDArray[np.str_]
+    steps: dict[str, Array]
+    results: tuple[Result, ...]
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """`allocation.rule` of the configuration."""
+        value: Any = self.config
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return default if value is None else value
+
+    @property
+    def model(self) -> str:
+        return Path(str(self.setting("model.path", "model"))).name
+
+    @property
+    def method(self) -> str:
+        """The paper's name of what the run does: GRPO, GRPO + HORA, RLOO, RLOO + HORA…; the folder's without config."""
+        if not self.config:
+            return self.name
+        advantage = {"rloo": "RLOO", "dr_grpo": "Dr.GRPO"}.get(
+            self.setting("learner.objective.advantage", "grpo"), "GRPO"
+        )
+        rule = self.setting("allocation.rule", "hit_utility")
+        if rule == "uniform":
+            return advantage
+        name = {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
+        prior = self.setting("allocation.prior", "fixed")
+        trials = self.setting("rollout.pre_rollouts", 8)
+        remarks = [prior] * (prior != "fixed") + [f"G0={trials}"] * (trials != 8)
+        return f"{advantage} + {name}" + (f" ({', '.join(remarks)})" if remarks else "")
+
+    def latest(self) -> list[Result]:
+        """The newest result of each benchmark on trained weights."""
+        return list({r.benchmark: r for r in self.results if r.step > 0}.values())
+
+    def base(self) -> list[Result]:
+        """The results on the initial policy."""
+        return [r for r in self.results if r.step == 0]
+
+
+def load_run(folder: Path) -> Run:
+    """Raises RunFolderError or ResultError naming what cannot be read."""
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder}: no such run folder")
+    groups, steps = _records(folder / "groups.jsonl"), _records(folder / "steps.jsonl")
+    results = [read_result(path) for path in sorted((folder / "evaluation").glob("*.json"))]
+    if not groups and not steps and not results:
+        raise RunFolderError(
+            f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*.json; is it a run folder?"
+        )
+    return Run(
+        name=folder.resolve().name,
+        config=_config(folder / "config.yaml"),
+        groups={name: _column(folder / "groups.jsonl", groups, name) for name in GROUP_FIELDS},
+        rules=np.array([str(g.get("rule", "")) for g in groups]),
+        steps=_metrics(steps),
+        results=tuple(sorted(results, key=lambda r: r.step)),
+    )
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file that may still be written to: a torn last line is not there yet."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise RunFolderError(f"{path}:{number}: not JSON ({error}); delete this line") from error
+    return records
+
+
+def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:
+    try:
+        return np.array([record[name] for record in records], dtype=np.float64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{path}: a line has no number {name!r}") from error
+
+
+def _metrics(records: Sequence[dict[str, Any]]) -> dict[str, Array]:
+    """Every number of the step records; NaN where a step lacks it."""
+    names = {name for r in records for name, value in r.items() if isinstance(value, int | float)}
+    return {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise RunFolderError(f"{path}: not YAML: {error}") from error
+    return config if isinstance(config, dict) else {}

@@ -1,0 +1,21 @@
+"""The paper's smoother of training curves (appendix, length and entropy)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
+    """Centred mean of `window` points of `values` (n,), of fewer at the ends; NaN is left out of every mean.
+
+    A window of even size looks one further back than ahead.
+    """
+    known = ~np.isnan(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(known)))
+    at = np.arange(len(values))
+    low = np.clip(at - window // 2, 0, None)
+    high = np.clip(at + (window - 1) // 2 + 1, None, len(values))
+    n = counts[high] - counts[low]
+    return np.divide(sums[high] - sums[low], n, out=np.full(len(values), np.nan), where=n > 0)

@@ -1,0 +1,170 @@
+"""Table 1 of the paper for any set of runs, and what each run cost: numbers for `evaluation.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from evaluation.benchmarks import BENCHMARKS
+from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
+from evaluation.results import Result
+from evaluation.runs import Run, RunFolderError
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `best` of its model's column."""
+
+    value: float
+    low: float
+    high: float
+    runs: int
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Table 1 of the paper: `rows` of (model, method, one cell or None per column)."""
+
+    columns: list[tuple[str, int]]
+    rows: list[tuple[str, str, list[Cell | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run cost and did. Shares between 0 and 1; None where it recorded no groups."""
+
+    name: str
+    method: str
+    steps: int
+    groups: int
+    rollouts: int
+    rollouts_per_step: str
+    tokens: int
+    share_hit: float | None
+    share_zero_signal: float | None
+    phase_b_to_none: float | None
+    phase_b_to_all: float | None
+
+
+def table_1(runs: Sequence[Run]) -> Table | None:
+    """Pass@1 and Pass@K at the largest K of each benchmark, for each model and method; None without results."""
+    groups = _grouped(runs)
+    benchmarks = _benchmarks(groups)
+    columns = [(title, k) for title, top in benchmarks.items() for k in dict.fromkeys((1, top))]
+    rows = [
+        (model, method, [_cell(results, title, k) for title, k in columns])
+        for (model, method), results in groups.items()
+    ]
+    return Table(columns, _mark_best(rows)) if columns else None
+
+
+def summarise(name: str, run: Run) -> Summary:
+    size, hits, extra = (run.groups[field] for field in ("size", "hits", "extra"))
+    counts, trials = run.groups["successes"], run.groups["trials"]
+    known, spent = len(size) > 0, float(extra.sum())
+    per_step = np.unique(run.groups["step"], return_inverse=True)[1] if known else np.array([], dtype=int)
+    budgets = np.bincount(per_step, weights=size).astype(int) if known else np.array([0])
+    low, high = int(budgets.min()), int(budgets.max())
+    return Summary(
+        name=name,
+        method=run.method,
+        steps=len(next(iter(run.steps.values()), budgets if known else [])),
+        groups=len(size),
+        rollouts=int(size.sum()),
+        rollouts_per_step=str(low) if low == high else f"{low} to {high}",
+        tokens=int(run.groups["tokens"].sum()),
+        share_hit=float((hits > 0).mean()) if known else None,
+        share_zero_signal=float(((hits == 0) | (hits == size)).mean()) if known else None,
+        phase_b_to_none=float(extra[counts == 0].sum()) / spent if spent else None,
+        phase_b_to_all=float(extra[counts == trials].sum()) / spent if spent else None,
+    )
+
+
+def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]]]:
+    """Model -> benchmark title -> method -> curve."""
+    groups = _grouped(runs)
+    panels: dict[str, dict[str, dict[str, list[Estimate]]]] = {}
+    for title in _benchmarks(groups):
+        for (model, method), results in groups.items():
+            curve = [e for k in _ks(results, title) if (e := _mean(results, title, k)) is not None]
+            if curve:
+                panels.setdefault(model, {}).setdefault(title, {})[method] = curve
+    return panels
+
+
+def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
+    """Results by (model, method), each model's "Base" first. Base is kept once per benchmark and model."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for model in dict.fromkeys(run.model for run in runs):
+        mine = [run for run in runs if run.model == model]
+        base = {r.benchmark: r for run in mine for r in run.base()}
+        if base:
+            groups[model, "Base"] = list(base.values())
+        for run in sorted(mine, key=lambda r: "HORA" in r.method):
+            if run.latest():
+                groups.setdefault((model, run.method), []).extend(run.latest())
+    return groups
+
+
+def _benchmarks(groups: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, int]:
+    """Title -> largest K that all results of it have; the paper's benchmarks first, in its order."""
+    order = [b.title for b in BENCHMARKS.values()]
+    results = sorted(
+        (r for rs in groups.values() for r in rs),
+        key=lambda r: (order.index(r.title) if r.title in order else len(order), r.title),
+    )
+    shared: dict[str, set[int]] = {}
+    for r in results:
+        shared[r.title] = shared.get(r.title, set(r.ks)) & set(r.ks)
+    return {title: max(ks) for title, ks in shared.items() if ks}
+
+
+def _ks(results: Sequence[Result], title: str) -> list[int]:
+    lists = [set(r.ks) for r in results if r.title == title]
+    return sorted(set.intersection(*lists)) if lists else []
+
+
+def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
+    """Mean over runs, problem by problem, then over problems; the interval is over problems.
+
+    Raises RunFolderError where the runs were not evaluated on the same problems.
+    """
+    mine = [r for r in results if r.title == title and k <= r.samples]
+    if not mine:
+        return None
+    if any(r.problems != mine[0].problems for r in mine):
+        raise RunFolderError(
+            f"{title}: runs of one method were evaluated on different problems; report them apart"
+        )
+    per_problem = np.mean([pass_at_k(r.correct, r.samples, k) for r in mine], axis=0)
+    low, high = np.quantile(resampled_means(per_problem[:, None], seed=0), [0.025, 0.975])
+    return Estimate(k, float(per_problem.mean()), float(low), float(high))
+
+
+def _cell(results: Sequence[Result], title: str, k: int) -> Cell | None:
+    found = _mean(results, title, k)
+    if found is None:
+        return None
+    runs = sum(r.title == title for r in results)
+    return Cell(100 * found.value, 100 * found.low, 100 * found.high, runs)
+
+
+def _mark_best(
+    rows: Sequence[tuple[str, str, list[Cell | None]]],
+) -> list[tuple[str, str, list[Cell | None]]]:
+    """The best of each column within each model, as shown: what rounds to the same is equally good."""
+    marked = []
+    for model, method, cells in rows:
+        rivals = [other for m, _, other in rows if m == model]
+        best = [
+            max((round(c.value, 1) for c in column if c), default=0.0) for column in zip(*rivals, strict=True)
+        ]
+        shown = [
+            c and replace(c, best=len(rivals) > 1 and round(c.value, 1) == top)
+            for c, top in zip(cells, best, strict=True)
+        ]
+        marked.append((model, method, shown))
+    return marked

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import base64
+import heapq
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from evaluation.benchmarks import BENCHMARKS
+from evaluation.evaluate import Counts
+from evaluation.pass_at_k import pass_at_k
+from evaluation.report import write_report
+from evaluation.results import Result, ResultError, make_result, read_result, write_result
+from evaluation.runs import RunFolderError, load_run
+from evaluation.smoothing import moving_average
+from evaluation.tables import summarise, table_1
+
+G, G0, PROMPTS = 32, 8, 15
+
+
+def hit_utility(counts: np.ndarray, budget: int) -> list[int]:
+    """Greedy on the marginals of a Beta(1, 1) prior, as the paper's algorithm 1."""
+    extra = [0] * len(counts)
+    heap = [(-(1 + c) / (2 + G0), i) for i, c in enumerate(counts)]
+    heapq.heapify(heap)
+    for _ in range(budget):
+        marginal, i = heapq.heappop(heap)
+        extra[i] += 1
+        beta, total = 1 + G0 - counts[i] + extra[i] - 1, 2 + G0 + extra[i] - 1
+        heapq.heappush(heap, (marginal * beta / (total + 1), i))
+    return extra
+
+
+def make_run(folder: Path, rule: str, seed: int, steps: int = 60, advantage: str = "grpo") -> Path:
+    """A run folder as a run of Γ = 4·15 prompts leaves it, its counts drawn with success rates that rise."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    config = {
+        "model": {"path": "hub/Qwen2.5-7B"},
+        "rollout": {"pre_rollouts": G0},
+        "allocation": {"rule": rule, "prior": "fixed"},
+        "learner": {"objective": {"advantage": advantage}},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with (folder / "groups.jsonl").open("w") as groups, (folder / "steps.jsonl").open("w") as metrics:
+        for step in range(steps):
+            acting = "uniform" if step < 5 else rule
+            for shard in range(4):
+                p = rng.beta(0.3 + 0.002 * step, 0.15, PROMPTS)
+                counts = rng.binomial(G0, p)
+                budget = PROMPTS * (G - G0)
+                extra = [G - G0] * PROMPTS if acting == "uniform" else hit_utility(counts, budget)
+                for i in range(PROMPTS):
+                    hits = int(counts[i] + rng.binomial(extra[i], p[i]))
+                    line = {"step": step, "batch": step, "shard": shard, "epoch": 0, "prompt_index": i}
+                    line |= {"rule": acting, "prior": [1.0, 1.0], "trials": G0, "successes": int(counts[i])}
+                    line |= {
+                        "extra": extra[i],
+                        "size": G0 + extra[i],
+                        "hits": hits,
+                        "tokens": 100 * (G0 + extra[i]),
+                    }
+                    groups.write(json.dumps(line) + "\n")
+            noise = rng.normal(0, 1, 4)
+            record = {
+                "step": step,
+                "loss": noise[0] / 100,
+                "reward/accuracy": 0.3 + 0.005 * step + noise[1] / 50,
+            }
+            record |= {
+                "entropy": 0.5 * 0.98**step + 0.1 + noise[2] / 100,
+                "length/mean": 700 + 3 * step + 20 * noise[3],
+            }
+            record |= {"reward/format": min(1.0, 0.5 + 0.1 * step)}
+            metrics.write(json.dumps(record) + "\n")
+    for name, problems, scale in (("math500", 50, 1.0), ("aime25", 30, 0.15)):
+        for step, gain in ((0, 0.6), (steps, 1.0)):
+            correct = rng.binomial(256, np.clip(rng.beta(0.4, 0.6, problems) * scale * gain, 0, 1))
+            write_result(folder / "evaluation", result(name, correct, step))
+    return folder
+
+
+def result(name: str, correct: np.ndarray, step: int) -> Result:
+    benchmark, n = BENCHMARKS[name].sized(256, None), len(correct)
+    rest = np.full(n, 250)
+    counts = Counts(256, np.arange(n), np.asarray(correct), rest, rest * 400, rest // 10)
+    return make_result(benchmark, counts, "Qwen2.5-7B", step, temperature=0.7, seed=0)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return [
+        make_run(root / "grpo-0", "uniform", 0),
+        make_run(root / "hora-0", "hit_utility", 1),
+        make_run(root / "hora-1", "hit_utility", 2),
+    ]
+
+
+def test_a_report_is_one_page_with_its_figures_inside_and_beside_it(runs: list[Path], tmp_path: Path) -> None:
+    page = write_report(runs, tmp_path / "report")
+    html = page.read_text()
+    images = re.findall(r'src="data:image/png;base64,([^"]+)"', html)
+    titles = re.findall(r'<img alt="([^"]+)"', html)
+    assert titles == [
+        "Pass@K: Qwen2.5-7B",
+        "Allocation dynamics: grpo-0",
+        "Allocation dynamics: hora-0",
+        "Allocation dynamics: hora-1",
+        "Learning curves",
+        "Length and entropy",
+    ]
+    beside = {path.read_bytes() for path in page.parent.glob("*.png")}
+    assert {base64.b64decode(image) for image in images} == beside
+    assert len(list(page.parent.glob("*.svg"))) == len(images)
+    assert not re.search(r'(src|href)="(?!data:)', html)
+
+
+def test_table_1_has_the_initial_policy_and_the_mean_of_each_methods_seeds(runs: list[Path]) -> None:
+    table = table_1([load_run(folder) for folder in runs])
+    assert table is not None
+    assert table.columns == [("MATH500", 1), ("MATH500", 256), ("AIME 2025", 1), ("AIME 2025", 256)]
+    assert [row[:2] for row in table.rows] == [
+        ("Qwen2.5-7B", "Base"),
+        ("Qwen2.5-7B", "GRPO"),
+        ("Qwen2.5-7B", "GRPO + HORA"),
+    ]
+    means = [
+        np.mean(
+            [pass_at_k(r.correct, 256, 256).mean() for r in load_run(f).latest() if r.benchmark == "math500"]
+        )
+        for f in runs[1:]
+    ]
+    cell = table.rows[2][2][1]
+    assert cell is not None
+    assert cell.value == pytest.approx(100 * np.mean(means))
+    assert cell.low < cell.value < cell.high
+    assert cell.runs == 2
+
+
+def test_the_best_of_a_column_is_marked_within_its_model(runs: list[Path]) -> None:
+    table = table_1([load_run(folder) for folder in runs])
+    assert table is not None
+    for column in range(4):
+        cells = [row[2][column] for row in table.rows]
+        best = max(round(c.value, 1) for c in cells if c)
+        assert [c.best for c in cells if c] == [round(c.value, 1) == best for c in cells if c]
+
+
+def test_the_summary_shows_whether_runs_are_compute_matched(runs: list[Path]) -> None:
+    grpo, hora = (summarise(f.name, load_run(f)) for f in runs[:2])
+    assert grpo.rollouts_per_step == hora.rollouts_per_step == str(60 * G)
+    assert grpo.rollouts == hora.rollouts == 60 * 60 * G
+    assert grpo.tokens == 100 * grpo.rollouts
+    assert hora.phase_b_to_none is not None
+    assert grpo.phase_b_to_none is not None
+    assert hora.phase_b_to_none > 2 * grpo.phase_b_to_none
+
+
+def test_methods_bear_the_papers_names(tmp_path: Path) -> None:
+    names = [
+        ("uniform", "grpo"),
+        ("hit_utility", "grpo"),
+        ("uniform", "rloo"),
+        ("hit_utility", "rloo"),
+        ("hard_first", "grpo"),
+    ]
+    runs = [load_run(make_run(tmp_path / f"{r}-{a}", r, 0, steps=1, advantage=a)) for r, a in names]
+    assert [r.method for r in runs] == ["GRPO", "GRPO + HORA", "RLOO", "RLOO + HORA", "GRPO + hard-first"]
+
+
+def test_a_run_that_is_still_going_can_be_reported(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "live", "hit_utility", 0, steps=3)
+    for path in (folder / "groups.jsonl", folder / "steps.jsonl"):
+        path.write_text(path.read_text() + '{"step": 3, "tr')
+    for path in (folder / "evaluation").iterdir():
+        path.unlink()
+    page = write_report([folder], tmp_path / "out").read_text()
+    assert "no evaluations" in page
+    assert "Allocation dynamics: live" in page
+
+
+def test_evaluations_alone_can_be_reported(tmp_path: Path) -> None:
+    write_result(tmp_path / "only" / "evaluation", result("amc23", np.arange(40), 0))
+    page = write_report([tmp_path / "only"], tmp_path / "out").read_text()
+    assert "AMC23" in page
+    assert "Base" in page
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no such run folder"):
+        load_run(tmp_path / "absent")
+    with pytest.raises(RunFolderError, match="is it a run folder"):
+        load_run(tmp_path)
+    (tmp_path / "groups.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(RunFolderError, match=r"groups\.jsonl: a line has no number 'trials'"):
+        load_run(tmp_path)
+    (tmp_path / "groups.jsonl").write_text("{\n{}\n")
+    with pytest.raises(RunFolderError, match=r"groups\.jsonl:1: not JSON"):
+        load_run(tmp_path)
+
+
+def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = result("aime24", np.arange(30), 7)
+    path = write_result(tmp_path, written)
+    assert read_result(path) == written
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".csv", ".md", ".png", ".svg"}
+    rows = (tmp_path / "aime24-step7.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(written.ks)
+    assert rows[1].split(",")[:6] == ["aime24", "Qwen2.5-7B", "7", "30", "256", "1"]
+
+
+@pytest.mark.parametrize("damage", ["", "{}", '{"benchmark": 1}', "[]"])
+def test_a_damaged_result_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(damage)
+    with pytest.raises(ResultError, match=r"x\.json: not a result"):
+        read_result(path)
+
+
+def test_the_moving_average_is_centred_and_shrinks_at_the_ends() -> None:
+    values = np.array([1.0, 2.0, 6.0, np.nan, 10.0])
+    np.testing.assert_allclose(moving_average(values, 3), [1.5, 3.0, 4.0, 8.0, 10.0])
+    np.testing.assert_allclose(moving_average(np.arange(9.0), 5)[2:-2], np.arange(2.0, 7.0))
+    np.testing.assert_allclose(moving_average(np.ones(4), 6), np.ones(4))
