@@ -63,6 +63,7 @@ class Coordination:
         self._keys = Keys(config.run.name)
         self._with = services
         self._tasks: set[asyncio.Task[None]] = set()
+        self._again: set[str] = set()
         self.waiting_for = "start"
 
     async def run(self) -> None:
@@ -130,10 +131,11 @@ class Coordination:
         stored = await self._redis.hget(self._keys.plans, name)
         plan = decode_plan(stored) if stored else None
 
-        async def remember(made: Plan) -> None:
+        async def remember(made: Plan) -> Plan:
             nonlocal plan
-            plan = made
-            await self._redis.hset(self._keys.plans, name, encode_plan(made))
+            await self._redis.hsetnx(self._keys.plans, name, encode_plan(made))
+            plan = decode_plan(await self._redis.hget(self._keys.plans, name))
+            return plan
 
         pushed = await self._with.producer.pushed(
             [f"{e}:{p.index}" for e, p in zip(shard.epochs, shard.prompts, strict=True)]
@@ -154,14 +156,18 @@ class Coordination:
 
     async def _redo(self) -> None:
         """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
-        for group_id in await self._with.producer.take_redo():
+        for group_id in set(await self._with.producer.redo()) - self._again:
+            self._again.add(group_id)
             self._start(self._run_again(group_id))
 
     async def _run_again(self, group_id: str) -> None:
         reports = [json.loads(text) for text in await self._redis.hvals(self._keys.shards)]
         report = next((r for r in reports if group_id in r["groups"]), None)
         if report is None:
-            return  # Its shard is not complete: the group comes with it.
+            self._again.discard(
+                group_id
+            )  # Its shard is not complete: the group comes with it, or is asked for again.
+            return
         row = report["groups"].index(group_id)
         extra = np.array([report["extra"][row]], dtype=np.int64)
         fixed = Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
@@ -174,6 +180,7 @@ class Coordination:
         generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
         async for group in run_shard(one, generate, self._with.score, allocate):
             await self._push(group)
+        self._again.discard(group_id)
 
     async def _push(self, group: Group) -> None:
         if await self._with.producer.push(group):

@@ -68,7 +68,7 @@ class Cycles:
     async def complete(self, report: dict[str, Any]) -> None:
         """Record a complete shard, then observe every cycle that this completes."""
         field = f"{report['batch']}:{report['shard']}"
-        await self._redis.hset(self._keys.shards, field, json.dumps(report))
+        await self._redis.hsetnx(self._keys.shards, field, json.dumps(report))
         while not await self._locks.acquire("cycles"):
             await asyncio.sleep(0.05)
         try:

@@ -37,7 +37,7 @@ class Allocation:
 
 # (prompt indices (n,), successes c (n,)) -> Allocation whose extra sums to the shard's budget
 Allocate = Callable[[Sequence[int], NDArray[np.int64]], Awaitable[Allocation]]
-Remember = Callable[[Plan], Awaitable[None]]
+Remember = Callable[[Plan], Awaitable[Plan]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,14 +66,14 @@ async def run_shard(
 ) -> AsyncIterator[Group]:
     """Yield the shard's groups in order of completion.
 
-    `plan` continues a shard whose Phase A is done; `remember` stores a new plan before Phase B begins; groups
-    whose id is in `skip` were delivered before and are not made again. An error of any request ends the shard
+    `plan` continues a shard whose Phase A is done; `remember` stores a new plan before Phase B begins and
+    returns the one that counts (another coordinator may have been first); groups whose id is in `skip` were delivered before and are not made again. An error of any request ends the shard
     and cancels its other requests: a lost rollout is the caller's to retry, never a wrong answer.
     """
     if plan is None:
         plan = await phase_a(shard, generate, score, allocate)
         if remember is not None:
-            await remember(plan)
+            plan = await remember(plan)
     open_groups = [
         (g, int(extra)) for g, extra in zip(plan.groups, plan.extra, strict=True) if g.id not in skip
     ]

@@ -117,11 +117,11 @@ class Rollout(Section):
     def _consistent(self) -> Self:
         if self.pre_rollouts >= self.group_size:
             raise ValueError(
-                f"pre_rollouts ({self.pre_rollouts}) must be smaller than group_size ({self.group_size})"
+                f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than rollout.group_size ({self.group_size})"
             )
         if self.prompts_per_batch % self.shards:
             raise ValueError(
-                f"shards ({self.shards}) must divide prompts_per_batch ({self.prompts_per_batch})"
+                f"rollout.shards ({self.shards}) must divide rollout.prompts_per_batch ({self.prompts_per_batch})"
             )
         return self
 
@@ -341,7 +341,7 @@ class Evaluation(Section):
         bad = [k for k in self.k if not 1 <= k <= self.samples]
         if bad:
             raise ValueError(
-                f"k ({bad[0]}) must be between 1 and samples ({self.samples}): Pass@K needs N >= K"
+                f"evaluation.k ({bad[0]}) must be between 1 and evaluation.samples ({self.samples}): Pass@K needs N >= K"
             )
         return self
 

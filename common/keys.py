@@ -29,7 +29,7 @@ class Keys:
 
     @property
     def plans(self) -> str:
-        """hash: "batch:shard" -> msgpack of Phase A results and Δ, until the shard is complete."""
+        """hash: "batch:shard" -> msgpack of Phase A results and Δ; the first plan of a shard is the one that counts."""
         return self._key("plans")
 
     @property
@@ -44,7 +44,7 @@ class Keys:
 
     @property
     def ledger(self) -> str:
-        """hash: step -> JSON list of [group id, entry id], written before the step is trained."""
+        """hash: step -> JSON list of [group id, entry id, batch], written before the step is trained."""
         return self._key("ledger")
 
     @property
@@ -53,8 +53,13 @@ class Keys:
         return self._key("dead")
 
     @property
+    def redo(self) -> str:
+        """set: ids of groups whose message was unusable, to be sampled again."""
+        return self._key("redo")
+
+    @property
     def state(self) -> str:
-        """hash: small shared facts: version, step, paused, warmup, stop, durable_step."""
+        """hash: small shared facts: version, step, durable_step, paused, cycles (gate and prior), error, token_sha256."""
         return self._key("state")
 
     @property

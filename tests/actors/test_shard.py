@@ -86,8 +86,9 @@ def test_a_retry_would_ask_with_the_same_seed() -> None:
 def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
     plans: list[Plan] = []
 
-    async def remember(plan: Plan) -> None:
+    async def remember(plan: Plan) -> Plan:
         plans.append(plan)
+        return plan
 
     first = World()
     collect(make_shard(), first, remember=remember)

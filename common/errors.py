@@ -1,0 +1,17 @@
+"""Errors that reach a person: one line that names the thing, the place and the remedy. Three kinds."""
+
+
+class HoraError(Exception):
+    """Something the user can mend. `str(error)` is all that is shown."""
+
+
+class ConfigError(HoraError, ValueError):
+    """The configuration, or a file it names, cannot be used."""
+
+
+class WireError(HoraError, ValueError):
+    """A message that does not decode or validate; it becomes a dead letter."""
+
+
+class RunError(HoraError, RuntimeError):
+    """The run cannot start or go on: a server is away, memory is short, a part gave up."""

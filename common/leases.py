@@ -1,0 +1,57 @@
+"""Leases in Redis: one coordinator works on a shard at a time, and a dead one's shards pass on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from common.keys import Keys
+
+RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class Leases:
+    """Leases of `owner` that last `seconds` unless renewed. `redis` is an asyncio client."""
+
+    def __init__(self, redis: Any, run: str, owner: str, seconds: float) -> None:
+        self._redis = redis
+        self._prefix = Keys(run).leases
+        self._owner = owner
+        self._seconds = seconds
+        self._renew = redis.register_script(RENEW)
+        self._release = redis.register_script(RELEASE)
+
+    async def acquire(self, name: str) -> bool:
+        """True when nobody held `name` and now this owner does."""
+        return bool(
+            await self._redis.set(self._key(name), self._owner, nx=True, px=int(self._seconds * 1000))
+        )
+
+    async def release(self, name: str) -> None:
+        await self._release(keys=[self._key(name)], args=[self._owner])
+
+    @asynccontextmanager
+    async def held(self, name: str) -> AsyncIterator[None]:
+        """Keep an acquired lease alive for the length of the block, then let it go.
+
+        A lease that was lost in between (a long stall of this process) is not fatal: whatever two owners of a shard
+        do, the first plan and the first push of each group count.
+        """
+        renewal = asyncio.create_task(self._keep(name))
+        try:
+            yield
+        finally:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+            await self.release(name)
+
+    async def _keep(self, name: str) -> None:
+        while True:
+            await asyncio.sleep(self._seconds / 3)
+            await self._renew(keys=[self._key(name)], args=[self._owner, int(self._seconds * 1000)])
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}:{name}"

@@ -1,0 +1,171 @@
+"""From a file to a `Config`: an experiment, a Serve file that carries one as its arguments, or a preset's name."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from common.config import Config
+from common.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parent.parent
+PRESETS = ROOT / "deploy" / "presets"
+
+
+def load(source: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in file `source` (or the preset of that name) with `section.key=value` overrides applied.
+
+    Raises ConfigError with one line for every key that is unknown or impossible.
+    """
+    path = Path(source)
+    if not path.is_file() and (PRESETS / f"{source}.yaml").is_file():
+        path = PRESETS / f"{source}.yaml"
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.stem for p in PRESETS.glob("*.yaml")))
+        raise ConfigError(f"{source}: no such file, and not one of the presets ({known})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+    experiment = _experiment(raw, source)
+    for override in overrides:
+        _override(experiment, override)
+    return from_args(experiment, source)
+
+
+def from_args(args: Mapping[str, Any], source: str = "arguments") -> Config:
+    """The configuration in plain values, relative paths to shipped files made absolute."""
+    try:
+        config = Config.model_validate(args)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_line(source, e, args) for e in error.errors())) from None
+    return _found(config)
+
+
+def check_paths(config: Config) -> None:
+    """Raise ConfigError for a local model folder or data file that is not there."""
+    for key, path, remedy in (
+        ("model.path", config.model.path, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
+        ("data.path", config.data.path, "name a JSONL file, a Hugging Face data set or `arithmetic`"),
+        ("allocation.prior_state", config.allocation.prior_state, "make it with `hora prior fit`"),
+    ):
+        if path is not None and _looks_local(path) and not Path(path).exists():
+            raise ConfigError(f"{key} ({path}): no such file or folder; {remedy}")
+    if _looks_local(config.model.path) and not (Path(config.model.path) / "config.json").is_file():
+        raise ConfigError(
+            f"model.path ({config.model.path}): holds no config.json, so it is not a Hugging Face model folder"
+        )
+
+
+def differences(a: Config | Mapping[str, Any], b: Config | Mapping[str, Any]) -> list[str]:
+    """`section.key: one != other` for every value in which two configurations disagree."""
+    left, right = _flat(_plain(a)), _flat(_plain(b))
+    return [
+        f"{key}: {left.get(key)!r} != {right.get(key)!r}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    ]
+
+
+def dump_yaml(config: Config) -> str:
+    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+
+
+def _experiment(raw: Any, source: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"{source}: must hold sections such as model: and rollout:, not {type(raw).__name__}"
+        )
+    if "applications" not in raw:
+        return raw
+    applications = raw["applications"]
+    if not (isinstance(applications, list) and applications and isinstance(applications[0], dict)):
+        raise ConfigError(f"{source}: applications: must list one application")
+    args = applications[0].get("args")
+    if not isinstance(args, dict):
+        raise ConfigError(f"{source}: applications[0].args: must hold the experiment (model:, data:, …)")
+    return args
+
+
+def _override(experiment: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {text!r}: write section.key=value, e.g. rollout.group_size=16")
+    *sections, last = key.split(".")
+    place: Any = experiment
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"override {text!r}: {section} is not a section")
+    try:
+        place[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"override {text!r}: {value!r} is not a YAML value") from None
+
+
+def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
+    path = ".".join(str(p) for p in error["loc"]) or "configuration"
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _known(error["loc"][:-1]), n=1)
+        return f"{source}: {path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    if error["type"] == "missing":
+        return f"{source}: {path}: is required"
+    reason = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error" and isinstance(error["input"], dict):
+        # A check across keys names them itself.
+        return f"{source}: {reason}"
+    return f"{source}: {path} ({error['input']!r}): {reason}"
+
+
+def _known(location: Sequence[Any]) -> list[str]:
+    model: Any = Config
+    for part in location:
+        field = (
+            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
+        )
+        if field is None:
+            return []
+        model = field.annotation
+    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+
+
+def _found(config: Config) -> Config:
+    """Shipped files (deploy/demo/model, …) are found from any working folder."""
+    model, data = config.model, config.data
+    if _looks_local(model.path) and not Path(model.path).exists() and (ROOT / model.path).exists():
+        model = model.model_copy(update={"path": str(ROOT / model.path)})
+    if _looks_local(data.path) and not Path(data.path).exists() and (ROOT / data.path).exists():
+        data = data.model_copy(update={"path": str(ROOT / data.path)})
+    return config.model_copy(update={"model": model, "data": data})
+
+
+def _looks_local(path: str) -> bool:
+    """A path on disk, as against `org/name` on the hub or a built-in data set."""
+    return (
+        path.startswith((".", "/", "~"))
+        or path.count("/") > 1
+        or path.endswith((".jsonl", ".json"))
+        or Path(path).exists()
+    )
+
+
+def _plain(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+    return config.model_dump(mode="json") if isinstance(config, Config) else json.loads(json.dumps(config))
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,176 @@
+"""The queue of complete groups: a Redis stream with a consumer group. Nothing is lost, nothing is doubled.
+
+    Producer.push ─► stream ─► Consumer.claim ─► ledger: step ↔ entries ─► train ─► durable checkpoint ─► acknowledge
+
+Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable checkpoint
+contains what it taught. An unusable entry becomes a dead letter and its id goes to the `redo` set, so that the
+group is sampled again and no step waits for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from common.config import Config
+from common.keys import Keys
+from common.types import Group
+from common.wire import encode_group
+
+GROUP, CONSUMER = "learner", "rank-0"
+
+PUSH = """
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return false end
+local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'batch', ARGV[2], 'group', ARGV[3])
+redis.call('HSET', KEYS[2], ARGV[1], entry)
+redis.call('SREM', KEYS[3], ARGV[1])
+return entry
+"""
+
+DEPTH = """
+local taken = redis.call('HLEN', KEYS[2]) - tonumber(redis.call('HGET', KEYS[3], 'durable_step') or '0')
+return redis.call('XLEN', KEYS[1]) - taken * tonumber(ARGV[1])
+"""
+
+BURY = """
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'group', ARGV[5])
+redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
+redis.call('XDEL', KEYS[1], ARGV[1])
+redis.call('HINCRBY', KEYS[5], 'dead_letters', 1)
+if ARGV[2] ~= '' then
+  redis.call('HDEL', KEYS[2], ARGV[2])
+  redis.call('SADD', KEYS[3], ARGV[2])
+end
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A claimed message: its id in the stream, its group's id and batch, and the undecoded group."""
+
+    id: str
+    group: str
+    batch: int
+    payload: bytes
+
+
+class Producer:
+    """The coordinator's end. `redis` is an asyncio client that returns bytes."""
+
+    def __init__(self, redis: Any, config: Config) -> None:
+        self._redis = redis
+        self._keys = Keys(config.run.name)
+        self._per_step = config.rollout.prompts_per_batch
+        self._push = redis.register_script(PUSH)
+        self._depth = redis.register_script(DEPTH)
+
+    async def push(self, group: Group) -> bool:
+        """Add a complete group; False when a group of this id was pushed before."""
+        keys = [self._keys.groups, self._keys.pushed, self._keys.redo]
+        return await self._push(keys=keys, args=[group.id, group.batch, encode_group(group)]) is not None
+
+    async def pushed(self, ids: Sequence[str]) -> frozenset[str]:
+        """Those of `ids` that were pushed already."""
+        found = await self._redis.hmget(self._keys.pushed, list(ids))
+        return frozenset(i for i, entry in zip(ids, found, strict=True) if entry)
+
+    async def depth(self) -> int:
+        """Groups that no step has taken yet."""
+        keys = [self._keys.groups, self._keys.ledger, self._keys.state]
+        return int(await self._depth(keys=keys, args=[self._per_step]))
+
+    async def redo(self) -> list[str]:
+        """Ids of groups to be sampled again; pushing one takes it off the list."""
+        return sorted(i.decode() for i in await self._redis.smembers(self._keys.redo))
+
+
+class Consumer:
+    """The learner's end, on rank 0; `read` on every rank. `client` is a blocking client that returns bytes."""
+
+    def __init__(self, client: redis.Redis, config: Config) -> None:
+        self._redis: Any = client
+        self._keys = Keys(config.run.name)
+        self._dead_letters = config.queue.dead_letters
+        self._bury = client.register_script(BURY)
+        try:
+            self._redis.xgroup_create(self._keys.groups, GROUP, id="0", mkstream=True)
+        except redis.exceptions.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def claim(self, block_s: float, count: int = 256) -> list[Entry]:
+        """Entries that nobody has claimed, waiting up to `block_s` seconds for the first."""
+        block = max(1, int(block_s * 1000))
+        found = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: ">"}, count=count, block=block)
+        return [_entry(i, fields) for _, entries in found or [] for i, fields in entries]
+
+    def pending(self) -> list[Entry]:
+        """Everything claimed and not acknowledged, oldest first: what a restarted learner begins with."""
+        entries: list[Entry] = []
+        last = "0"
+        while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=256)[0][1]:
+            entries += [_entry(i, fields) for i, fields in found if fields]
+            last = found[-1][0].decode()
+        return entries
+
+    def read(self, ids: Iterable[str]) -> list[bytes]:
+        """The undecoded groups of these entries, in this order. Raises KeyError for one that is not there."""
+        payloads = []
+        for entry in ids:
+            found = self._redis.xrange(self._keys.groups, min=entry, max=entry)
+            if not found:
+                raise KeyError(f"entry {entry} is not in {self._keys.groups}: it was acknowledged or removed")
+            payloads.append(found[0][1][b"group"])
+        return payloads
+
+    def acknowledge(self, entries: Sequence[str], durable_step: int) -> None:
+        """Let go of entries that the durable checkpoint of `durable_step` contains. All of it or nothing."""
+        with self._redis.pipeline(transaction=True) as pipe:
+            if entries:
+                pipe.xack(self._keys.groups, GROUP, *entries)
+                pipe.xdel(self._keys.groups, *entries)
+            pipe.hset(self._keys.state, "durable_step", durable_step)
+            pipe.execute()
+
+    def dead_letter(self, entry: Entry, reason: str) -> None:
+        """Set an unusable entry aside with its reason; its group is asked for again."""
+        keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.dead, self._keys.counters]
+        args = [entry.id, entry.group, reason[:1000], self._dead_letters, entry.payload[: 2**20], GROUP]
+        self._bury(keys=keys, args=args)
+
+
+class Ledger:
+    """Which groups make up which step, written before the step is trained and never changed."""
+
+    def __init__(self, client: redis.Redis, run: str) -> None:
+        self._redis: Any = client
+        self._key = Keys(run).ledger
+
+    def record(self, step: int, groups: Sequence[tuple[str, str, int]]) -> None:
+        """Fix step `step` as these (group id, entry id, batch). Raises ValueError if it is something else already."""
+        text = json.dumps([list(g) for g in groups])
+        if (
+            not self._redis.hsetnx(self._key, str(step), text)
+            and self._redis.hget(self._key, str(step)) != text.encode()
+        ):
+            raise ValueError(f"step {step} is in the ledger with other groups")
+
+    def steps(self) -> dict[int, list[tuple[str, str, int]]]:
+        """All steps in order: (group id, entry id, batch) of each group."""
+        raw = self._redis.hgetall(self._key)
+        return {int(s): [(g, e, b) for g, e, b in json.loads(raw[s])] for s in sorted(raw, key=int)}
+
+
+def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:
+    """Foreign entries without our fields are kept apart by empty values: decoding them says what is wrong."""
+    batch = fields.get(b"batch", b"")
+    return Entry(
+        id=entry.decode(),
+        group=fields.get(b"id", b"").decode(errors="replace"),
+        batch=int(batch) if batch.isdigit() else -1,
+        payload=fields.get(b"group", b""),
+    )

@@ -1,0 +1,83 @@
+"""Connections to Redis, with retries that outlast a restart of the server.
+
+URLs: redis://, rediss:// (TLS) or unix://; a password stands in the URL (redis://:secret@host) or, to keep it out of
+process lists and files that are shown, in a file named by `?password_file=/path`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from common.errors import ConfigError, RunError
+
+# About two minutes of tries, at most 2 s apart: a Redis that is restarted is not a fault.
+BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
+RETRIES = 60
+AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
+
+
+def connect(url: str, *, retries: int = RETRIES) -> redis.Redis:
+    """A client that has answered once. Raises RunError when none answers, with the URL less its password."""
+    plain, options = _options(url)
+    client = redis.Redis.from_url(
+        plain,
+        retry=Retry(BACKOFF, retries),
+        retry_on_error=list(AWAY),
+        socket_timeout=60.0,
+        health_check_interval=15,
+        **options,
+    )
+    try:
+        redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options).ping()
+    except redis.exceptions.AuthenticationError as error:
+        raise RunError(
+            f"Redis at {hidden(url)} refuses the password ({error}): check queue.url or HORA_REDIS_URL"
+        ) from None
+    except redis.exceptions.RedisError as error:
+        raise RunError(
+            f"no Redis answers at {hidden(url)} ({error}): start one, or correct queue.url or HORA_REDIS_URL"
+        ) from None
+    return client
+
+
+def connect_async(url: str) -> Any:
+    """An asyncio client with the same patience. It connects at its first command."""
+    plain, options = _options(url)
+    return redis.asyncio.Redis.from_url(
+        plain,
+        retry=AsyncRetry(BACKOFF, RETRIES),
+        retry_on_error=list(AWAY),
+        socket_timeout=60.0,
+        health_check_interval=15,
+        **options,
+    )
+
+
+def hidden(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=host, query=""))
+
+
+def _options(url: str) -> tuple[str, dict[str, Any]]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(f"queue.url ({hidden(url)}) must begin with redis://, rediss:// or unix://")
+    query = dict(parse_qsl(parts.query))
+    path = query.pop("password_file", None)
+    options: dict[str, Any] = {}
+    if path is not None:
+        try:
+            with open(path) as file:
+                options["password"] = file.read().strip()
+        except OSError as error:
+            raise ConfigError(f"queue.url: password_file {path} cannot be read: {error.strerror}") from None
+    return urlunsplit(parts._replace(query=urlencode(query))), options

@@ -1,0 +1,57 @@
+"""The manifest of published weights: what the learner announces and every replica can check."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+
+from common.keys import Keys
+
+# Only forwards: a restarted learner that repeats old steps cannot take the version back unseen.
+ADVANCE = """
+local old = tonumber(redis.call('HGET', KEYS[1], 'version') or '-1')
+if tonumber(ARGV[1]) > old then redis.call('HSET', KEYS[1], 'version', ARGV[1]) end
+return math.max(old, tonumber(ARGV[1]))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Version `version` of run `run` as a safetensors file at `path` with this SHA-256 and size in bytes."""
+
+    run: str
+    version: int
+    path: str
+    sha256: str
+    bytes: int
+
+    def update_info(self) -> dict[str, Any]:
+        """What vLLM's workers are given: the `file` transport's update info."""
+        return {"version": self.version, "path": self.path, "sha256": self.sha256}
+
+
+def announce(client: redis.Redis, manifest: Manifest) -> None:
+    """Make `manifest` the newest: from now on a replica that starts or lags pulls it."""
+    client.set(Keys(manifest.run).weights, json.dumps(asdict(manifest)))
+
+
+def advance(client: redis.Redis, run: str, version: int) -> int:
+    """Publish that every replica was given `version`; returns the version in force, which never falls."""
+    return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
+
+
+async def newest(client: Any, run: str) -> Manifest | None:
+    """The newest announced manifest. `client` is an asyncio client."""
+    return _manifest(await client.get(Keys(run).weights))
+
+
+def newest_now(client: redis.Redis, run: str) -> Manifest | None:
+    """`newest` for a blocking client."""
+    return _manifest(client.get(Keys(run).weights))
+
+
+def _manifest(text: Any) -> Manifest | None:
+    return Manifest(**json.loads(text)) if text else None

@@ -1,0 +1,228 @@
+"""Groups and plans as msgpack: plain values and little-endian buffers, a schema version, limits before memory.
+
+Nothing here executes what it reads. A message that is too long, does not decode, or whose parts disagree raises
+WireError with the field and, where it could be read, the group's id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgpack
+import numpy as np
+
+from common.errors import WireError
+from common.types import FinishReason, Group, LogProbs, Phase, Plan, Rollout, Tokens, VersionSpan
+
+SCHEMA = 1
+MAX_BYTES = 256 * 2**20
+MAX_ROLLOUTS = 65_536
+MAX_TEXT = 1_024
+
+
+def encode_group(group: Group) -> bytes:
+    """The bytes of one group. What it says is checked where it is read."""
+    return cast(bytes, msgpack.packb(_group_out(group), use_bin_type=True))
+
+
+def encode_plan(plan: Plan) -> bytes:
+    value = {"schema": SCHEMA, "extra": list(plan.extra), "groups": [_group_out(g) for g in plan.groups]}
+    return cast(bytes, msgpack.packb(value, use_bin_type=True))
+
+
+def decode_group(
+    data: bytes,
+    *,
+    run: str | None = None,
+    tokenizer: str | None = None,
+    vocabulary: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> Group:
+    """The group in `data`. `run`, `tokenizer` and `vocabulary`, when given, must be the group's.
+
+    Raises WireError for anything that a learner could not train on as it stands.
+    """
+    group = _group_in(_unpack(data, max_bytes))
+    where = f"group {group.id}"
+    if run is not None and group.run != run:
+        raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
+    if tokenizer is not None and group.tokenizer != tokenizer:
+        raise WireError(f"{where}: was written with tokenizer {group.tokenizer!r}, not {tokenizer!r}")
+    if sum(r.phase == "A" for r in group.rollouts) != group.pre_rollouts:
+        raise WireError(f"{where}: must hold exactly G0 = {group.pre_rollouts} rollouts of Phase A")
+    for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts)):
+        top = int(tokens.max()) if len(tokens) else 0
+        if len(tokens) and (int(tokens.min()) < 0 or (vocabulary is not None and top >= vocabulary)):
+            raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}")
+    return group
+
+
+def decode_plan(data: bytes, *, max_bytes: int = MAX_BYTES) -> Plan:
+    raw = _unpack(data, max_bytes)
+    groups = tuple(_group_in(g) for g in _list(raw, "groups", "plan"))
+    extra = tuple(_int(e, "extra", "plan") for e in _list(raw, "extra", "plan"))
+    if len(extra) != len(groups):
+        raise WireError(f"plan: {len(extra)} extra counts for {len(groups)} groups")
+    return Plan(groups, extra)
+
+
+def _unpack(data: bytes, max_bytes: int) -> dict[str, Any]:
+    if len(data) > max_bytes:
+        raise WireError(f"message of {len(data)} bytes exceeds the limit of {max_bytes}")
+    try:
+        # Every limit is at most the message's own length, so a forged length takes no memory.
+        raw = msgpack.unpackb(data, raw=False, strict_map_key=True, max_buffer_size=len(data))
+    except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"not a message: {type(error).__name__}: {error}"[:300]) from None
+    if not isinstance(raw, dict):
+        raise WireError(f"not a message: a {type(raw).__name__}, not a map")
+    if raw.get("schema") != SCHEMA:
+        raise WireError(f"schema version {raw.get('schema')!r:.40}, this reader knows {SCHEMA}")
+    return raw
+
+
+def _group_out(g: Group) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "run": g.run,
+        "epoch": g.epoch,
+        "prompt_index": g.prompt_index,
+        "batch": g.batch,
+        "shard": g.shard,
+        "rule": g.rule,
+        "prior": list(g.prior),
+        "tokenizer": g.tokenizer,
+        "pre_rollouts": g.pre_rollouts,
+        "prompt": _buffer(g.prompt_tokens, "<i4"),
+        "rollouts": [
+            {
+                "tokens": _buffer(r.tokens, "<i4"),
+                "logprobs": _buffer(r.logprobs, "<f4"),
+                "finish": r.finish_reason,
+                "phase": r.phase,
+                "rewards": {name: float(value) for name, value in r.rewards.items()},
+                "spans": [[s.version, s.start, s.end] for s in r.spans],
+            }
+            for r in g.rollouts
+        ],
+    }
+
+
+def _buffer(array: Tokens | LogProbs, dtype: str) -> bytes:
+    return np.ascontiguousarray(array, dtype=dtype).tobytes()
+
+
+def _group_in(raw: Any) -> Group:
+    if not isinstance(raw, dict):
+        raise WireError(f"group: a {type(raw).__name__}, not a map")
+    epoch, index = _int(raw.get("epoch"), "epoch"), _int(raw.get("prompt_index"), "prompt_index")
+    where = f"group {epoch}:{index}"
+    rollouts = _list(raw, "rollouts", where)
+    prior = [_float(p, "prior", where) for p in _list(raw, "prior", where)]
+    pre_rollouts = _int(raw.get("pre_rollouts"), "pre_rollouts", where)
+    prompt = _tokens(raw.get("prompt"), "prompt", where)
+    if len(prior) != 2 or not all(p > 0 for p in prior):
+        raise WireError(f"{where}: prior must be two positive numbers, not {prior!r:.60}")
+    if not 1 <= pre_rollouts <= len(rollouts) or len(rollouts) > MAX_ROLLOUTS:
+        raise WireError(
+            f"{where}: {len(rollouts)} rollouts, G0 = {pre_rollouts}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is needed"
+        )
+    if not len(prompt):
+        raise WireError(f"{where}: the prompt is empty")
+    return Group(
+        run=_text(raw.get("run"), "run", where),
+        epoch=epoch,
+        prompt_index=index,
+        batch=_int(raw.get("batch"), "batch", where),
+        shard=_int(raw.get("shard"), "shard", where),
+        rule=_text(raw.get("rule"), "rule", where),
+        prior=(prior[0], prior[1]),
+        tokenizer=_text(raw.get("tokenizer"), "tokenizer", where),
+        pre_rollouts=pre_rollouts,
+        prompt_tokens=prompt,
+        rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
+    )
+
+
+def _rollout_in(raw: Any, where: str) -> Rollout:
+    if not isinstance(raw, dict):
+        raise WireError(f"{where}: a {type(raw).__name__}, not a map")
+    tokens = _tokens(raw.get("tokens"), "tokens", where)
+    logprobs = _array(raw.get("logprobs"), "logprobs", np.dtype("<f4"), where).astype(np.float32)
+    if not len(tokens):
+        raise WireError(f"{where}: no tokens")
+    if len(logprobs) != len(tokens):
+        raise WireError(f"{where}: {len(logprobs)} log-probs for {len(tokens)} tokens")
+    if not np.isfinite(logprobs).all() or (logprobs > 0).any():
+        raise WireError(f"{where}: log-probs must be finite and at most 0")
+    return Rollout(
+        tokens=tokens,
+        logprobs=logprobs,
+        finish_reason=cast(FinishReason, _one_of(raw.get("finish"), ("stop", "length"), "finish", where)),
+        spans=_spans(_list(raw, "spans", where), len(tokens), where),
+        phase=cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where)),
+        rewards=_rewards(raw.get("rewards"), where),
+    )
+
+
+def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
+    spans, at, newest = [], 0, 0
+    for item in raw:
+        if not isinstance(item, list) or len(item) != 3:
+            raise WireError(f"{where}: spans must be [version, start, end]")
+        version, start, end = (_int(value, "spans", where) for value in item)
+        if start != at or end <= start or version < newest:
+            raise WireError(f"{where}: spans must follow each other, versions never falling: {raw!r:.120}")
+        spans.append(VersionSpan(version, start, end))
+        at, newest = end, version
+    if at != length:
+        raise WireError(f"{where}: spans cover {at} of {length} tokens")
+    return tuple(spans)
+
+
+def _rewards(raw: Any, where: str) -> dict[str, float]:
+    if not isinstance(raw, dict) or not {"accuracy", "format"} <= raw.keys() or len(raw) > 64:
+        raise WireError(f"{where}: rewards must name accuracy and format, and at most 64 in all")
+    return {
+        _text(name, "rewards", where): _float(value, f"reward {name!r:.40}", where)
+        for name, value in raw.items()
+    }
+
+
+def _array(raw: Any, field: str, dtype: np.dtype, where: str) -> np.ndarray:
+    if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
+        raise WireError(f"{where}: {field} must be a buffer of {dtype.itemsize}-byte values")
+    return np.frombuffer(raw, dtype=dtype)
+
+
+def _tokens(raw: Any, field: str, where: str) -> Tokens:
+    return _array(raw, field, np.dtype("<i4"), where).astype(np.int32)
+
+
+def _typed(kind: type, test: Callable[[Any], bool], what: str) -> Callable[..., Any]:
+    def read(value: Any, field: str, where: str = "group") -> Any:
+        if not isinstance(value, kind) or isinstance(value, bool) or not test(value):
+            raise WireError(f"{where}: {field} must be {what}, not {value!r:.60}")
+        return value
+
+    return read
+
+
+_int = _typed(int, lambda v: 0 <= v < 2**63, "a whole number from 0")
+_float = _typed((float, int), math.isfinite, "a finite number")  # type: ignore[arg-type]
+_text = _typed(str, lambda v: 0 < len(v) <= MAX_TEXT, f"text of 1 to {MAX_TEXT} characters")
+
+
+def _list(raw: dict[str, Any], field: str, where: str) -> list[Any]:
+    value = raw.get(field)
+    if not isinstance(value, list):
+        raise WireError(f"{where}: {field} must be a list, not {value!r:.60}")
+    return value
+
+
+def _one_of(value: Any, known: tuple[str, ...], field: str, where: str) -> str:
+    if value not in known:
+        raise WireError(f"{where}: {field} must be {' or '.join(known)}, not {value!r:.60}")
+    return cast(str, value)
