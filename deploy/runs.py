@@ -1,0 +1,201 @@
+"""Run folders: what lies in one, which runs there are, how one is stopped. docs/operations.md shows the layout.
+
+`run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place, so a
+reader never sees half of it; it holds no secret (the address of an embedded Redis, with its password, is in
+`redis/url`, readable by the owner alone).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from common.errors import RunError
+from common.load import load
+
+State = Literal["running", "finished", "failed", "stopped"]
+RUN, URL, STEPS = "run.json", "redis/url", "steps.jsonl"
+STOP_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did."""
+
+    run: str
+    state: State
+    pid: int
+    http_port: int | None = None
+    started: float = 0.0
+    ended: float | None = None
+    reason: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher that wrote this is still there: the same process, not another with its number."""
+        if self.state != "running":
+            return False
+        try:
+            return psutil.Process(self.pid).create_time() <= self.started + 1.0
+        except psutil.NoSuchProcess:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line of `hora runs`. `state` is run.json's, or `lost`: it says running, but its process is gone."""
+
+    run: str
+    folder: str
+    state: str
+    step: int | None
+    reward: float | None
+    started: float
+    ended: float | None
+    reason: str
+
+
+class RunFile:
+    """`run.json` of one run folder. Written by the launcher, read by every command that is given the folder."""
+
+    def __init__(self, run_dir: Path | str) -> None:
+        self.folder = Path(run_dir)
+        self.path = self.folder / RUN
+
+    def start(self, run: str, pid: int, *, http_port: int | None = None) -> None:
+        """Say that process `pid` runs `run` here from now on."""
+        self._write(RunRecord(run, "running", pid, http_port=http_port, started=time.time()))
+
+    def end(self, state: State, reason: str = "") -> None:
+        """Say how it ended."""
+        self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+
+    def read(self) -> RunRecord:
+        """Raises RunError where there is no run, or a file that is not a run's."""
+        try:
+            values = json.loads(self.path.read_text())
+            return RunRecord(**values)
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(
+                f"{self.folder}: no run here ({RUN} is missing); `hora runs` lists the runs there are"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise RunError(
+                f"{self.path}: not a run's record ({error}); it was edited, or another version of hora wrote it"
+            ) from None
+
+    def redis_url(self) -> str:
+        """Address of the run's embedded Redis. Raises RunError where the run has none of its own."""
+        path = self.folder / URL
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            raise RunError(
+                f"{path} is missing: the run was not started by `hora run`, or its Redis never came up; "
+                "name the Redis in queue.url or HORA_REDIS_URL"
+            ) from None
+        except PermissionError:
+            raise RunError(f"{path}: only the user who started the run may read its Redis password") from None
+
+    def _write(self, record: RunRecord) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(asdict(record), indent=1) + "\n")
+        os.replace(new, self.path)
+
+
+def list_runs(folder: Path | str) -> list[RunSummary]:
+    """Every run under `folder`, newest first; what is not a run is passed over. Raises RunError without a folder."""
+    base = Path(folder)
+    if not base.is_dir():
+        raise RunError(f"{base}: no such folder; runs are written to run.folder of the configuration")
+    found = [_summary(path.parent) for path in base.glob(f"*/{RUN}")]
+    return sorted(found, key=lambda s: s.started, reverse=True)
+
+
+def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
+    """End a running `hora run` as Ctrl-C would, so that it can be resumed; returns what to tell the user.
+
+    Raises RunError when nothing runs there, or when it has not ended after `limit_s` seconds.
+    """
+    file = RunFile(run_dir)
+    record = file.read()
+    if record.state != "running":
+        raise RunError(f"{file.folder}: the run is not running: it {_past(record)}")
+    if not record.alive:
+        file.end("failed", f"process {record.pid} is gone without a word")
+        raise RunError(
+            f"{file.folder}: the launcher (process {record.pid}) is gone already; resume with "
+            f"hora run {file.folder}/config.yaml --resume"
+        )
+    os.kill(record.pid, signal.SIGINT)
+    deadline = time.monotonic() + limit_s
+    while record.alive:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"{file.folder}: process {record.pid} has not ended {limit_s:g} s after the request; "
+                f"look at {file.folder}/logs, or end it with kill {record.pid}"
+            )
+        time.sleep(0.1)
+    return f"{record.run} stopped; resume with: hora run {file.folder}/config.yaml --resume"
+
+
+def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
+    """(Redis URL, run name) of a run folder, or of a configuration as `hora run` takes it.
+
+    HORA_REDIS_URL goes before queue.url, which goes before the embedded Redis of the run's folder.
+    """
+    folder = Path(source)
+    given = os.environ.get("HORA_REDIS_URL")
+    if folder.is_dir():
+        name = RunFile(folder).read().run
+        config = load(str(folder / "config.yaml"), overrides) if (folder / "config.yaml").exists() else None
+        url = given or (config.queue.url if config else None)
+        return url or RunFile(folder).redis_url(), name
+    config = load(source, overrides)
+    url = given or config.queue.url
+    return url or RunFile(Path(config.run.folder) / config.run.name).redis_url(), config.run.name
+
+
+def _summary(folder: Path) -> RunSummary:
+    file = RunFile(folder)
+    try:
+        record = file.read()
+    except RunError as error:
+        return RunSummary(folder.name, str(folder), "unreadable", None, None, 0.0, None, str(error))
+    last = _last_step(folder / STEPS)
+    lost = record.state == "running" and not record.alive
+    return RunSummary(
+        run=record.run,
+        folder=str(folder),
+        state="lost" if lost else record.state,
+        step=None if last is None else int(last["step"]) + 1,
+        reward=None if last is None else last.get("reward"),
+        started=record.started,
+        ended=record.ended,
+        reason="its process is gone without a word" if lost else record.reason,
+    )
+
+
+def _last_step(path: Path) -> dict[str, Any] | None:
+    """The last whole line of steps.jsonl; the learner may be writing the next one."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65536))
+        lines = file.read().split(b"\n")[:-1]
+    return json.loads(lines[-1]) if lines else None
+
+
+def _past(record: RunRecord) -> str:
+    return {"finished": "finished", "failed": f"failed ({record.reason})", "stopped": "was stopped"}[
+        record.state
+    ]

@@ -1,0 +1,71 @@
+import asyncio
+import json
+import threading
+
+import pytest
+import structlog
+
+from common import logs
+
+
+@pytest.fixture(autouse=True)
+def _restore():
+    yield
+    structlog.reset_defaults()
+
+
+def lines(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_every_json_line_names_run_and_part_even_from_another_thread(capsys):
+    logs.configure("json", run="r1", part="coordinator/a")
+    log = structlog.get_logger("x")
+    log.info("here")
+    thread = threading.Thread(target=lambda: log.info("there"))
+    thread.start()
+    thread.join()
+    for line in lines(capsys):
+        assert (line["run"], line["part"], line["level"]) == ("r1", "coordinator/a", "info")
+        assert line["timestamp"].endswith("Z")
+
+
+def test_shard_and_group_stay_with_the_task_that_bound_them(capsys):
+    logs.configure("json", run="r1")
+    log = structlog.get_logger("x")
+
+    async def work(shard: str) -> None:
+        with logs.bound(shard=shard, group=f"0:{shard}"):
+            await asyncio.sleep(0.01)
+            log.info("inside")
+        log.info("outside")
+
+    async def both() -> None:
+        await asyncio.gather(work("1"), work("2"))
+
+    asyncio.run(both())
+    seen = lines(capsys)
+    assert {(x["shard"], x["group"]) for x in seen if x["event"] == "inside"} == {("1", "0:1"), ("2", "0:2")}
+    assert all("shard" not in x for x in seen if x["event"] == "outside")
+
+
+def test_an_exception_is_one_json_line_without_local_variables(capsys):
+    logs.configure("json", run="r1")
+    password = "hunter2"
+    assert password
+    try:
+        raise ValueError("no")
+    except ValueError:
+        structlog.get_logger("x").exception("failed")
+    (line,) = lines(capsys)
+    assert line["exception"][0]["exc_type"] == "ValueError"
+    assert "hunter2" not in json.dumps(line)
+
+
+def test_text_lines_are_plain_when_not_a_terminal(capsys):
+    logs.configure("text", run="r1")
+    structlog.get_logger("x").warning("slow", seconds=3)
+    err = capsys.readouterr().err
+    assert "slow" in err
+    assert "run=r1" in err
+    assert "\x1b" not in err

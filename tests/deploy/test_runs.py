@@ -1,0 +1,106 @@
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common.errors import RunError
+from deploy.runs import RunFile, list_runs, redis_of, stop
+
+# Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
+LAUNCHER = """
+import os, sys, time
+from deploy.runs import RunFile
+file = RunFile(sys.argv[1])
+file.start("demo", os.getpid(), http_port=8000)
+print("up", flush=True)
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.3)
+    file.end("stopped", "interrupted")
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path / "demo")], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    # As under `hora stop` in another terminal: somebody else waits for the launcher's end.
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_is_listed_with_its_last_whole_step_and_reward(tmp_path):
+    folder = tmp_path / "demo"
+    RunFile(folder).start("demo", os.getpid())
+    (folder / "steps.jsonl").write_text(
+        '{"step": 0, "reward": 0.1}\n{"step": 1, "reward": 0.25}\n{"step": 2, "rew'
+    )
+    RunFile(folder).end("finished")
+    (tmp_path / "not-a-run").mkdir()
+    (run,) = list_runs(tmp_path)
+    assert (run.run, run.state, run.step, run.reward) == ("demo", "finished", 2, 0.25)
+
+
+def test_runs_are_listed_newest_first_and_an_unreadable_one_says_why(tmp_path):
+    for name in ("old", "new"):
+        RunFile(tmp_path / name).start(name, os.getpid())
+        time.sleep(0.01)
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "run.json").write_text('{"run": "odd", "colour": 3}')
+    runs = list_runs(tmp_path)
+    assert [r.run for r in runs] == ["new", "old", "odd"]
+    assert runs[2].state == "unreadable"
+    assert "colour" in runs[2].reason
+
+
+def test_a_run_whose_process_is_gone_is_lost_not_running(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    RunFile(tmp_path / "demo").start("demo", ended.pid)
+    assert list_runs(tmp_path)[0].state == "lost"
+
+
+def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
+    file = RunFile(tmp_path / "demo")
+    file.start("demo", os.getpid())
+    record = json.loads(file.path.read_text())
+    file.path.write_text(json.dumps({**record, "started": record["started"] - 10 * 86400}))
+    assert not file.read().alive
+
+
+def test_stop_ends_the_launcher_as_ctrl_c_does_and_says_how_to_resume(tmp_path, launcher):
+    import threading
+
+    threading.Thread(target=launcher.wait, daemon=True).start()
+    said = stop(tmp_path / "demo", limit_s=20)
+    assert "--resume" in said
+    assert RunFile(tmp_path / "demo").read().state == "stopped"
+    with pytest.raises(RunError, match="was stopped"):
+        stop(tmp_path / "demo")
+
+
+def test_stop_of_a_vanished_launcher_records_that_it_failed(tmp_path, launcher):
+    launcher.kill()
+    launcher.wait()
+    with pytest.raises(RunError, match="gone already"):
+        stop(tmp_path / "demo")
+    assert RunFile(tmp_path / "demo").read().state == "failed"
+
+
+@pytest.mark.parametrize("call", [stop, redis_of, lambda f: RunFile(f).read()])
+def test_a_folder_without_a_run_is_a_sentence(tmp_path, call):
+    with pytest.raises(RunError, match="no run here"):
+        call(str(tmp_path))
+
+
+def test_no_runs_folder_is_a_sentence(tmp_path):
+    with pytest.raises(RunError, match="no such folder"):
+        list_runs(tmp_path / "nowhere")
