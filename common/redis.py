@@ -7,7 +7,7 @@ process lists and files that are shown, in a file named by `?password_file=/path
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import redis
 import redis.asyncio
@@ -64,7 +64,7 @@ def hidden(url: str) -> str:
     """The URL without its password."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=host, query=""))
+    return f"{parts.scheme}://{host}{parts.path}"
 
 
 def _options(url: str) -> tuple[str, dict[str, Any]]:
@@ -80,4 +80,5 @@ def _options(url: str) -> tuple[str, dict[str, Any]]:
                 options["password"] = file.read().strip()
         except OSError as error:
             raise ConfigError(f"queue.url: password_file {path} cannot be read: {error.strerror}") from None
-    return urlunsplit(parts._replace(query=urlencode(query))), options
+    rest = f"?{urlencode(query)}" if query else ""
+    return f"{parts.scheme}://{parts.netloc}{parts.path}{rest}", options

@@ -72,8 +72,8 @@ def _unpack(data: bytes, max_bytes: int) -> dict[str, Any]:
     if len(data) > max_bytes:
         raise WireError(f"message of {len(data)} bytes exceeds the limit of {max_bytes}")
     try:
-        # Every limit is at most the message's own length, so a forged length takes no memory.
-        raw = msgpack.unpackb(data, raw=False, strict_map_key=True, max_buffer_size=len(data))
+        # unpackb limits every length to that of the message itself, so a forged one takes no memory.
+        raw = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"not a message: {type(error).__name__}: {error}"[:300]) from None
     if not isinstance(raw, dict):

