@@ -30,6 +30,8 @@ _LEAD = re.compile(
     r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
 )
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _BOXED = "\\boxed{"
 
 
@@ -140,10 +142,10 @@ def _plain_words(text: str) -> str:
 def quick_verdict(gold: str, answer: str) -> bool | None:
     """Right or wrong where that is plain from the text; None where math-verify must decide.
 
-    Plain: equal text but for spacing; two numbers without operators; words against words.
+    Plain: equal text but for spacing; two numbers without operators; words against words; numerals of two bases.
     """
-    gold, answer = bare(gold), bare(answer)
-    if _tight(gold) == _tight(answer):
+    gold, answer = _tight(bare(gold)), _tight(bare(answer))
+    if gold == answer:
         return True
     numbers = canonical_number(gold), canonical_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
@@ -151,7 +153,15 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
     words = canonical_words(gold)
     if words is not None and len(words) > 1:
         return words == (canonical_words(answer) or _plain_words(answer))
+    # math-verify drops the base: 204_6 would equal 204_5. An answer may leave out the gold answer's base.
+    if (base := _BASE.fullmatch(answer)) and base.group(1) != _base_of(gold):
+        return False
     return None
+
+
+def _base_of(gold: str) -> str:
+    found = _BASE.fullmatch(gold)
+    return found.group(1) if found else "10"
 
 
 def math_equal(gold: str, answer: str) -> bool:
@@ -159,9 +169,20 @@ def math_equal(gold: str, answer: str) -> bool:
 
     math-verify's own time limits use signals, which work in a main thread only: they are off.
     """
+    return _equal(gold, answer) and all(_equal(gold, side) for side in _values(gold, answer))
+
+
+def _equal(gold: str, answer: str) -> bool:
     from math_verify import verify
 
     return bool(verify(_parse(gold), _parse(answer), timeout_seconds=None))
+
+
+def _values(gold: str, answer: str) -> list[str]:
+    """The sides without letters of an answer that is an equation while the gold answer is none. math-verify
+    looks at the last side alone, so that `27 = 28` would be right for 28."""
+    sides = answer.split("=") if "=" not in gold else []
+    return [side for side in sides[:-1] if side.strip() and not re.search("[A-Za-z]", _COMMAND.sub("", side))]
 
 
 def _parse(text: str) -> list:

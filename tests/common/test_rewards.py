@@ -80,7 +80,9 @@ def test_a_gold_answer_that_cannot_be_judged_is_not_usable(answer: str) -> None:
     assert not rewards.usable_gold(answer)
 
 
-@pytest.mark.parametrize("answer", ["27.0", "-3", r"\frac{1}{2}", r"\text{Evelyn}", "x^2+1", "[1,2)", "p - q"])
+@pytest.mark.parametrize(
+    "answer", ["27.0", "-3", r"\frac{1}{2}", r"\text{Evelyn}", "x^2+1", "[1,2)", "p - q"]
+)
 def test_a_gold_answer_that_parses_is_usable(answer: str) -> None:
     assert rewards.usable_gold(answer)
 
@@ -105,6 +107,11 @@ def test_a_gold_answer_that_parses_is_usable(answer: str) -> None:
         (r"\text{Evelyn}", "evelyn", True),
         (r"\text{Evelyn}", "Evelny", False),
         (r"\frac{1}{2}", "0.5", None),
+        ("204_5", "204_{5}", None),
+        ("204_5", "204", None),
+        ("204_5", "204_6", False),
+        ("204", "204_5", False),
+        ("204", "204_{10}", None),
     ],
 )
 def test_plain_text_decides_what_it_can_and_no_more(gold: str, answer: str, verdict: bool | None) -> None:
@@ -135,12 +142,17 @@ def test_the_same_value_in_another_writing_is_right(gold: str, answer: str) -> N
 
 
 @pytest.mark.parametrize(
-    "answer", ["27 or 28", "27, 28", r"\boxed{27} or \boxed{28}", "$27$ $28$", "27 < 28"]
+    "answer", ["27 or 28", "27, 28", r"\boxed{27} or \boxed{28}", "$27$ $28$", "27 < 28", "27 = x = 28"]
 )
 @pytest.mark.parametrize("gold", ["27", "28"])
 def test_an_answer_that_lists_guesses_is_wrong(gold: str, answer: str) -> None:
     assert not rewards.quick_verdict(gold, answer)
     assert not rewards.math_equal(gold, answer)
+
+
+@pytest.mark.parametrize("answer", ["27 = 28", r"\frac{54}{2} = 28", "27 = x = 28"])
+def test_every_value_in_an_equation_must_be_the_gold_answer(answer: str) -> None:
+    assert not rewards.math_equal("28", answer)
 
 
 def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:

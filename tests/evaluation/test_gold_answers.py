@@ -1,0 +1,135 @@
+"""The verifier against the 600 gold answers of the shipped benchmarks. Decisions: docs/verifier.md."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from actors.verifier_pool import VerifierPool
+from common.config import Data, Reward
+from common.datasets import load_dataset
+from common.rewards import bare, canonical_number, math_equal, quick_verdict, usable_gold
+from evaluation.benchmarks import BENCHMARKS
+
+GOLDS = [row.answer for b in BENCHMARKS.values() for row in load_dataset(b.data(Data(path="x"))).rows]
+DISTINCT = list(dict.fromkeys(GOLDS))
+
+# What math-verify calls equal although the problems differ, all of it accepted: see docs/verifier.md.
+ACCEPTED = {
+    ("0", "5x - 7y + 11z + 4 = 0"),
+    ("1,-2", "(-2,1)"),
+    ("-2,1", "(-2,1)"),
+    ("(-2,1)", "-2,1"),
+    ("x=5", "5"),
+    ("5", "x=5"),
+    ("40_9", "40"),
+    ("204_5", "204"),
+}
+
+
+def judged(gold: str, answer: str) -> bool:
+    quick = quick_verdict(gold, answer)
+    return math_equal(gold, answer) if quick is None else quick
+
+
+def rewritings(gold: str) -> Iterator[str]:
+    """Other ways in which a person or a model writes the same answer."""
+    yield rf"\boxed{{{gold}}}"
+    yield f"${gold}$"
+    yield rf"\[ {gold} \]"
+    yield f"The answer is {gold}."
+    yield rf"\displaystyle {gold}"
+    yield f"\n  {gold}  \n"
+    yield gold.replace("\\frac", "\\dfrac")
+    yield gold.replace("\\dfrac", "\\frac").replace("\\frac", "\\tfrac")
+    yield gold.replace("\\left", "").replace("\\right", "")
+    yield re.sub(r"([=+,])", r" \1 ", gold)
+    yield gold.replace(", ", ",").replace(" + ", "+").replace(" - ", "-")
+    if number := canonical_number(gold):
+        yield f"{number}0" if "." in number else f"{number}.0"
+        yield f"{int(number):,}" if "." not in number else number
+        yield f"x = {number}"
+        yield rf"{number}\text{{ cm}}"
+        yield rf"{number} \text{{ units}}"
+        yield rf"{number}^\circ"
+    if fraction := re.fullmatch(r"(-?)\\d?frac\{(\d+)\}\{(\d+)\}", gold):
+        sign, top, bottom = fraction.groups()
+        yield f"{sign}{top}/{bottom}"
+        yield repr(float(f"{sign}1") * int(top) / int(bottom))
+
+
+def same(one: str, other: str) -> bool:
+    """Whether two gold answers mean the same: units, degrees, currency, order of a list and spacing aside."""
+
+    def plain(text: str) -> object:
+        text = re.sub(r"\^\\circ|\\\$|\\mbox\{.*|\\text\{.*?\}|\\!|\s", "", bare(text))
+        text = text.replace("frac14", "frac{1}{4}")
+        number = canonical_number(text)
+        return number if number is not None else sorted(text.split(",")) if text[0] not in "([" else text
+
+    return plain(one) == plain(other)
+
+
+def wrongly_equal(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pairs (gold, answer) of different meaning that the running verifier calls right."""
+
+    async def score() -> list[dict[str, float]]:
+        pool = VerifierPool(Reward(time_limit_s=20.0))
+        try:
+            return await pool.score_batch([("q", f"<answer>{a}</answer>", g) for g, a in pairs])
+        finally:
+            pool.close()
+
+    scored = asyncio.run(score())
+    equal = [pair for pair, s in zip(pairs, scored, strict=True) if s["accuracy"]]
+    return [pair for pair in equal if pair not in ACCEPTED and not same(*pair)]
+
+
+def near_pairs() -> list[tuple[str, str]]:
+    """Answers that share their digits in any order: those most easily taken for each other."""
+
+    def digits(text: str) -> str:
+        return "".join(sorted(re.sub(r"\D|(?<!\d)0+(?=\d)", "", text)))
+
+    ordered = itertools.permutations(DISTINCT, 2)
+    return [(g, a) for g, a in ordered if digits(g) == digits(a) and len(g) < 20 and len(a) < 20]
+
+
+def test_all_600_are_there_and_usable() -> None:
+    assert len(GOLDS) == 600
+    assert [gold for gold in DISTINCT if not usable_gold(gold)] == []
+
+
+def test_every_gold_answer_equals_itself_by_math_verify_alone() -> None:
+    assert [gold for gold in DISTINCT if not math_equal(gold, gold)] == []
+
+
+def test_every_gold_answer_equals_all_of_its_rewritings_in_good_time() -> None:
+    slowest = 0.0
+    for gold in DISTINCT:
+        for answer in rewritings(gold):
+            start = time.perf_counter()
+            assert judged(gold, answer), (gold, answer)
+            slowest = max(slowest, time.perf_counter() - start)
+    assert slowest < 5.0
+
+
+def test_what_is_accepted_between_problems_is_still_what_happens() -> None:
+    assert [pair for pair in ACCEPTED if not judged(*pair)] == []
+
+
+def test_no_gold_answer_equals_one_of_another_meaning() -> None:
+    pairs = random.Random(0).sample(list(itertools.permutations(DISTINCT, 2)), 300)
+    assert wrongly_equal(pairs) == []
+
+
+@pytest.mark.slow
+def test_no_gold_answer_equals_a_similar_one_or_any_of_a_larger_sample() -> None:
+    rest = random.Random(1).sample(list(itertools.permutations(DISTINCT, 2)), 3000)
+    assert wrongly_equal([*near_pairs(), *rest]) == []
