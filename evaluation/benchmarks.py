@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.config import Data
+from common.config import Config, Data
 from common.datasets import DataError
 
 _DATA = Path(__file__).parent / "data"
@@ -73,3 +73,10 @@ def find_benchmark(name: str) -> Benchmark:
     raise DataError(
         f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, a JSONL file or a Hugging Face name"
     )
+
+
+def held_out(config: Config) -> Benchmark:
+    """The held-out problems of a run's own evaluations, with the N and K of its configuration."""
+    name = Path(config.evaluation.path or "held-out").stem.split(":")[0]
+    settings = config.evaluation
+    return Benchmark(name, f"{name} (held out)", settings.path or "", settings.samples, settings.k)

@@ -33,7 +33,7 @@ runs are their mean. The best value of a column within each model is marked.</p>
 {% endfor %}
 </tbody></table></div>
 {% else %}
-<p>These runs have no evaluations (evaluation/*.json). <code>hora eval</code> makes them.</p>
+<p>These runs have no evaluations (evaluation/*-step*.json). <code>hora eval</code> makes them.</p>
 {% endif %}
 <h2>Runs</h2>
 <p>Runs are compute-matched when their rollouts per step are equal.</p>

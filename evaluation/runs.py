@@ -1,4 +1,4 @@
-"""Reads a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*.json."""
+"""Reads a run folder into arrays: groups.jsonl, steps.jsonl, config.yaml and evaluation/*-step*.json."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def load_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder")
     groups, steps = _records(folder / "groups.jsonl"), _records(folder / "steps.jsonl")
-    results = [read_result(path) for path in sorted((folder / "evaluation").glob("*.json"))]
+    results = [read_result(path) for path in sorted((folder / "evaluation").glob("*-step*.json"))]
     if not groups and not steps and not results:
         raise RunFolderError(
-            f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*.json; is it a run folder?"
+            f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*-step*.json; is it a run folder?"
         )
     return Run(
         name=folder.resolve().name,

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import Data
+from common.config import Config, Data
 from common.datasets import DataError, load_dataset
 from common.rewards import extract_answer
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
-from evaluation.benchmarks import BENCHMARKS, find_benchmark
+from evaluation.benchmarks import BENCHMARKS, find_benchmark, held_out
 from evaluation.evaluate import Counts, Progress, evaluate
 from evaluation.samples import SampleFileError
 
@@ -202,3 +202,14 @@ def test_a_benchmark_is_a_name_a_file_or_a_hub_name(tmp_path: Path) -> None:
     for name in ("math501", "absent/file.jsonl", "./absent"):
         with pytest.raises(DataError, match="no benchmark"):
             find_benchmark(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("arithmetic", "arithmetic"), ("arithmetic:2-4", "arithmetic"), ("own/test.jsonl", "test")],
+)
+def test_a_runs_own_evaluation_has_the_sizes_of_its_configuration(path: str, name: str) -> None:
+    evaluation = {"path": path, "samples": 32, "k": (1, 4)}
+    config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "evaluation": evaluation})
+    benchmark = held_out(config)
+    assert (benchmark.name, benchmark.samples, benchmark.ks) == (name, 32, (1, 4))
