@@ -44,7 +44,7 @@ class Keys:
 
     @property
     def ledger(self) -> str:
-        """hash: step -> JSON list of [group id, entry id, batch], written before the step is trained."""
+        """hash: step -> JSON list of [group id, entry id, batch, cost], written before the step is trained."""
         return self._key("ledger")
 
     @property
@@ -86,3 +86,8 @@ class Keys:
     def history(self) -> str:
         """stream: one reading of the rates every few seconds, for charts."""
         return self._key("history")
+
+    @property
+    def evaluations(self) -> str:
+        """hash: weight version -> JSON of pass@k by name."""
+        return self._key("evaluations")

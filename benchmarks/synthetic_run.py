@@ -1,0 +1,181 @@
+"""A run without models: real groups through the real queue, ledger and telemetry, with made-up contents.
+
+What monitoring sees of it is what it sees of a run, at any rate one likes. Used by benchmarks/monitoring.py and by the
+tests of the views.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from common.config import Config
+from common.keys import Keys
+from common.queue import Consumer, Ledger, Producer, Row
+from common.redis import connect, connect_async
+from common.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
+from common.types import Group, Phase, Rollout, VersionSpan
+
+REPLICAS = ("a1b2c3", "d4e5f6")
+
+
+def config_of(run: str, **sections: Any) -> Config:
+    base: dict[str, Any] = {
+        "run": {"name": run},
+        "model": {"path": "deploy/demo/model", "dtype": "float32"},
+        "data": {"path": "arithmetic"},
+        "rollout": {"prompts_per_batch": 8, "group_size": 16, "pre_rollouts": 8, "shards": 2},
+        "learner": {"steps": 40, "tokens_per_microbatch": 8192},
+    }
+    return Config.model_validate({k: {**base.get(k, {}), **sections.get(k, {})} for k in base | sections})
+
+
+class SyntheticRun:
+    """Walks `config`'s run batch by batch. Everything it writes goes through the modules the real parts use."""
+
+    def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0) -> None:
+        self.config, self.keys = config, Keys(config.run.name)
+        self.redis: Any = connect(url)
+        self._url, self._length = url, length
+        self._random = np.random.default_rng(seed)
+        self.redis.set(self.keys.config, config.model_dump_json())
+        self.redis.hset(self.keys.state, mapping={"version": 0, "step": 0})
+        self._consumer = Consumer(self.redis, config)
+        self._ledger = Ledger(self.redis, config.run.name)
+        self.pushed = 0
+
+    async def generate(self, batch: int) -> None:
+        """Push one batch, shard by shard, with its reports and counters."""
+        client = connect_async(self._url)
+        try:
+            producer = Producer(client, self.config)
+            telemetry = Telemetry(client, self.config.run.name)
+            for shard in range(self.config.rollout.shards):
+                groups = self._shard(batch, shard)
+                for group in groups:
+                    if await producer.push(group):
+                        telemetry.group_in(group)
+                        self.pushed += 1
+                    await telemetry.flush()
+                successes, extra = [g.successes for g in groups], [g.extra for g in groups]
+                report = {"batch": batch, "shard": shard, "successes": successes, "extra": extra}
+                await client.hset(self.keys.shards, f"{batch}:{shard}", json.dumps(report))
+                telemetry.allocation(successes, extra, self.config.rollout.pre_rollouts)
+                await telemetry.flush()
+        finally:
+            await client.aclose()
+
+    def train(self, step: int) -> None:
+        """Take a batch from the queue as step `step`: ledger, metrics, version, checkpoint."""
+        size = self.config.rollout.prompts_per_batch
+        self._consumer.claim(0.01)
+        taken = {row.entry for rows in self._ledger.steps().values() for row in rows}
+        free = [e for e in self._consumer.pending() if e.id not in taken][:size]
+        self._ledger.record(step, [Row(e.group, e.id, e.batch, cost=0) for e in free])
+        rollouts = size * self.config.rollout.group_size
+        tokens = rollouts * self._length
+        amounts = {"groups_out": size, "rollouts_out": rollouts, "tokens_out": tokens}
+        count_now(self.redis, self.config.run.name, amounts)
+        record_step(self.redis, self.config.run.name, self._metrics(step))
+        self.redis.hset(self.keys.state, mapping={"version": step + 1, "step": step + 1})
+        if (step + 1) % self.config.learner.checkpoint_every == 0:
+            steps = self._ledger.steps()
+            done = int(self.redis.hget(self.keys.state, "durable_step") or 0)
+            entries = [row.entry for s in range(done, step + 1) for row in steps[s]]
+            self._consumer.acknowledge(entries, step + 1)
+
+    def beat(self, version: int, running: int = 5, learner: str = "training") -> None:
+        """One heartbeat of every part."""
+        run = self.config.run.name
+        for i, replica in enumerate(REPLICAS):
+            state = {"version": version, "running": running + i, "waiting": i, "cache": 0.25 + 0.2 * i}
+            heartbeat_now(
+                self.redis, run, f"generator/{replica}", {**state, "pause_s": 0.04, "state": "serving"}
+            )
+        waits = {"state": "working", "waiting_for": f"weights of version {version + 1}"}
+        heartbeat_now(self.redis, run, "coordinator/c0ffee", waits)
+        heartbeat_now(self.redis, run, "learner/rank-0", {"state": learner, "step": version})
+
+    def evaluate(self, version: int) -> None:
+        share = 1 - math.exp(-(version + 10) / 40)
+        values = {"pass@1": 0.6 * share, "pass@8": 0.8 * share, "pass@64": 0.95 * share}
+        record_evaluation(self.redis, self.config.run.name, version, values)
+
+    def _metrics(self, step: int) -> dict[str, float]:
+        noise = float(self._random.normal(0, 0.02))
+        learnt = 1 - math.exp(-step / 15)
+        return {
+            "step": step,
+            "loss": -0.01 + noise / 10,
+            "grad_norm": 0.8 + noise,
+            "learning_rate": 3e-4 * (1 - step / self.config.learner.steps),
+            "reward": 0.35 + 0.4 * learnt + noise,
+            "reward/format": 0.6 + 0.35 * learnt + noise / 2,
+            "reward/accuracy": 0.15 + 0.45 * learnt + noise,
+            "entropy": 0.9 - 0.5 * learnt + noise,
+            "length/mean": self._length * (1 + 0.3 * learnt),
+            "length/max": self._length * 2,
+            "lag/mean": 0.6,
+            "lag/max": 1,
+            "time/step": 2.1,
+            "time/wait": 0.7,
+            "time/forward_backward": 1.1,
+            "time/gather": 0.1,
+            "time/transfer": 0.15,
+            "time/load": 0.05,
+        }
+
+    def _shard(self, batch: int, shard: int) -> list[Group]:
+        """Groups whose counts are U-shaped, and whose extra goes to the hard ones more the further the run is."""
+        rollout = self.config.rollout
+        n, trials = rollout.prompts_per_shard, rollout.pre_rollouts
+        counts = self._random.binomial(trials, self._random.beta(0.4, 0.3, n))
+        weight = (trials + 1 - counts).astype(float) ** min(2.0, batch / 8)
+        share = np.floor(rollout.shard_budget * weight / weight.sum()).astype(int)
+        share[: rollout.shard_budget - int(share.sum())] += 1
+        first = batch * rollout.prompts_per_batch + shard * n
+        return [
+            self._group(batch, shard, first + i, int(counts[i]), trials + int(share[i])) for i in range(n)
+        ]
+
+    def _group(self, batch: int, shard: int, prompt: int, correct: int, size: int) -> Group:
+        trials, length = self.config.rollout.pre_rollouts, self._length
+
+        def rollout(j: int) -> Rollout:
+            phase: Phase = "A" if j < trials else "B"
+            return Rollout(
+                tokens=np.arange(length, dtype=np.int32),
+                logprobs=np.full(length, -0.5, dtype=np.float32),
+                finish_reason="stop",
+                spans=(VersionSpan(max(0, batch - 1), 0, length),),
+                phase=phase,
+                rewards={"accuracy": float(j < correct), "format": 1.0},
+            )
+
+        return Group(
+            run=self.config.run.name,
+            epoch=0,
+            prompt_index=prompt,
+            batch=batch,
+            shard=shard,
+            rule="hit_utility",
+            prior=(1.0, 1.0),
+            tokenizer="none",
+            pre_rollouts=trials,
+            prompt_tokens=np.arange(8, dtype=np.int32),
+            rollouts=tuple(rollout(j) for j in range(size)),
+        )
+
+
+def play(run: SyntheticRun, batches: int) -> None:
+    """`batches` whole cycles at once: generated, trained, evaluated every ten."""
+    for batch in range(batches):
+        asyncio.run(run.generate(batch))
+        if batch % 10 == 0:
+            run.evaluate(batch)
+        run.train(batch)
+    run.beat(batches)

@@ -1,0 +1,247 @@
+"""The reading: one run's state from Redis, as every view shows it. Part of `common.telemetry`.
+
+It needs Redis and nothing else: whatever is down shows as silent, with a warning that says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import redis
+from pydantic import ValidationError
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.watch import warnings
+
+GONE_S = 60.0
+WINDOW_S = 60.0
+SAMPLE_S = 1.0
+HISTORY = 100_000
+FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
+
+# The id (milliseconds-sequence) of the first group behind the newest one that a step has taken, as groups are taken
+# in order of completion. Only ids leave the server: a group may hold megabytes.
+OLDEST = """
+local taken, from = redis.call('HLEN', KEYS[2]), '-'
+local last = taken > 0 and redis.call('HGET', KEYS[2], tostring(taken - 1))
+if last then
+  local ms, seq = -1, -1
+  for _, group in ipairs(cjson.decode(last)) do
+    local m, s = string.match(group[2], '(%d+)-(%d+)')
+    m, s = tonumber(m), tonumber(s)
+    if m > ms or (m == ms and s > seq) then ms, seq = m, s end
+  end
+  if ms >= 0 then from = string.format('(%.0f-%.0f', ms, seq) end
+end
+local first = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1)
+return first[1] and first[1][1] or false
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A replica, coordinator or learner rank: kind, name, seconds since it was seen, and what it said."""
+
+    kind: str
+    name: str
+    silent_s: float
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One run at one moment. Rates are per second over the last minute; ages in seconds.
+
+    `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer steps are
+    done, the last one `last_step_s` ago (None before the first). `phase_a[c]` prompts had c of `pre_rollouts` correct
+    and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
+    """
+
+    run: str
+    time: float
+    status: str
+    steps: int
+    step: int
+    last_step_s: float | None
+    version: int
+    max_staleness: int
+    paused: bool
+    error: str | None
+    rule: str
+    warm_up: bool
+    prompts_per_batch: int
+    group_size: int
+    pre_rollouts: int
+    queue_depth: int
+    queue_capacity: int
+    oldest_group_s: float
+    dead_letters: int
+    rates: dict[str, float]
+    totals: dict[str, int]
+    lag: dict[str, float]
+    phase_a: dict[int, int]
+    phase_b: dict[int, int]
+    learner: dict[str, Any]
+    evaluations: dict[int, dict[str, float]]
+    parts: tuple[Part, ...]
+    sparks: dict[str, list[float]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of(self, kind: str) -> list[Part]:
+        return [p for p in self.parts if p.kind == kind]
+
+
+def read_run(client: redis.Redis, run: str) -> RunState:
+    """The state of `run` now. Raises RunError when this Redis knows no such run.
+
+    Readers also keep the history that rates are computed from: the first to come in each second writes the sample.
+    """
+    keys, now = Keys(run), time.time()
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.config)
+        pipe.hgetall(keys.state)
+        pipe.hgetall(keys.counters)
+        pipe.hgetall(keys.parts)
+        pipe.xlen(keys.groups)
+        pipe.hlen(keys.ledger)
+        pipe.xrevrange(keys.steps, count=1)
+        pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
+        pipe.eval(OLDEST, 2, keys.groups, keys.ledger)
+        pipe.hgetall(keys.evaluations)
+        text, state, counters, parts, length, taken, last, history, oldest, evaluations = pipe.execute()
+    config = read_config(text, run)
+    totals = {k.decode(): int(v) for k, v in counters.items()}
+    durable = int(state.get(b"durable_step", 0))
+    depth = max(0, length - (taken - durable) * config.rollout.prompts_per_batch)
+    samples = _samples(history)
+    _sample(client, keys, samples, now, totals, depth)
+    learner = json.loads(last[0][1][b"metrics"]) if last else {}
+    step, paused = int(state.get(b"step", 0)), state.get(b"paused") == b"1"
+    error = state[b"error"].decode() if b"error" in state else None
+    reading = RunState(
+        run=run,
+        time=now,
+        status=_status(step, config.learner.steps, error, paused),
+        steps=config.learner.steps,
+        step=step,
+        last_step_s=_age(last[0][0], now) if last else None,
+        version=int(state.get(b"version", 0)),
+        max_staleness=config.rollout.max_staleness,
+        paused=paused,
+        error=error,
+        rule=config.allocation.rule,
+        warm_up=_warm_up(config, state),
+        prompts_per_batch=config.rollout.prompts_per_batch,
+        group_size=config.rollout.group_size,
+        pre_rollouts=config.rollout.pre_rollouts,
+        queue_depth=depth,
+        queue_capacity=config.capacity,
+        oldest_group_s=_age(oldest, now) if depth and oldest else 0.0,
+        dead_letters=totals.get("dead_letters", 0),
+        rates=_rates(samples, totals, now),
+        totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
+        lag={"mean": learner.get("lag/mean", 0.0), "max": learner.get("lag/max", 0.0)},
+        phase_a=_by_count(totals, "phase_a:"),
+        phase_b=_by_count(totals, "phase_b:"),
+        learner=learner,
+        evaluations={int(v): json.loads(evaluations[v]) for v in sorted(evaluations, key=int)},
+        parts=_parts(parts, now),
+        sparks=_sparks(samples),
+    )
+    return replace(reading, warnings=tuple(warnings(reading, config.telemetry.stall_s)))
+
+
+def read_config(text: bytes | None, run: str) -> Config:
+    """The configuration that the run's coordinator wrote. Raises RunError for none, or one of another version."""
+    if text is None:
+        raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")
+    try:
+        return Config.model_validate(json.loads(text))
+    except (ValidationError, ValueError):
+        raise RunError(
+            f"run {run!r} is served by another version of hora, whose configuration this one does not understand: "
+            "use the same version for all parts"
+        ) from None
+
+
+def _status(step: int, steps: int, error: str | None, paused: bool) -> str:
+    if step >= steps:
+        return "finished"
+    if error:
+        return "stopped"
+    return "paused" if paused else "running"
+
+
+def _samples(history: Any) -> list[dict[str, float]]:
+    return [json.loads(fields[b"sample"]) for _, fields in reversed(history)]
+
+
+def _sample(
+    client: redis.Redis,
+    keys: Keys,
+    samples: list[dict[str, float]],
+    now: float,
+    totals: Mapping[str, int],
+    depth: int,
+) -> None:
+    """Keep one sample a second, however many readers there are."""
+    if samples and now - samples[-1]["time"] < SAMPLE_S:
+        return
+    if client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
+        sample = {"time": now, "depth": depth, **{f: totals.get(f, 0) for f in FLOWS}}
+        client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+
+
+def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: float) -> dict[str, float]:
+    if not samples or now - samples[0]["time"] < SAMPLE_S:
+        return dict.fromkeys(FLOWS, 0.0)
+    first = samples[0]
+    return {f: max(0.0, totals.get(f, 0) - first.get(f, 0)) / (now - first["time"]) for f in FLOWS}
+
+
+def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
+    """The last minute as rates between neighbouring samples, and the queue's depth."""
+    pairs = list(itertools.pairwise(samples))
+    sparks = {
+        f: [max(0.0, b.get(f, 0) - a.get(f, 0)) / max(1e-3, b["time"] - a["time"]) for a, b in pairs]
+        for f in FLOWS
+    }
+    return {**sparks, "depth": [s["depth"] for s in samples]}
+
+
+def _by_count(totals: Mapping[str, int], prefix: str) -> dict[int, int]:
+    found = {int(k.removeprefix(prefix)): v for k, v in totals.items() if k.startswith(prefix)}
+    return dict(sorted(found.items()))
+
+
+def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
+    parts = []
+    for name, text in sorted(raw.items()):
+        state = json.loads(text)
+        kind, _, own = name.decode().partition("/")
+        silent = max(0.0, now - state.pop("seen"))
+        if silent < GONE_S or kind in ("learner", "coordinator"):
+            parts.append(Part(kind, own, silent, state))
+    return tuple(parts)
+
+
+def _warm_up(config: Config, state: Mapping[bytes, bytes]) -> bool:
+    if not config.allocation.warmup.enabled:
+        return False
+    cycles = state.get(b"cycles")
+    return not (cycles and json.loads(cycles)["gate"]["open"])
+
+
+def _age(entry: bytes, now: float) -> float:
+    """Seconds since a stream entry was written: its id begins with the time in milliseconds."""
+    return max(0.0, now - int(entry.split(b"-")[0]) / 1000)

@@ -1,0 +1,62 @@
+"""What is worth telling about a run, in words. Pure: a reading in, sentences out, the most urgent first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from common.run_state import RunState
+
+SILENT_S = 10.0
+
+
+def warnings(state: RunState, stall_s: float) -> list[str]:
+    """Sentences for a person. A finished run needs none; `stall_s` without an optimizer step is worth one."""
+    if state.status == "finished":
+        return []
+    found = [f"stopped: {state.error}"] if state.error else []
+    if state.paused:
+        found.append("paused by an operator")
+    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
+
+
+def _silent(state: RunState) -> list[str]:
+    found = []
+    for kind in ("generator", "coordinator", "learner"):
+        parts = state.of(kind)
+        if not [p for p in parts if p.silent_s < SILENT_S]:
+            since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
+            found.append(f"no {kind} is alive{since}")
+        elif kind == "generator":
+            found += [
+                f"generator {p.name} is silent for {p.silent_s:.0f} s"
+                for p in parts
+                if p.silent_s >= SILENT_S
+            ]
+    return found
+
+
+def _flow(state: RunState) -> list[str]:
+    found = []
+    waiting = any(p.state.get("state") == "waiting" for p in state.of("learner"))
+    if waiting and state.queue_depth < state.prompts_per_batch and not state.paused:
+        running = sum(p.state.get("running", 0) for p in state.of("generator"))
+        found.append(f"learner starving: {'generators' if running else 'verifiers'} are the bottleneck")
+    if state.queue_depth >= state.queue_capacity:
+        found.append("queue full: the learner is the bottleneck")
+    if state.dead_letters:
+        found.append(f"{state.dead_letters} dead letters")
+    behind = [
+        p for p in state.of("generator") if state.version - p.state.get("version", 0) > state.max_staleness
+    ]
+    return found + [
+        f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}" for p in behind
+    ]
+
+
+def _stalled(state: RunState, stall_s: float) -> list[str]:
+    if state.paused or state.last_step_s is None or state.last_step_s < stall_s:
+        return []
+    waits = sorted({p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state})
+    what = f"; the coordinator waits for {', '.join(waits)}" if waits else ""
+    return [f"no optimizer step for {state.last_step_s:.0f} s{what}"]

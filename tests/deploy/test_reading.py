@@ -1,0 +1,102 @@
+import asyncio
+import time
+
+import pytest
+
+from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from common.errors import RunError
+from common.queue import Producer
+from common.redis import connect, connect_async
+from common.telemetry import heartbeat_now, read_run
+
+
+async def _depth(url, config) -> int:
+    client = connect_async(url)
+    try:
+        return await Producer(client, config).depth()
+    finally:
+        await client.aclose()
+
+
+def test_the_reading_agrees_with_the_queue_at_every_moment(redis_url):
+    run = SyntheticRun(redis_url, config_of("agrees"))
+    for batch in range(12):
+        asyncio.run(run.generate(batch))
+        for moment in ("pushed", "taken"):
+            state = read_run(run.redis, "agrees")
+            assert state.queue_depth == asyncio.run(_depth(redis_url, run.config)), (batch, moment)
+            if moment == "pushed":
+                run.train(batch)
+    assert state.totals["rollouts_in"] == 12 * 8 * 16
+    assert state.totals["groups_out"] == 12 * 8
+    assert sum(state.phase_a.values()) == 12 * 8
+    assert sum(state.phase_b.values()) == 12 * 8 * (16 - 8)
+    assert state.learner["step"] == 11
+
+
+def test_the_oldest_group_is_the_oldest_that_no_step_has_taken(redis_url):
+    run = SyntheticRun(redis_url, config_of("oldest"))
+    asyncio.run(run.generate(0))
+    time.sleep(0.5)
+    asyncio.run(run.generate(1))
+    assert read_run(run.redis, "oldest").oldest_group_s >= 0.5
+    run.train(0)
+    assert read_run(run.redis, "oldest").oldest_group_s < 0.4
+    run.train(1)
+    assert read_run(run.redis, "oldest").oldest_group_s == 0.0
+
+
+def test_rates_are_per_second_over_what_was_sampled(redis_url):
+    run = SyntheticRun(redis_url, config_of("rates"))
+    began = time.time()
+    read_run(run.redis, "rates")
+    asyncio.run(run.generate(0))
+    time.sleep(1.2)
+    state = read_run(run.redis, "rates")
+    assert state.rates["groups_in"] == pytest.approx(8 / (state.time - began), rel=0.05)
+    assert state.rates["groups_out"] == 0.0
+
+
+def test_many_readers_keep_one_sample_a_second(redis_url):
+    run = SyntheticRun(redis_url, config_of("readers"))
+    began = time.time()
+    while time.time() - began < 2.5:
+        for _ in range(5):
+            read_run(run.redis, "readers")
+        time.sleep(0.02)
+    assert 2 <= run.redis.xlen(run.keys.history) <= 4
+
+
+def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("silent"))
+    play(run, 3)
+    assert not read_run(run.redis, "silent").warnings
+    heartbeat_now(run.redis, "silent", "generator/old", {"version": 0, "running": 0})
+    assert "generator old holds version 0 of 3" in read_run(run.redis, "silent").warnings
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 20)
+    warnings = read_run(run.redis, "silent").warnings
+    assert any(w.startswith("no generator is alive for 2") for w in warnings)
+    monkeypatch.setattr(time, "time", lambda: now + 400)
+    assert any(
+        "no optimizer step for 40" in w and "weights of version" in w
+        for w in read_run(run.redis, "silent").warnings
+    )
+
+
+def test_a_finished_run_has_no_warnings_though_everything_is_silent(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("done", learner={"steps": 2}))
+    play(run, 2)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 4000)
+    state = read_run(run.redis, "done")
+    assert (state.status, state.warnings) == ("finished", ())
+
+
+def test_a_run_of_another_version_is_a_sentence(redis_url):
+    client = connect(redis_url)
+    client.set("hora:{older}:config", '{"model": {"path": "m"}, "colour": 3}')
+    with pytest.raises(RunError, match="another version of hora"):
+        read_run(client, "older")
+    with pytest.raises(RunError, match="knows no run 'nothing'"):
+        read_run(client, "nothing")
