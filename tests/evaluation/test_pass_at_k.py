@@ -84,4 +84,4 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
         counts = rng.binomial(32, rng.beta(1, 3, 100))
         estimate = estimates(counts, 32, [8], seed=seed)[0]
         covered += estimate.low <= truth <= estimate.high
-    assert 0.87 <= covered / 100 <= 1.0
+    assert 0.87 <= covered / 100 <= 0.99
