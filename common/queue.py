@@ -143,6 +143,16 @@ class Consumer:
         self._bury(keys=keys, args=args)
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One group of a ledgered step: its id, its entry in the stream, its batch, and what it costs in tokens."""
+
+    group: str
+    entry: str
+    batch: int
+    cost: int
+
+
 class Ledger:
     """Which groups make up which step, written before the step is trained and never changed."""
 
@@ -150,19 +160,22 @@ class Ledger:
         self._redis: Any = client
         self._key = Keys(run).ledger
 
-    def record(self, step: int, groups: Sequence[tuple[str, str, int]]) -> None:
-        """Fix step `step` as these (group id, entry id, batch). Raises ValueError if it is something else already."""
-        text = json.dumps([list(g) for g in groups])
-        if (
-            not self._redis.hsetnx(self._key, str(step), text)
-            and self._redis.hget(self._key, str(step)) != text.encode()
-        ):
+    def record(self, step: int, rows: Sequence[Row]) -> None:
+        """Fix step `step` as these groups. Raises ValueError if it is something else already."""
+        text = json.dumps([[r.group, r.entry, r.batch, r.cost] for r in rows])
+        new = self._redis.hsetnx(self._key, str(step), text)
+        if not new and self._redis.hget(self._key, str(step)) != text.encode():
             raise ValueError(f"step {step} is in the ledger with other groups")
 
-    def steps(self) -> dict[int, list[tuple[str, str, int]]]:
-        """All steps in order: (group id, entry id, batch) of each group."""
+    def step(self, step: int) -> list[Row] | None:
+        """The groups of one step; None while it is not planned."""
+        text = self._redis.hget(self._key, str(step))
+        return [Row(*row) for row in json.loads(text)] if text else None
+
+    def steps(self) -> dict[int, list[Row]]:
+        """All planned steps in order."""
         raw = self._redis.hgetall(self._key)
-        return {int(s): [(g, e, b) for g, e, b in json.loads(raw[s])] for s in sorted(raw, key=int)}
+        return {int(s): [Row(*row) for row in json.loads(raw[s])] for s in sorted(raw, key=int)}
 
 
 def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:

@@ -63,6 +63,9 @@ class RedisServer:
                 [executable(), str(config)], stdout=log, stderr=log, start_new_session=True
             )
         (self.folder / "pid").write_text(str(self._process.pid))
+        url = self.folder / "url"
+        url.touch(mode=0o600)
+        url.write_text(self.url)
         self._wait()
 
     def stop(self) -> None:

@@ -1,0 +1,103 @@
+"""What can be known before anything starts: the configuration, its files, the data, this machine's memory and ports."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from common.config import Config
+from common.datasets import find_leaks, load_dataset, load_held_out
+from common.errors import ConfigError, RunError
+from common.load import check_paths, load
+from common.prompts import load_tokenizer, render
+from common.rewards import usable_gold
+
+GIB = 2**30
+# Measured on CPU: the three processes of a replica beside its weights, one learner rank, Ray with Redis.
+REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
+
+
+def check(source: str, overrides: Sequence[str]) -> None:
+    """Print what a run of this configuration would use, row by row of trouble; raises on what would stop it."""
+    console = Console()
+    config = load(source, overrides)
+    check_paths(config)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    dataset = load_dataset(config.data, usable_gold)
+    for rejected in dataset.rejected:
+        console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False)
+    lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
+    too_long = sum(n > config.rollout.max_prompt_tokens for n in lengths)
+    if too_long:
+        console.print(
+            f"left out: {too_long} prompts longer than rollout.max_prompt_tokens = {config.rollout.max_prompt_tokens}"
+        )
+    if len(lengths) - too_long < config.rollout.prompts_per_batch:
+        raise ConfigError(
+            f"data.path {config.data.path}: {len(lengths) - too_long} usable prompts are fewer than "
+            f"rollout.prompts_per_batch = {config.rollout.prompts_per_batch}; use more rows or a smaller batch"
+        )
+    for leak in find_leaks(dataset.rows, config.data.benchmarks):
+        console.print(
+            f"warning: training row {leak.index} equals row {leak.row} of {leak.benchmark}", markup=False
+        )
+    if config.evaluation.path:
+        load_held_out(config)
+    rollout = config.rollout
+    console.print(
+        f"{source}: valid. {len(lengths) - too_long} prompts of {min(lengths)} to {max(lengths)} tokens; "
+        f"{config.learner.steps} steps of Γ·G = {rollout.prompts_per_batch}·{rollout.group_size} = "
+        f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
+        markup=False,
+    )
+
+
+def check_machine(config: Config) -> None:
+    """Raise RunError when this machine cannot hold a one-machine run, naming what is short and what to change."""
+    check_memory(config)
+    check_port(config.telemetry.http_host, config.telemetry.http_port)
+
+
+def check_memory(config: Config) -> None:
+    weights = model_gib(config.model.path)
+    need = (
+        BASE_GIB
+        + config.generator.replicas * (REPLICA_GIB + config.generator.kv_cache_gib + weights)
+        + config.learner.workers * (RANK_GIB + 4 * weights)
+    )
+    free = psutil.virtual_memory().available / GIB
+    if free < need:
+        raise RunError(
+            f"too little memory: about {need:.1f} GiB are needed (generator.replicas = {config.generator.replicas}, "
+            f"learner.workers = {config.learner.workers}, weights {weights:.1f} GiB), {free:.1f} GiB are free; "
+            "lower generator.replicas or generator.kv_cache_gib, or use a larger machine"
+        )
+
+
+def model_gib(path: str) -> float:
+    """Size of a local model's weight files; 0 for a hub name, whose size is not known here."""
+    folder = Path(path)
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
+    return sum(f.stat().st_size for f in files) / GIB
+
+
+def check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RunError(
+                f"telemetry.http_port: {host}:{port} cannot be used ({error.strerror}); choose another with "
+                "-s telemetry.http_port=N, or 0 for any free one"
+            ) from None
+
+
+def free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

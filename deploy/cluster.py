@@ -1,0 +1,73 @@
+"""`hora train`: the learner beside an application that `serve deploy` started, on the same Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.keys import Keys
+from common.load import differences, dump_yaml
+from common.redis import connect
+from deploy.app import APP, redis_url
+from deploy.progress import progress
+
+# Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
+LOCAL = (
+    "queue.url",
+    "run.folder",
+    "telemetry.",
+    "generator.replicas",
+    "verifier.replicas",
+    "coordinator.replicas",
+)
+WAIT_S = 120.0
+
+
+def train_on_cluster(config: Config) -> None:
+    """Train until the last step. Raises when no application serves this run, or one with another configuration."""
+    import ray
+
+    from learner import launch
+
+    console = Console()
+    url = redis_url(config)
+    check_agreement(config, url)
+    try:
+        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+    except ConnectionError:
+        raise RunError(
+            "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
+        ) from None
+    run_dir = Path(config.run.folder).resolve() / config.run.name
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(dump_yaml(config))
+    try:
+        with progress(config, url, console):
+            launch.run(config, url, str(run_dir))
+    except KeyboardInterrupt:
+        console.print("\nlearner stopped; the same command goes on from the last checkpoint")
+        raise SystemExit(130) from None
+    finally:
+        ray.shutdown()
+    console.print(f"done; model: {run_dir / 'model'}", markup=False)
+
+
+def check_agreement(config: Config, url: str) -> None:
+    """Raise ConfigError naming every key in which the coordinator's configuration differs from `config`."""
+    redis = connect(url)
+    deadline = time.monotonic() + WAIT_S
+    while not (theirs := redis.get(Keys(config.run.name).config)):
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file first"
+                f" (application {APP!r}), or check run.name and queue.url"
+            )
+        time.sleep(1.0)
+    changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
+    if changed:
+        raise ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")

@@ -1,0 +1,166 @@
+"""One machine, everything: Redis, Ray, Serve, learner, in one foreground command that cleans up after itself.
+
+Order of shutdown, on success, failure and Ctrl-C alike, each step even if the one before failed:
+  1. the learner stops first (its trainer ends with the exception that brought us here): nobody trains on;
+  2. the Serve application: the coordinator takes no new shard, generators and verifiers end their processes;
+  3. Ray, with every process that it started;
+  4. Redis last, after a final save: it holds the groups that no checkpoint contains yet.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.load import check_paths, differences, dump_yaml, load
+from deploy.check import check_machine, free_port
+from deploy.progress import progress
+from deploy.redis_server import RedisServer
+from deploy.runs import RunFile
+from deploy.summary import evaluate_now, summarise
+
+CONFIG = "config.yaml"
+
+
+def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
+    """Train `config` to its last step on this machine, evaluate before and after, print and write the summary.
+
+    Raises HoraError with one line for whatever the user can mend; KeyboardInterrupt leaves a run that `--resume`
+    continues.
+    """
+    console = Console()
+    check_paths(config)
+    run_dir = Path(config.run.folder).resolve() / config.run.name
+    _prepare(run_dir, config, resume=resume, fresh=fresh)
+    if config.telemetry.http_port == 0:
+        port = free_port(config.telemetry.http_host)
+        config = config.model_copy(
+            update={"telemetry": config.telemetry.model_copy(update={"http_port": port})}
+        )
+    check_machine(config)
+    record = RunFile(run_dir)
+    record.start(config.run.name, os.getpid(), http_port=config.telemetry.http_port)
+    hint = f"resume with: hora run {run_dir / CONFIG} --resume"
+    try:
+        with stack(config, run_dir, console) as url:
+            evaluate_now(config, url, run_dir, "before", console)
+            _train(config, url, run_dir, console)
+            evaluate_now(config, url, run_dir, "after", console)
+        summarise(config, run_dir, console)
+        record.end("finished")
+    except KeyboardInterrupt:
+        record.end("stopped", "interrupted")
+        console.print(f"\nstopped; nothing is left running. {hint}", markup=False)
+        raise SystemExit(130) from None
+    except BaseException as error:
+        record.end("failed", str(error))
+        console.print(f"the run is kept in {run_dir}; {hint}", markup=False)
+        raise
+
+
+def _prepare(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
+    """Make the run's folder, or take up the one that is there."""
+    exists = (run_dir / CONFIG).exists()
+    if resume:
+        if not exists:
+            raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
+        changed = differences(load(str(run_dir / CONFIG)), config)
+        changed = [c for c in changed if not c.startswith(("telemetry.", "queue.url", "learner.steps"))]
+        if changed:
+            raise ConfigError(
+                f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"
+            )
+    elif exists and fresh:
+        aside = next(
+            p for i in range(1, 10_000) if not (p := run_dir.with_name(f"{run_dir.name}.{i}")).exists()
+        )
+        shutil.move(run_dir, aside)
+    elif exists:
+        raise ConfigError(
+            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change run.name"
+        )
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / CONFIG).write_text(dump_yaml(config))
+
+
+@contextmanager
+def stack(config: Config, run_dir: Path, console: Console) -> Iterator[str]:
+    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the block."""
+    # Ray's own notices would break the progress display; its logs are in RUN/logs.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+    from ray import serve
+
+    from deploy.app import APP, build
+
+    with ExitStack() as exits:
+        began = time.monotonic()
+        with console.status("starting Redis"):
+            server = exits.enter_context(RedisServer(run_dir / "redis"))
+        os.environ["HORA_REDIS_URL"] = server.url
+        exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
+        with console.status("starting Ray"):
+            ray.init(
+                address="local",
+                num_cpus=_cpus(config),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=256 * 2**20,
+            )
+            exits.callback(ray.shutdown)
+        _link_logs(run_dir)
+        with console.status("starting generators, verifiers and coordinator"):
+            serve.start(
+                http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
+                logging_config={"log_level": "WARNING"},
+            )
+            exits.callback(serve.shutdown)
+            serve.run(build(config.model_dump(mode="json")), name=APP, route_prefix="/", blocking=False)
+        console.print(
+            f"up in {time.monotonic() - began:.0f} s; live page: "
+            f"http://{config.telemetry.http_host}:{config.telemetry.http_port}",
+            markup=False,
+        )
+        yield server.url
+
+
+def _train(config: Config, url: str, run_dir: Path, console: Console) -> None:
+    from learner import launch
+
+    with progress(config, url, console):
+        launch.run(config, url, str(run_dir))
+
+
+def _cpus(config: Config) -> int:
+    """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share them."""
+    reserved = (
+        config.generator.replicas * config.generator.cpus
+        + config.verifier.replicas * config.verifier.cpus
+        + config.coordinator.replicas * config.coordinator.cpus
+        + config.learner.workers
+        + 1
+    )
+    return max(os.cpu_count() or 1, int(reserved + 1))
+
+
+def _link_logs(run_dir: Path) -> None:
+    """RUN/logs leads to Ray's log folder of this session."""
+    import ray
+
+    link = run_dir / "logs"
+    with suppress(FileNotFoundError):
+        link.unlink()
+    session = ray._private.worker._global_node.get_session_dir_path()
+    link.symlink_to(Path(session) / "logs")
+
+
+__all__ = ["RunError", "run_local", "stack"]

@@ -1,0 +1,76 @@
+"""The live line of a training run: steps done, rates, reward, lag, and what it waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from common.config import Config
+from common.errors import RunError
+from common.redis import connect
+from common.run_state import RunState, read_run
+
+EVERY_S = 1.0
+
+
+@contextmanager
+def progress(config: Config, url: str, console: Console) -> Iterator[None]:
+    """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere."""
+    done = threading.Event()
+    show = _bar if console.is_terminal else _lines
+    thread = threading.Thread(target=show, args=(config, url, console, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(5.0)
+
+
+def _bar(config: Config, url: str, console: Console, done: threading.Event) -> None:
+    columns = (
+        TextColumn("training"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("training", total=config.learner.steps, text="waiting for the first groups")
+        for state in _readings(config, url, done):
+            bar.update(task, completed=state.step, text=_text(state))
+
+
+def _lines(config: Config, url: str, console: Console, done: threading.Event) -> None:
+    last = -1
+    for state in _readings(config, url, done):
+        if state.step != last:
+            last = state.step
+            console.print(f"step {state.step}/{state.steps} {_text(state)}", markup=False)
+
+
+def _readings(config: Config, url: str, done: threading.Event) -> Iterator[RunState]:
+    """One reading a second, and one at the very end; a Redis that is away for a moment only delays the next."""
+    client = connect(url)
+    last_look = False
+    while not last_look:
+        last_look = done.wait(EVERY_S)
+        try:
+            yield read_run(client, config.run.name)
+        except (RedisError, RunError):
+            continue
+
+
+def _text(state: RunState) -> str:
+    parts = [f"{state.rates['rollouts_in']:.0f} rollouts/s"]
+    if "reward" in state.learner:
+        parts.append(f"reward {state.learner['reward']:.2f}")
+        parts.append(f"accuracy {state.learner['reward/accuracy']:.2f}")
+        parts.append(f"lag {state.lag['mean']:.1f}")
+    parts += [f"! {w}" for w in state.warnings[:1]]
+    return "  ".join(parts)

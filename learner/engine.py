@@ -1,0 +1,244 @@
+"""The only file that knows DeepSpeed: build the engine, run one optimizer step on this rank's micro-batches.
+
+The loss arrives as a sum over tokens, already weighted by 1/(Γ G_i Z_ij): adding it up over micro-batches and ranks
+gives the objective whatever the cut. DeepSpeed averages over ranks, so the loss is multiplied by their number; the
+boundary of accumulation is ours (`managed_gradient_accumulation: false`), so every rank may have its own number of
+real micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in every forward.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import Config
+from common.errors import ConfigError
+from learner.batch import MicroBatch, empty_micro_batch
+from learner.logprobs import Policy
+from learner.objective import policy_loss
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one optimizer step did. `sums` are this rank's sums of the objective's statistics."""
+
+    applied: bool
+    grad_norm: float
+    learning_rate: float
+    sums: dict[str, float]
+    seconds: float
+
+
+class Engine:
+    """DeepSpeed around the policy of `config.model.path`. Needs an initialised process group."""
+
+    def __init__(self, config: Config, rank: int, world: int) -> None:
+        import deepspeed
+
+        self._config, self._rank, self._world = config, rank, world
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device())
+            if torch.cuda.is_available()
+            else torch.device("cpu")
+        )
+        self._policy = Policy(load_model(config))
+        self._reference = (
+            Policy(load_model(config)).to(self.device).eval() if config.learner.objective.kl else None
+        )
+        settings = config.learner.optimizer
+        optimizer = torch.optim.AdamW(
+            [p for p in self._policy.parameters() if p.requires_grad],
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+        )
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=self._policy,
+            optimizer=optimizer,
+            lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config)),
+            config=deepspeed_config(config, world),
+            dist_init_required=False,
+        )
+
+    @property
+    def hf(self) -> Any:
+        """The Hugging Face model inside; under ZeRO-3 its parameters are shards."""
+        return self._policy.hf
+
+    def step(self, micro_batches: Sequence[MicroBatch]) -> Update:
+        """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of several."""
+        started = time.monotonic()
+        objective = self._config.learner.objective
+        rounds = self._aligned([m.to(self.device) for m in micro_batches])
+        prox = [self._frozen(self._engine, m) for m in rounds] if objective.updates_per_batch > 1 else None
+        reference = (
+            [self._frozen(self._reference, m) for m in rounds] if self._reference is not None else None
+        )
+        sums: dict[str, float] = {}
+        applied = True
+        for _ in range(objective.updates_per_batch):
+            update_sums, finite = self._accumulate(rounds, prox, reference)
+            applied = self._apply(finite) and applied
+            for name, value in update_sums.items():
+                sums[name] = sums.get(name, 0.0) + value / objective.updates_per_batch
+        norm = self._engine.get_global_grad_norm() if applied else math.nan
+        return Update(
+            applied=applied,
+            grad_norm=float(norm) if norm is not None else math.nan,
+            learning_rate=float(self._engine.get_lr()[0]),
+            sums=sums,
+            seconds=time.monotonic() - started,
+        )
+
+    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by its Hugging Face name, whole, one after the other, in the generators' dtype.
+
+        A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a time.
+        """
+        import deepspeed
+
+        dtype = DTYPES[self._config.model.dtype]
+        for name, parameter in self.hf.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self._config.learner.zero_stage == 3):
+                yield name, parameter.detach().to(dtype=dtype, copy=True).cpu()
+
+    def save(self, folder: Path, tag: str) -> None:
+        self._engine.save_checkpoint(str(folder), tag=tag, client_state={}, save_latest=False)
+
+    def load(self, folder: Path, tag: str) -> None:
+        self._engine.load_checkpoint(str(folder), tag=tag)
+
+    def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
+        """As many micro-batches as the rank with the most has, at least one."""
+        count = torch.tensor([max(1, len(micro_batches))], device=self.device)
+        if self._world > 1:
+            torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
+        return micro_batches + [empty_micro_batch(self.device)] * (int(count.item()) - len(micro_batches))
+
+    def _accumulate(
+        self, rounds: list[MicroBatch], prox: list[torch.Tensor] | None, reference: list[torch.Tensor] | None
+    ) -> tuple[dict[str, float], bool]:
+        sums: dict[str, float] = {}
+        finite = True
+        for i, micro in enumerate(rounds):
+            logprobs, entropy = self._forward(self._engine, micro)
+            loss, stats = policy_loss(
+                logprobs,
+                logprobs.detach() if prox is None else prox[i],
+                micro,
+                self._config.learner.objective,
+                None if reference is None else reference[i],
+            )
+            finite = finite and bool(torch.isfinite(loss))
+            self._engine.backward(loss * self._world)
+            stats = {**stats, "entropy": float(entropy.sum())}
+            for name, value in stats.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums, self._everywhere(finite)
+
+    def _apply(self, finite: bool) -> bool:
+        """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped everywhere."""
+        if finite or self._config.learner.zero_stage > 0:
+            self._engine.step()  # ZeRO's optimizers refuse gradients that are not finite by themselves.
+            return finite and bool(self._engine.was_step_applied())
+        self._engine.zero_grad()
+        return False
+
+    def _everywhere(self, ok: bool) -> bool:
+        flag = torch.tensor([int(ok)], device=self.device)
+        if self._world > 1:
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
+        return bool(flag.item())
+
+    def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        result: tuple[torch.Tensor, torch.Tensor] = module(
+            micro, self._config.rollout.temperature, self._config.learner.logit_chunk
+        )
+        return result
+
+    @torch.no_grad()
+    def _frozen(self, module: Callable[..., Any], micro: MicroBatch) -> torch.Tensor:
+        return self._forward(module, micro)[0]
+
+
+def load_model(config: Config) -> Any:
+    """The initial policy in training form. Raises ConfigError when the folder holds no causal language model."""
+    from transformers import AutoModelForCausalLM
+
+    learner = config.learner
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model.path,
+            dtype=DTYPES[config.model.dtype],
+            attn_implementation=learner.attention,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
+    if learner.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model.config.use_cache = False
+    return model.train()
+
+
+def schedule(config: Config) -> Callable[[int], float]:
+    """Factor of the learning rate at each update: linear warm-up, then the configured decay over learner.steps."""
+    settings, total = (
+        config.learner.optimizer,
+        config.learner.steps * config.learner.objective.updates_per_batch,
+    )
+
+    def factor(update: int) -> float:
+        if update < settings.warmup_steps:
+            return (update + 1) / settings.warmup_steps
+        done = (update - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+        if settings.schedule == "linear":
+            return max(0.0, 1.0 - done)
+        if settings.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return 1.0
+
+    return factor
+
+
+def deepspeed_config(config: Config, world: int) -> dict[str, Any]:
+    learner = config.learner
+    zero: dict[str, Any] = {"stage": learner.zero_stage}
+    if learner.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    precision: dict[str, Any] = {}
+    if config.model.dtype != "float32":
+        precision = {"bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True}}
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": learner.optimizer.max_grad_norm,
+        "zero_optimization": zero,
+        # The same AdamW on every device: a run can be compared with itself elsewhere.
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+        **precision,
+    }
+
+
+def set_device(config: Config, local_rank: int) -> str:
+    """Choose this rank's device and threads; returns the backend of its process group."""
+    torch.manual_seed(config.run.seed)
+    torch.set_num_threads(config.learner.threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+        return "nccl"
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    return "gloo"

@@ -1,0 +1,183 @@
+"""This rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
+
+Rank 0 claims entries, validates them once (an unusable one becomes a dead letter and is sampled again), chooses the
+step's Γ groups by the staleness rule and writes them to the ledger before anyone trains. The ledger is all that
+ranks share: each works out the same division of the groups and reads its own. After a crash the ledger repeats the
+same steps, and what no ledgered step took is waiting in the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from common.config import Config
+from common.errors import RunError, WireError
+from common.keys import Keys
+from common.queue import Consumer, Entry, Ledger, Row
+from common.staleness import Ready, select_for_step
+from common.types import Group
+from common.wire import decode_group
+
+POLL_S = 0.05
+CLAIM_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What token ids must mean here: the tokenizer's fingerprint and the model's number of tokens."""
+
+    fingerprint: str
+    size: int
+
+
+class Planner:
+    """Rank 0's part. `start` is the step of the restored checkpoint."""
+
+    def __init__(self, client: redis.Redis, config: Config, vocabulary: Vocabulary, start: int) -> None:
+        self._config = config
+        self._redis = client
+        self._consumer = Consumer(client, config)
+        self._ledger = Ledger(client, config.run.name)
+        self._vocabulary = vocabulary
+        self._dead_in_a_row = 0
+        self._ready: dict[str, tuple[Ready, int]] = {}
+        self._planned = self._ledger.steps()
+        self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
+        self._take_up(start)
+
+    def _take_up(self, start: int) -> None:
+        """Sort what a crash left behind: contained in the checkpoint, to be repeated, or free."""
+        step_of = {r.entry: step for step, rows in self._planned.items() for r in rows}
+        contained = []
+        for entry in self._consumer.pending():
+            step = step_of.get(entry.id)
+            if step is None:
+                self._admit(entry)
+            elif step < start:
+                contained.append(entry.id)
+        self._consumer.acknowledge(contained, start)
+
+    def plan(self, step: int, waiting: Callable[[], None]) -> float:
+        """Fix step `step` in the ledger, waiting for groups if need be; returns the seconds waited.
+
+        Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator gave up.
+        """
+        if step in self._planned:
+            return 0.0
+        rollout, began, heard = self._config.rollout, time.monotonic(), time.monotonic()
+        limit = step - rollout.max_staleness
+        while True:
+            overdue = sum(n for batch, n in self._trained.items() if batch <= limit)
+            ready = [r for r, _ in self._ready.values()]
+            chosen = select_for_step(step, ready, rollout.prompts_per_batch, rollout.max_staleness, overdue)
+            if chosen is not None:
+                break
+            waiting()
+            entries = self._consumer.claim(CLAIM_S)
+            for entry in entries:
+                self._admit(entry)
+            heard = time.monotonic() if entries else heard
+            self._check(step, time.monotonic() - heard)
+        rows = [Row(r.group, r.entry, r.batch, self._ready.pop(r.entry)[1]) for r in chosen]
+        self._ledger.record(step, rows)
+        self._planned[step] = rows
+        self._trained.update(r.batch for r in rows)
+        return time.monotonic() - began
+
+    def durable(self, step: int) -> None:
+        """A checkpoint holds the first `step` steps: their entries may go."""
+        done = [s for s in self._planned if s < step]
+        self._consumer.acknowledge([r.entry for s in done for r in self._planned[s]], step)
+        for s in done:
+            del self._planned[s]
+
+    def _admit(self, entry: Entry) -> None:
+        try:
+            group = self._decode(entry)
+        except WireError as error:
+            self._consumer.dead_letter(entry, str(error))
+            self._dead_in_a_row += 1
+            if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
+                raise RunError(
+                    f"{self._dead_in_a_row} unusable groups in a row; last: {error}. See stream {Keys(self._config.run.name).dead}"
+                ) from error
+            return
+        self._dead_in_a_row = 0
+        self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), _cost(group))
+
+    def _decode(self, entry: Entry) -> Group:
+        group = decode_group(
+            entry.payload,
+            run=self._config.run.name,
+            tokenizer=self._vocabulary.fingerprint,
+            vocabulary=self._vocabulary.size,
+            max_bytes=self._config.queue.max_group_bytes,
+        )
+        if (group.id, group.batch) != (entry.group, entry.batch):
+            raise WireError(
+                f"group {group.id} of batch {group.batch} came as {entry.group} of batch {entry.batch}"
+            )
+        longest = max(len(r.tokens) for r in group.rollouts)
+        if longest > self._config.rollout.max_response_tokens:
+            raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
+        if len(group.prompt_tokens) > self._config.rollout.max_prompt_tokens:
+            raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
+        return group
+
+    def _check(self, step: int, silent: float) -> None:
+        error = self._redis.hget(Keys(self._config.run.name).state, "error")
+        if error:
+            raise RunError(f"the coordinator stopped: {error.decode()}")
+        if silent > self._config.learner.wait_limit_s:
+            raise RunError(
+                f"step {step} has waited {silent:.0f} s for groups (learner.wait_limit_s): "
+                "see `hora monitor` for the part that is down or slow"
+            )
+
+
+class Reader:
+    """Any rank's part: its share of a ledgered step."""
+
+    def __init__(self, client: redis.Redis, config: Config, rank: int, world: int) -> None:
+        self._config, self._rank, self._world = config, rank, world
+        self._ledger = Ledger(client, config.run.name)
+        self._consumer = Consumer(client, config)
+
+    def read(self, step: int) -> list[Group]:
+        """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
+        deadline = time.monotonic() + 2 * self._config.learner.wait_limit_s
+        while (rows := self._ledger.step(step)) is None:
+            if time.monotonic() > deadline:
+                raise RunError(f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone")
+            time.sleep(POLL_S)
+        return self._decode(divide(rows, self._world)[self._rank])
+
+    def read_all(self, step: int) -> list[Group]:
+        """All groups of a ledgered step, for the records."""
+        return self._decode(self._ledger.step(step) or [])
+
+    def _decode(self, rows: Sequence[Row]) -> list[Group]:
+        limit = self._config.queue.max_group_bytes
+        return [decode_group(p, max_bytes=limit) for p in self._consumer.read([r.entry for r in rows])]
+
+
+def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
+    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least. Pure, so that
+    every rank finds the same; within a rank the order of the ledger is kept."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    loads = [0] * ranks
+    for i in sorted(range(len(rows)), key=lambda i: (-rows[i].cost, i)):
+        rank = loads.index(min(loads))
+        shares[rank].append(i)
+        loads[rank] += rows[i].cost
+    return [[rows[i] for i in sorted(share)] for share in shares]
+
+
+def _cost(group: Group) -> int:
+    """Tokens that a learner processes for this group."""
+    return group.tokens + len(group.prompt_tokens) * group.size

@@ -1,0 +1,84 @@
+"""The learner under Ray Train: one worker per rank, restarted together from the newest checkpoint when one dies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from common.config import Config
+from common.errors import RunError
+
+RESTARTS = 10
+
+
+def run(config: Config, redis_url: str, run_dir: str) -> None:
+    """Train `config` to its end on the Ray cluster this process is attached to. Blocks.
+
+    Raises RunError with the learner's own reason when it cannot go on.
+    """
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    gpus = ray.cluster_resources().get("GPU", 0) > 0
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={
+            "config": config.model_dump(mode="json"),
+            "redis_url": redis_url,
+            "run_dir": run_dir,
+        },
+        scaling_config=ScalingConfig(
+            num_workers=config.learner.workers,
+            use_gpu=gpus,
+            resources_per_worker={"CPU": 1, **({"GPU": 1} if gpus else {})},
+        ),
+        run_config=RunConfig(
+            name=config.run.name,
+            storage_path=str(Path(run_dir) / "ray-train"),
+            failure_config=FailureConfig(max_failures=RESTARTS),
+        ),
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+    )
+    try:
+        trainer.fit()
+    except Exception as error:
+        raise RunError(reason(error)) from error
+
+
+def _worker(arguments: dict[str, Any]) -> None:
+    from ray import train as ray_train
+
+    from learner.engine import set_device
+    from learner.train import train
+
+    config = Config.model_validate(arguments["config"])
+    context = ray_train.get_context()
+    set_device(config, context.get_local_rank())
+    # DeepSpeed reads these; Ray Train has made the process group already.
+    os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
+    try:
+        train(
+            config,
+            arguments["redis_url"],
+            Path(arguments["run_dir"]),
+            context.get_world_rank(),
+            context.get_world_size(),
+        )
+    except RunError as error:
+        # Another try would meet the same wall: stop for good, and let the driver find the reason.
+        (Path(arguments["run_dir"]) / "stopped.txt").write_text(str(error))
+        raise
+
+
+def reason(error: BaseException) -> str:
+    """The innermost message of what Ray Train raised, in one line."""
+    seen: list[str] = []
+    current: BaseException | None = error
+    while current is not None:
+        text = str(current).strip()
+        if text:
+            seen.append(text.splitlines()[-1])
+        current = current.__cause__ or getattr(current, "cause", None)
+    return f"the learner stopped: {seen[-1] if seen else type(error).__name__}"

@@ -1,0 +1,55 @@
+"""The same learner under other launchers, reading the same queue:
+
+    torchrun --nproc-per-node 2 -m learner.main --config hora.yaml --redis redis://host:6379
+    deepspeed --num_gpus 2 --module learner.main --config hora.yaml --redis redis://host:6379
+
+Rank 0 attaches to the Ray cluster, only to publish weights; with --no-ray it writes them for replicas to pull.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from common.errors import HoraError
+from common.load import load
+from learner.engine import set_device
+from learner.train import train
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="HORA learner for torchrun and deepspeed.")
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--redis", default=os.environ.get("HORA_REDIS_URL"), help="default: HORA_REDIS_URL")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--no-ray", action="store_true")
+    parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)  # deepspeed passes it
+    options = parser.parse_args()
+    if not options.redis:
+        parser.error("--redis or HORA_REDIS_URL is needed")
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    config = load(options.config, options.set)
+    backend = set_device(config, int(os.environ.get("LOCAL_RANK", options.local_rank or 0)))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+    torch.distributed.init_process_group(backend, rank=rank, world_size=world)
+    if rank == 0 and not options.no_ray:
+        import ray
+
+        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+    run_dir = Path(config.run.folder).resolve() / config.run.name
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        train(config, options.redis, run_dir, rank, world)
+    except HoraError as error:
+        sys.exit(f"hora learner, rank {rank}: {error}")
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""What the learner writes down: one line per trained group, one per step; to JSONL always, TensorBoard always, Weights
+& Biases when configured, and to Redis for the live views. The same names everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from common.config import Config
+from common.keys import Keys
+from common.rewards import total
+from common.telemetry import count_now, record_step
+from common.types import Group
+
+
+class Records:
+    """Rank 0's files in `run_dir`. Lines of steps from `start` on, left by a crash, are cut off first."""
+
+    def __init__(self, config: Config, client: redis.Redis, run_dir: Path, start: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._config, self._redis = config, client
+        self._groups, self._steps = run_dir / "groups.jsonl", run_dir / "steps.jsonl"
+        for path in (self._groups, self._steps):
+            cut_from(path, start)
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start)
+        self._wandb = _wandb(config, run_dir) if config.learner.wandb else None
+
+    def step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
+        """`groups` are all Γ of the step."""
+        _append(self._groups, [group_record(step, g, self._config) for g in groups])
+        _append(self._steps, [dict(metrics)])
+        for name, value in metrics.items():
+            self._board.add_scalar(name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(dict(metrics), step=step)
+        name = self._config.run.name
+        record_step(self._redis, name, metrics)
+        out = {
+            "groups_out": len(groups),
+            "rollouts_out": sum(g.size for g in groups),
+            "tokens_out": sum(g.tokens for g in groups),
+        }
+        count_now(self._redis, name, out)
+        self._redis.hset(Keys(name).state, "step", step + 1)
+
+    def close(self) -> None:
+        self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
+    """What the run keeps of one trained group."""
+    rollouts, old_new = group.rollouts, group.versions
+    n = len(rollouts)
+    return {
+        "step": step,
+        "batch": group.batch,
+        "shard": group.shard,
+        "epoch": group.epoch,
+        "prompt_index": group.prompt_index,
+        "group_id": group.id,
+        "rule": group.rule,
+        "prior": config.allocation.prior,
+        "prior_alpha": group.prior[0],
+        "prior_beta": group.prior[1],
+        "trials": group.pre_rollouts,
+        "successes": group.successes,
+        "extra": group.extra,
+        "size": n,
+        "hits": group.hits,
+        "tokens": group.tokens,
+        "reward_mean": sum(total(r.rewards, config.reward.weights) for r in rollouts) / n,
+        "format_mean": sum(r.rewards["format"] for r in rollouts) / n,
+        "length_mean": group.tokens / n,
+        "version_min": old_new[0],
+        "version_max": old_new[1],
+        "mixed_phases": _versions(group, "A") != _versions(group, "B") if group.extra else False,
+    }
+
+
+def _versions(group: Group, phase: str) -> set[int]:
+    return {s.version for r in group.rollouts if r.phase == phase for s in r.spans}
+
+
+def cut_from(path: Path, step: int) -> None:
+    """Remove the lines of steps >= `step` and a torn last line: the steps to come write them again."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            break
+        if record["step"] < step:
+            kept.append(line)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(f"{line}\n" for line in kept))
+    os.replace(partial, path)
+
+
+def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("a") as file:
+        file.write("".join(json.dumps(r) + "\n" for r in records))
+
+
+def _wandb(config: Config, run_dir: Path) -> Any:
+    import wandb
+
+    return wandb.init(
+        project=config.learner.wandb,
+        id=config.run.name,
+        resume="allow",
+        dir=str(run_dir),
+        config=config.model_dump(mode="json"),
+    )

@@ -1,0 +1,194 @@
+"""The training loop: one optimizer step on one screen.
+
+    plan (ledger) ─► read my groups ─► samples ─► micro-batches ─► forward, backward, step ─► record ─► publish v+1
+                                                                                          └─► checkpoint ─► acknowledge
+
+Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher alike: it needs an initialised process group
+when there is more than one rank, and Redis. Rank 0 plans, records and publishes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+import structlog
+import torch
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.prompts import fingerprint, load_tokenizer
+from common.redis import connect
+from common.telemetry import heartbeat_now
+from common.types import Group
+from common.weights import newest_now
+from learner.batch import micro_batches, samples_of
+from learner.checkpoint import Checkpoints, export
+from learner.engine import Engine, Update
+from learner.feed import Planner, Reader, Vocabulary
+from learner.metrics import step_metrics
+from learner.publish import Publisher
+from learner.records import Records
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What one rank works with; `planner` and `records` on rank 0 alone."""
+
+    config: Config
+    redis: redis.Redis
+    engine: Engine
+    reader: Reader
+    publisher: Publisher
+    checkpoints: Checkpoints
+    planner: Planner | None
+    records: Records | None
+    run_dir: Path
+    rank: int
+    world: int
+
+
+def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
+    """Train from the newest checkpoint (or the initial policy) to learner.steps, then export the model."""
+    parts, start = _prepare(config, redis_url, run_dir, rank, world)
+    bad_in_a_row = 0
+    for step in range(start, config.learner.steps):
+        applied = train_step(parts, step)
+        bad_in_a_row = 0 if applied else bad_in_a_row + 1
+        if bad_in_a_row >= config.learner.max_bad_losses:
+            raise RunError(
+                f"{bad_in_a_row} steps in a row had no finite loss; their batches are in {run_dir / 'bad-steps'}"
+            )
+        last = step + 1 == config.learner.steps
+        if applied and ((step + 1) % config.learner.checkpoint_every == 0 or last):
+            parts.checkpoints.save(parts.engine, step + 1)
+            if parts.planner is not None:
+                parts.planner.durable(step + 1)
+    parts.publisher.close()
+    export(parts.engine, config, run_dir / "model", rank)
+    if parts.records is not None:
+        parts.records.close()
+
+
+def train_step(parts: Parts, step: int) -> bool:
+    """Steps done so far: `step`; the weights it starts from are version `step`. False when no update was applied."""
+    config, began = parts.config, time.monotonic()
+    waited = 0.0
+    if parts.planner is not None:
+        waited = parts.planner.plan(step, lambda: _beat(parts, step, "waiting"))
+        _beat(parts, step, "training")
+    groups = parts.reader.read(step)
+    samples = samples_of(
+        groups,
+        config.reward.weights,
+        config.learner.objective,
+        config.rollout.prompts_per_batch,
+        config.rollout.max_response_tokens,
+        version=step,
+    )
+    micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch)
+    update = parts.engine.step(micro)
+    if not update.applied:
+        _keep_for_inspection(parts, step, groups)
+    parts.publisher.publish(step + 1)
+    seconds = time.monotonic() - began
+    times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
+    _record(parts, step, groups, update, packing, times)
+    return update.applied
+
+
+def _record(
+    parts: Parts,
+    step: int,
+    mine: list[Group],
+    update: Update,
+    packing: dict[str, float],
+    times: dict[str, float],
+) -> None:
+    sums = _over_ranks(parts, {**update.sums, **packing})
+    if parts.records is None:
+        return
+    groups = mine if parts.world == 1 else parts.reader.read_all(step)
+    timing = parts.publisher.timing
+    metrics = step_metrics(
+        step, groups, sums, parts.config, grad_norm=update.grad_norm, learning_rate=update.learning_rate
+    )
+    metrics |= times | {
+        "time/gather": timing.gather,
+        "time/transfer": timing.transfer,
+        "time/load": timing.load,
+    }
+    metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
+    metrics["applied"] = float(update.applied)
+    if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
+        log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
+    parts.records.step(step, groups, {k: v for k, v in metrics.items() if not math.isnan(v)})
+    _beat(parts, step + 1, "training")
+
+
+def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> tuple[Parts, int]:
+    client = connect(redis_url)
+    engine = Engine(config, rank, world)
+    checkpoints = Checkpoints(config, client, run_dir, rank, world)
+    start = checkpoints.restore(engine)
+    publisher = Publisher(config, engine, client, run_dir, rank)
+    reader = Reader(client, config, rank, world)
+    planner = records = None
+    if rank == 0:
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        planner = Planner(
+            client, config, Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size), start
+        )
+        records = Records(config, client, run_dir, start)
+        client.hset(Keys(config.run.name).state, "step", start)
+    parts = Parts(
+        config, client, engine, reader, publisher, checkpoints, planner, records, run_dir, rank, world
+    )
+    if start > 0 and _generators_lack(parts, start):
+        publisher.publish(start)
+        publisher.wait()
+    return parts, start
+
+
+def _generators_lack(parts: Parts, version: int) -> bool:
+    """Whether a replica that starts now could not get weights of at least `version`. The same on every rank.
+
+    While ledgered steps are repeated the newest version may be ahead of the learner: those weights came from the same
+    groups, and the versions in between are not published a second time.
+    """
+    manifest = newest_now(parts.redis, parts.config.run.name)
+    if parts.config.weights.transport == "nccl":
+        return True
+    return manifest is None or manifest.version < version or not os.path.exists(manifest.path)
+
+
+def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
+    if parts.world == 1:
+        return sums
+    names = sorted(sums)
+    tensor = torch.tensor([sums[n] for n in names], dtype=torch.float64, device=parts.engine.device)
+    top = tensor.clone()
+    torch.distributed.all_reduce(tensor)
+    torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
+    return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}
+
+
+def _beat(parts: Parts, step: int, state: str) -> None:
+    heartbeat_now(parts.redis, parts.config.run.name, f"learner/{parts.rank}", {"state": state, "step": step})
+
+
+def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
+    from common.wire import encode_group
+
+    folder = parts.run_dir / "bad-steps" / f"step-{step:08d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for group in groups:
+        (folder / f"{group.id.replace(':', '-')}.msgpack").write_bytes(encode_group(group))
+    log.error("no finite loss: the step is skipped", step=step, batch=str(folder))

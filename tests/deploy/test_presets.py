@@ -1,0 +1,74 @@
+"""Every preset loads, and the paper's three say what its configuration tables say."""
+
+from pathlib import Path
+
+import pytest
+
+from common.load import PRESETS, check_paths, load
+from common.prompts import FORMAT_INSTRUCTIONS
+
+ALL = sorted(p.stem for p in PRESETS.glob("*.yaml"))
+
+# Appendix "Training configurations", tables for 1.5B-Instruct, 3B and 7B: equal but for the model.
+PAPER = {
+    "rollout.prompts_per_batch": 60,
+    "rollout.group_size": 32,
+    "rollout.pre_rollouts": 8,
+    "rollout.shards": 4,
+    "rollout.temperature": 0.7,
+    "rollout.max_prompt_tokens": 2048,
+    "rollout.max_response_tokens": 2048,
+    "allocation.alpha": 1.0,
+    "allocation.beta": 1.0,
+    "allocation.rule": "hit_utility",
+    "allocation.warmup.format_reward": 0.85,
+    "allocation.warmup.cycles": 3,
+    "reward.weights": {"format": 0.5, "accuracy": 0.5},
+    "learner.steps": 200,
+    "learner.optimizer.learning_rate": 1.0e-6,
+    "learner.optimizer.schedule": "linear",
+    "learner.optimizer.max_grad_norm": 1.0,
+    "learner.optimizer.weight_decay": 0.0,
+    "learner.objective.clip_low": 0.2,
+    "learner.objective.clip_high": 0.2,
+    "learner.objective.kl": 0.0,
+    "learner.objective.normalisation": "constant",
+    "learner.objective.importance": "token_truncate",
+    "learner.objective.updates_per_batch": 1,
+    "model.dtype": "bfloat16",
+}
+MODELS = {
+    "qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_preset_loads(name: str) -> None:
+    assert load(name).run.name == name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_papers_presets_say_what_its_tables_say(name: str) -> None:
+    config = load(name)
+    assert config.model.path == MODELS[name]
+    assert "math12k" in config.data.path
+    assert config.data.system == FORMAT_INSTRUCTIONS
+    for key, expected in PAPER.items():
+        value: object = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        assert value == expected, key
+
+
+def test_the_tiny_preset_finds_its_files_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_paths(load("tiny"))
+
+
+def test_the_serve_file_carries_an_experiment() -> None:
+    config = load(str(PRESETS.parent / "hora.yaml"))
+    assert config.run.name == "arithmetic"
