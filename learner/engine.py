@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,10 @@ class Engine:
             Policy(load_model(config)).to(self.device).eval() if config.learner.objective.kl else None
         )
         settings = config.learner.optimizer
-        optimizer = torch.optim.AdamW(
+        # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
+        self._plain = config.learner.zero_stage == 0 and config.model.dtype == "float32"
+        kind = partial(ClippedAdamW, max_norm=settings.max_grad_norm) if self._plain else torch.optim.AdamW
+        self._adam = kind(
             [p for p in self._policy.parameters() if p.requires_grad],
             lr=settings.learning_rate,
             betas=settings.betas,
@@ -64,9 +68,9 @@ class Engine:
         )
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=self._policy,
-            optimizer=optimizer,
+            optimizer=self._adam,
             lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config)),
-            config=deepspeed_config(config, world),
+            config=deepspeed_config(config, self._plain),
             dist_init_required=False,
         )
 
@@ -77,7 +81,7 @@ class Engine:
 
     def step(self, micro_batches: Sequence[MicroBatch]) -> Update:
         """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of several."""
-        started = time.monotonic()
+        started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
         rounds = self._aligned([m.to(self.device) for m in micro_batches])
         prox = [self._frozen(self._engine, m) for m in rounds] if objective.updates_per_batch > 1 else None
@@ -91,11 +95,13 @@ class Engine:
             applied = self._apply(finite) and applied
             for name, value in update_sums.items():
                 sums[name] = sums.get(name, 0.0) + value / objective.updates_per_batch
-        norm = self._engine.get_global_grad_norm() if applied else math.nan
+        norm = (
+            self._adam.norm if isinstance(self._adam, ClippedAdamW) else self._engine.get_global_grad_norm()
+        )
         return Update(
             applied=applied,
             grad_norm=float(norm) if norm is not None else math.nan,
-            learning_rate=float(self._engine.get_lr()[0]),
+            learning_rate=rate,
             sums=sums,
             seconds=time.monotonic() - started,
         )
@@ -141,7 +147,7 @@ class Engine:
             )
             finite = finite and bool(torch.isfinite(loss))
             self._engine.backward(loss * self._world)
-            stats = {**stats, "entropy": float(entropy.sum())}
+            stats = {**stats, "entropy": float(entropy[micro.scale > 0].sum())}
             for name, value in stats.items():
                 sums[name] = sums.get(name, 0.0) + value
         return sums, self._everywhere(finite)
@@ -169,6 +175,20 @@ class Engine:
     @torch.no_grad()
     def _frozen(self, module: Callable[..., Any], micro: MicroBatch) -> torch.Tensor:
         return self._forward(module, micro)[0]
+
+
+class ClippedAdamW(torch.optim.AdamW):
+    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
+        super().__init__(parameters, **settings)
+        self._max_norm = max_norm
+        self.norm = math.nan
+
+    def step(self, closure: Any = None) -> Any:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_norm))
+        return super().step(closure)
 
 
 def load_model(config: Config) -> Any:
@@ -211,7 +231,7 @@ def schedule(config: Config) -> Callable[[int], float]:
     return factor
 
 
-def deepspeed_config(config: Config, world: int) -> dict[str, Any]:
+def deepspeed_config(config: Config, plain: bool) -> dict[str, Any]:
     learner = config.learner
     zero: dict[str, Any] = {"stage": learner.zero_stage}
     if learner.offload_optimizer:
@@ -223,7 +243,7 @@ def deepspeed_config(config: Config, world: int) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": learner.optimizer.max_grad_norm,
+        "gradient_clipping": 0.0 if plain else learner.optimizer.max_grad_norm,
         "zero_optimization": zero,
         # The same AdamW on every device: a run can be compared with itself elsewhere.
         "zero_force_ds_cpu_optimizer": False,

@@ -92,9 +92,12 @@ class BroadcastClient:
             )
 
     def _all(self, method: str, *args: Any) -> list[Any]:
+        import ray
         from ray import serve
         from ray.serve.exceptions import RayServeException
 
+        if not ray.is_initialized():
+            return []  # A learner without a cluster: replicas pull the announced file.
         try:
             handle = serve.get_deployment_handle(DEPLOYMENT, APP)
             results = handle.broadcast(method, *args).results(timeout_s=self._limit, return_exceptions=True)

@@ -1,0 +1,66 @@
+"""From sums over micro-batches and ranks to the metrics of one step, by the names every view uses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from common.config import Config
+from common.rewards import total
+from common.types import Group
+
+
+def step_metrics(
+    step: int,
+    groups: Sequence[Group],
+    sums: Mapping[str, float],
+    config: Config,
+    *,
+    grad_norm: float,
+    learning_rate: float,
+) -> dict[str, float]:
+    """Metrics of step `step`: `groups` all Γ of it, `sums` the objective's added up over ranks.
+
+    Figures of the objective are means over trained tokens; NaN where there was none.
+    """
+    rollouts = [r for g in groups for r in g.rollouts]
+    rewards = [np.array([total(r.rewards, config.reward.weights) for r in g.rollouts]) for g in groups]
+    lengths = np.array([len(r.tokens) for r in rollouts])
+    lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
+    n = sums.get("tokens_trained", 0.0) or math.nan
+    matched = sums.get("drift_tokens", 0.0) or math.nan
+    busiest, ranks = sums.get("packing/rank_tokens_max", 0.0), config.learner.workers
+    return {
+        "step": step,
+        "loss": sums.get("loss", math.nan),
+        "grad_norm": grad_norm,
+        "learning_rate": learning_rate,
+        "reward": float(np.mean(np.concatenate(rewards))),
+        **{
+            f"reward/{name}": float(np.mean([r.rewards[name] for r in rollouts]))
+            for name in rollouts[0].rewards
+        },
+        "advantage/mean": sums.get("advantage", math.nan) / n,
+        "advantage/rms": math.sqrt(sums.get("advantage_square", math.nan) / n),
+        "clip/share": sums.get("clip", math.nan) / n,
+        "importance/mean": sums.get("importance", math.nan) / n,
+        "importance/rms": math.sqrt(sums.get("importance_square", math.nan) / n),
+        "importance/max": sums.get("importance_max", math.nan),
+        "kl/generator": sums.get("kl_generator", math.nan) / n,
+        "entropy": sums.get("entropy", math.nan) / n,
+        "drift": sums.get("drift", math.nan) / matched,
+        "length/mean": float(lengths.mean()),
+        "length/max": float(lengths.max()),
+        "length/cut": float(np.mean([r.finish_reason == "length" for r in rollouts])),
+        "rollouts": len(rollouts),
+        "tokens": int(lengths.sum()),
+        "tokens_trained": sums.get("tokens_trained", 0.0),
+        "lag/mean": float(lags.mean()),
+        "lag/max": float(lags.max()),
+        "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
+        "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
+        "groups/hit": float(np.mean([g.hits > 0 for g in groups])),
+        "imbalance": busiest * ranks / sums["packing/tokens"] - 1.0 if sums.get("packing/tokens") else 0.0,
+    }

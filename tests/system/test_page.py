@@ -1,0 +1,232 @@
+"""The live page in headless Chromium against a real server on a real Redis, driven through the DevTools protocol."""
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from websockets.sync.client import connect as websocket
+
+from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from deploy.redis_server import RedisServer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH (Debian: apt-get install chromium)"),
+]
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-port=0"
+).split()
+SERVER = "import sys; from deploy.monitor import serve_page; serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))"
+
+
+class Browser:
+    """One tab. `js` evaluates an expression in the page and returns its value."""
+
+    def __init__(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        self._profile = tempfile.mkdtemp(prefix="chromium-")
+        assert CHROMIUM is not None
+        self._process = subprocess.Popen(
+            [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        port_file = Path(self._profile) / "DevToolsActivePort"
+        until(lambda: port_file.exists() and len(port_file.read_text().split()) == 2, 30)
+        port = port_file.read_text().split()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
+            tab = next(t for t in json.load(answer) if t["type"] == "page")
+        self._socket = websocket(tab["webSocketDebuggerUrl"], max_size=2**26)
+        self._id = 0
+        self.errors: list[str] = []
+        self.call("Runtime.enable")
+        self.call("Page.enable")
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.call("Page.navigate", url=url)
+
+    def call(self, method: str, **params):
+        self._id += 1
+        self._socket.send(json.dumps({"id": self._id, "method": method, "params": params}))
+        while True:
+            message = json.loads(self._socket.recv(timeout=30))
+            if message.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(message["params"]["exceptionDetails"]["exception"].get("description", "?"))
+            if message.get("id") == self._id:
+                assert "error" not in message, message
+                return message["result"]
+
+    def js(self, expression: str):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def shot(self, path: str) -> None:
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        picture = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        Path(path).write_bytes(base64.b64decode(picture["data"]))
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(20)
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+
+class Server:
+    """The page's server in a process of its own, so that it can be killed."""
+
+    def __init__(self, redis_url: str, run: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._args = [sys.executable, "-c", SERVER, redis_url, run, str(self.port)]
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.start()
+
+    def start(self) -> None:
+        environment = {**os.environ, "HORA_TOKEN": "s3same"}
+        self._process = subprocess.Popen(self._args, env=environment)
+        until(lambda: self.get("healthz")["status"] == "ok", 30)
+
+    def get(self, path: str):
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return json.load(answer)
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+def until(check, limit_s: float):
+    """The first true value of `check()`; what it raises last once the time is up."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            if value := check():
+                return value
+        except (OSError, KeyError):
+            if time.monotonic() > deadline:
+                raise
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def stage(redis, request):
+    """A run with thirty steps behind it, its server, and a function that opens the page."""
+    name = request.node.name.removeprefix("test_")[:60]
+    run = SyntheticRun(redis, config_of(name, rollout={"prompts_per_batch": 16, "shards": 2}))
+    play(run, 30)
+    server = Server(redis, name)
+    browsers: list[Browser] = []
+
+    def page(**how) -> Browser:
+        browsers.append(Browser(server.url, **how))
+        until(lambda: browsers[-1].js("document.querySelectorAll('#charts svg').length") >= 7, 20)
+        return browsers[-1]
+
+    yield run, server, page
+    for browser in browsers:
+        browser.close()
+    server.kill()
+
+
+def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
+    _run, server, page = stage
+    browser, status = page(), server.get("status")
+    assert (
+        browser.js("document.getElementById('step').textContent")
+        == f"step {status['step']} of {status['steps']}"
+    )
+    assert browser.js("document.querySelector('[data-depth]').dataset.depth") == str(status["queue_depth"])
+    shown = browser.js("document.querySelector('[data-field=reward]').textContent")
+    assert float(shown) == pytest.approx(status["learner"]["reward"], rel=0.01)
+    rows = browser.js(
+        "[...document.querySelectorAll('#parts tr')].slice(1).map(r => r.cells[0].textContent + ' ' + r.cells[1].textContent)"
+    )
+    assert rows == [
+        f"{p['name']} v{p['state']['version']}" for p in status["parts"] if p["kind"] == "generator"
+    ]
+    titles = browser.js("[...document.querySelectorAll('[data-chart]')].map(e => e.dataset.chart)")
+    assert {
+        "Reward",
+        "Share of Phase B by c",
+        "Response length",
+        "Entropy",
+        "Queue depth",
+        "Pass@K on held-out problems",
+    } <= set(titles)
+    assert browser.errors == []
+
+
+def test_a_change_is_on_the_page_within_two_seconds(stage):
+    run, _server, page = stage
+    browser = page()
+    asyncio.run(run.generate(30))
+    began = time.monotonic()
+    until(lambda: browser.js("document.querySelector('[data-depth]').dataset.depth") == "16", 10)
+    assert time.monotonic() - began < 2.0
+
+
+def test_the_page_goes_on_by_itself_when_the_server_is_killed_and_comes_back(stage):
+    run, server, page = stage
+    browser = page()
+    server.kill()
+    until(lambda: "silent" in browser.js("document.getElementById('live').textContent"), 15)
+    asyncio.run(run.generate(30))
+    run.train(30)
+    server.start()
+    until(lambda: browser.js("document.getElementById('live').textContent") == "live", 20)
+    until(lambda: browser.js("document.getElementById('step').textContent").startswith("step 31 "), 10)
+    assert browser.errors == []
+
+
+def test_the_page_fits_a_phone_in_light_and_dark(stage):
+    _run, _server, page = stage
+    for dark in (False, True):
+        browser = page(width=390, height=800, dark=dark)
+        assert browser.js("document.documentElement.scrollWidth") <= 390
+        background = browser.js("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(15, 18, 23)") == dark
+        assert browser.errors == []
+
+
+def test_hostile_text_from_the_run_stays_text(stage):
+    run, _server, page = stage
+    run.redis.hset(run.keys.state, "error", "<img src=x onerror='document.title=\"owned\"'>")
+    browser = page()
+    until(lambda: "<img" in browser.js("document.getElementById('warnings').textContent"), 10)
+    assert browser.js("document.querySelectorAll('#warnings img').length") == 0
+    assert browser.js("document.title") != "owned"
+
+
+def test_the_pause_button_takes_the_token_and_resumes(stage):
+    run, _server, page = stage
+    browser = page()
+    browser.js("sessionStorage.setItem('token', 's3same'); document.getElementById('pause').click()")
+    until(lambda: run.redis.hget(run.keys.state, "paused") == b"1", 10)
+    until(lambda: browser.js("document.getElementById('pause').textContent") == "Resume", 10)
+    browser.js("document.getElementById('pause').click()")
+    until(lambda: run.redis.hget(run.keys.state, "paused") == b"0", 10)
