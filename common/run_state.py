@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.watch import warnings
+from common.watch import SILENT_S, warnings
 
 GONE_S = 60.0
 WINDOW_S = 60.0
@@ -124,8 +124,11 @@ def read_run(client: redis.Redis, run: str) -> RunState:
     durable = int(state.get(b"durable_step", 0))
     depth = max(0, length - (taken - durable) * config.rollout.prompts_per_batch)
     samples = _samples(history)
-    _sample(client, keys, samples, now, totals, depth)
-    learner = json.loads(last[0][1][b"metrics"]) if last else {}
+    version, seen = int(state.get(b"version", 0)), _parts(parts, now)
+    held = [p.state.get("version", 0) for p in seen if p.kind == "generator" and p.silent_s < SILENT_S]
+    levels = {"depth": depth, "version": version, "oldest_replica": min(held) if held else None}
+    _sample(client, keys, samples, now, {**levels, **{f: totals.get(f, 0) for f in FLOWS}})
+    learner = numbers(last[0][1][b"metrics"]) if last else {}
     step, paused = int(state.get(b"step", 0)), state.get(b"paused") == b"1"
     error = state[b"error"].decode() if b"error" in state else None
     reading = RunState(
@@ -135,7 +138,7 @@ def read_run(client: redis.Redis, run: str) -> RunState:
         steps=config.learner.steps,
         step=step,
         last_step_s=_age(last[0][0], now) if last else None,
-        version=int(state.get(b"version", 0)),
+        version=version,
         max_staleness=config.rollout.max_staleness,
         paused=paused,
         error=error,
@@ -150,12 +153,12 @@ def read_run(client: redis.Redis, run: str) -> RunState:
         dead_letters=totals.get("dead_letters", 0),
         rates=_rates(samples, totals, now),
         totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
-        lag={"mean": learner.get("lag/mean", 0.0), "max": learner.get("lag/max", 0.0)},
+        lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
         phase_a=_by_count(totals, "phase_a:"),
         phase_b=_by_count(totals, "phase_b:"),
         learner=learner,
         evaluations={int(v): json.loads(evaluations[v]) for v in sorted(evaluations, key=int)},
-        parts=_parts(parts, now),
+        parts=seen,
         sparks=_sparks(samples),
     )
     return replace(reading, warnings=tuple(warnings(reading, config.telemetry.stall_s)))
@@ -172,6 +175,11 @@ def read_config(text: bytes | None, run: str) -> Config:
             f"run {run!r} is served by another version of hora, whose configuration this one does not understand: "
             "use the same version for all parts"
         ) from None
+
+
+def numbers(text: bytes) -> dict[str, Any]:
+    """Metrics as they were written, with None for what is no finite number: JSON for browsers knows no NaN."""
+    return json.loads(text, parse_constant=lambda _: None)
 
 
 def _status(step: int, steps: int, error: str | None, paused: bool) -> str:
@@ -191,15 +199,15 @@ def _sample(
     keys: Keys,
     samples: list[dict[str, float]],
     now: float,
-    totals: Mapping[str, int],
-    depth: int,
+    values: Mapping[str, float | None],
 ) -> None:
     """Keep one sample a second, however many readers there are."""
     if samples and now - samples[-1]["time"] < SAMPLE_S:
         return
     if client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
-        sample = {"time": now, "depth": depth, **{f: totals.get(f, 0) for f in FLOWS}}
-        client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+        client.xadd(
+            keys.history, {"sample": json.dumps({"time": now, **values})}, maxlen=HISTORY, approximate=True
+        )
 
 
 def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: float) -> dict[str, float]:

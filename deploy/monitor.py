@@ -1,0 +1,91 @@
+"""`hora monitor`: the reading of a run in a terminal, as one JSON object, or as plain lines in a pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import redis
+from rich.console import Console
+from rich.live import Live
+
+from common.errors import RunError
+from common.redis import connect, hidden
+from common.run_state import RunState, read_run
+from deploy.screen import line, screen
+
+PERIOD_S = 1.0
+LINE_PERIOD_S = 5.0
+
+
+def monitor(redis_url: str, run: str, json_: bool = False, once: bool = False) -> None:
+    """Show `run` until Ctrl-C or its end; one reading with `once` or `json_`.
+
+    Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
+    """
+    client: Any = connect(redis_url, retries=0)
+    if json_:
+        print(json.dumps(_settled(client, run).to_dict()))
+        return
+    console = Console()
+    if once:
+        console.print(screen(_settled(client, run), console.width))
+        return
+    try:
+        if console.is_terminal:
+            _watch(client, redis_url, run, console)
+        else:
+            _follow(client, redis_url, run)
+    except KeyboardInterrupt:
+        return
+
+
+def serve_page(redis_url: str, run: str, host: str, port: int) -> None:
+    """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down."""
+    import uvicorn
+
+    from actors.web import create_app
+
+    uvicorn.run(create_app(redis_url, run), host=host, port=port, log_level="warning", access_log=False)
+
+
+def _settled(client: Any, run: str) -> RunState:
+    """A reading with rates in it: where nobody watches yet, the first sample is a second away."""
+    state = read_run(client, run)
+    if not state.sparks["depth"] and state.status == "running":
+        time.sleep(1.1)
+        state = read_run(client, run)
+    return state
+
+
+def _watch(client: Any, url: str, run: str, console: Console) -> None:
+    state, problem = read_run(client, run), ""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(screen(state, console.width, problem), refresh=True)
+            time.sleep(PERIOD_S)
+            try:
+                state, problem = read_run(client, run), ""
+            except (RunError, redis.exceptions.RedisError) as error:
+                problem = _sentence(error, url)
+
+
+def _follow(client: Any, url: str, run: str) -> None:
+    """Plain lines, as a log wants them; ends with the run."""
+    while True:
+        try:
+            state = read_run(client, run)
+            print(line(state), flush=True)
+            if state.status in ("finished", "stopped"):
+                return
+        except redis.exceptions.RedisError as error:
+            print(_sentence(error, url), file=sys.stderr, flush=True)
+        time.sleep(LINE_PERIOD_S)
+
+
+def _sentence(error: Exception, url: str) -> str:
+    if isinstance(error, RunError):
+        return str(error)
+    return f"Redis at {hidden(url)} does not answer ({error}); this goes on when it does"

@@ -1,0 +1,187 @@
+"""One reading drawn for a terminal: a screen of at least 80 columns, or a single line. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from common.run_state import RunState
+from common.watch import SILENT_S
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped": "red"}
+
+
+def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
+    """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
+    parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
+    parts += [Text(), _flows(state, width), Text(), _learner(state), Text(), _replicas(state)]
+    if state.phase_a:
+        parts += [Text(), _allocation(state, width)]
+    return Group(*parts)
+
+
+def line(state: RunState) -> str:
+    """One line for logs: `12:00:01 step 7/30 v7 queue 12/120 in 3.1 out 2.9 groups/s reward 0.412`."""
+    rates, reward = state.rates, state.learner.get("reward")
+    text = (
+        f"{time.strftime('%H:%M:%S', time.localtime(state.time))} {state.run} {state.status} "
+        f"step {state.step}/{state.steps} v{state.version} queue {state.queue_depth}/{state.queue_capacity} "
+        f"in {rates['groups_in']:.2f} out {rates['groups_out']:.2f} groups/s {rates['tokens_in']:.0f} tokens/s"
+    )
+    if reward is not None:
+        text += f" reward {reward:.3f}"
+    return f"{text} | {'; '.join(state.warnings)}" if state.warnings else text
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The newest values that fit, as blocks; each block is the mean of its share of the minute."""
+    if not values:
+        return ""
+    per = max(1, -(-len(values) // width))
+    tail = list(values)[-(len(values) // per) * per :]
+    means = [sum(tail[i : i + per]) / per for i in range(0, len(tail), per)]
+    top = max(means)
+    return "".join(BLOCKS[round(v / top * 8)] if top > 0 else BLOCKS[1] for v in means)
+
+
+def _head(state: RunState, problem: str) -> Text:
+    head = Text.assemble(
+        (state.run, "bold"),
+        "  ",
+        (f" {state.status} ", f"reverse {COLOURS[state.status]}"),
+        f"  step {state.step} of {state.steps}  weights v{state.version}  ",
+        (f"warm-up: uniform, then {state.rule}" if state.warm_up else state.rule, "dim"),
+    )
+    if problem:
+        head.append(f"  {time.time() - state.time:.0f} s old", "red")
+    return head
+
+
+def _warnings(state: RunState, problem: str) -> list[Text]:
+    return [Text(f"! {w}", "yellow") for w in ((problem,) if problem else state.warnings)]
+
+
+def _flows(state: RunState, width: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", width=10)
+    table.add_column(justify="right", width=11)
+    table.add_column()
+    spark = max(20, min(60, width - 29))
+    depth = f"{state.queue_depth}/{state.queue_capacity}"
+    full = state.queue_depth >= state.queue_capacity
+    table.add_row("queue", Text(depth, "red" if full else ""), sparkline(state.sparks["depth"], spark))
+    for what in ("groups", "rollouts", "tokens"):
+        for direction, colour in (("in", "cyan"), ("out", "magenta")):
+            flow = f"{what}_{direction}"
+            rate = f"{_number(state.rates[flow])}/s"
+            table.add_row(f"{what} {direction}", rate, Text(sparkline(state.sparks[flow], spark), colour))
+    ages = f"oldest group {_span(state.oldest_group_s)}, lag {state.lag['mean']:.2f} mean {state.lag['max']:.0f} max"
+    table.add_row("age", "", f"{ages} (bound {state.max_staleness})")
+    return table
+
+
+def _learner(state: RunState) -> RenderableType:
+    metrics = state.learner
+    if not metrics:
+        parts = state.of("learner")
+        return Text(
+            f"learner: {parts[0].state.get('state', 'alive')}, no step yet" if parts else "learner: not seen"
+        )
+    shown = [
+        f"{label} {metrics[name]:{form}}"
+        for label, name, form in (
+            ("reward", "reward", ".3f"),
+            ("format", "reward/format", ".0%"),
+            ("accuracy", "reward/accuracy", ".0%"),
+            ("length", "length/mean", ".0f"),
+            ("entropy", "entropy", ".2f"),
+            ("loss", "loss", ".4f"),
+        )
+        if metrics.get(name) is not None
+    ]
+    times = {
+        k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/") and v is not None
+    }
+    whole = times.pop("step", None) or sum(times.values())
+    split = "  ".join(f"{name} {_span(v)}" for name, v in sorted(times.items(), key=lambda x: -x[1])[:5])
+    ago = "" if state.last_step_s is None else f", {_span(state.last_step_s)} ago"
+    return Group(
+        Text("learner  " + "  ".join(shown)),
+        Text(f"last step {_span(whole)}{ago}: {split}", "dim"),
+    )
+
+
+def _replicas(state: RunState) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("replica", max_width=20, overflow="ellipsis", no_wrap=True)
+    for name in ("version", "running", "waiting", "cache", "seen"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in state.of("generator"):
+        said = part.state
+        behind = state.version - said.get("version", 0)
+        version = Text(f"v{said.get('version', '?')}", "red" if behind > state.max_staleness else "")
+        table.add_row(
+            Text(part.name),
+            version,
+            str(said.get("running", "")),
+            str(said.get("waiting", "")),
+            f"{said.get('cache', 0):.0%}",
+            Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim"),
+        )
+    others = [
+        Text(_other(p.kind, p.name, p.silent_s, p.state), "dim", no_wrap=True)
+        for p in state.parts
+        if p.kind != "generator"
+    ]
+    return Group(table if state.of("generator") else Text("no generator has reported", "dim"), *others)
+
+
+def _other(kind: str, name: str, silent_s: float, said: dict[str, object]) -> str:
+    waits = said.get("waiting_for")
+    doing = (
+        f"waits for {waits}"
+        if waits and not str(waits).startswith("nothing")
+        else str(said.get("state", "alive"))
+    )
+    return f"{kind} {name[:16]}: " + (f"silent for {_span(silent_s)}" if silent_s >= SILENT_S else doing)
+
+
+def _allocation(state: RunState, width: int) -> Table:
+    """Per c: share of prompts after Phase A, and the share of Phase B that they received."""
+    table = Table.grid(padding=(0, 2))
+    for justify in ("right", "right", "left", "right", "left"):
+        table.add_column(justify=justify)  # type: ignore[arg-type]
+    prompts, extra = sum(state.phase_a.values()), sum(state.phase_b.values()) or 1
+    bar = max(8, min(30, (width - 30) // 2))
+    table.add_row(*(Text(t, "dim") for t in ("c", "prompts", "", "Phase B", "")))
+    for c in range(state.pre_rollouts + 1):
+        a, b = state.phase_a.get(c, 0) / prompts, state.phase_b.get(c, 0) / extra
+        table.add_row(
+            str(c),
+            f"{a:.1%}",
+            Text("█" * round(a * bar), "cyan"),
+            f"{b:.1%}",
+            Text("█" * round(b * bar), "magenta"),
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    if value >= 1e4:
+        return f"{value / 1e3:.1f}k"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
