@@ -36,7 +36,7 @@ HEARTBEAT_S = 1.0
 class Coordinator:
     """`config` is a dumped `Config`; the handles lead to the generator and verifier deployments."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]
         self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle, verifier: DeploymentHandle
     ) -> None:
         self._config = Config.model_validate(config)

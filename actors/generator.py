@@ -36,7 +36,7 @@ class StaleWeights(RuntimeError):
 class Generator:
     """Serve deployment `generator`. `config` is a dumped `Config`, `redis_url` where the run's state lives."""
 
-    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:
+    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
         from actors.engine import Engine  # vLLM: ten seconds that only a replica needs to spend
 
         self._config = Config.model_validate(config)

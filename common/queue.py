@@ -139,8 +139,15 @@ class Consumer:
     def dead_letter(self, entry: Entry, reason: str) -> None:
         """Set an unusable entry aside with its reason; its group is asked for again."""
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.dead, self._keys.counters]
-        args = [entry.id, entry.group, reason[:1000], self._dead_letters, entry.payload[: 2**20], GROUP]
-        self._bury(keys=keys, args=args)
+        args: list[str | int | bytes] = [
+            entry.id,
+            entry.group,
+            reason[:1000],
+            self._dead_letters,
+            entry.payload[: 2**20],
+            GROUP,
+        ]
+        self._bury(keys=keys, args=list(args))
 
 
 @dataclass(frozen=True, slots=True)

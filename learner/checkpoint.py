@@ -30,7 +30,8 @@ class Checkpoints:
 
     def __init__(self, config: Config, client: redis.Redis, run_dir: Path, rank: int, world: int) -> None:
         self._folder = run_dir / "checkpoints"
-        self._config, self._redis, self._rank, self._world = config, client, rank, world
+        self._config, self._rank, self._world = config, rank, world
+        self._redis: Any = client
 
     def newest(self) -> Path | None:
         found = sorted(self._folder.glob("step-*"))

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 
@@ -40,7 +41,7 @@ class Planner:
 
     def __init__(self, client: redis.Redis, config: Config, vocabulary: Vocabulary, start: int) -> None:
         self._config = config
-        self._redis = client
+        self._redis: Any = client
         self._consumer = Consumer(client, config)
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary

@@ -104,11 +104,9 @@ class BroadcastClient:
         except (RayServeException, TimeoutError) as error:
             log.warning("broadcast failed", method=method, error=f"{type(error).__name__}: {error}")
             return []
-        failed = [r for r in results if isinstance(r, BaseException)]
-        for error in failed:
-            log.warning(
-                "a replica failed an update", method=method, error=str(error).strip().splitlines()[-1:]
-            )
+        for failed in (r for r in results if isinstance(r, BaseException)):
+            reason = str(failed).strip().splitlines()[-1:]
+            log.warning("a replica failed an update", method=method, error=reason)
         return [r for r in results if not isinstance(r, BaseException)]
 
 
