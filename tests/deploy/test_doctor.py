@@ -1,0 +1,112 @@
+import socket
+
+import pytest
+
+from common.load import from_args
+from deploy import doctor_machine, doctor_services
+from deploy.doctor import CHECKS, doctor, show
+
+
+@pytest.fixture
+def config(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"0" * 1024)
+
+    def make(**sections):
+        base = {
+            "run": {"folder": str(tmp_path / "runs")},
+            "model": {"path": str(model), "dtype": "float32"},
+            "data": {"path": "arithmetic"},
+            "telemetry": {"http_port": 0},
+        }
+        return from_args(
+            {k: {**base.get(k, {}), **sections.get(k, {})} for k in base.keys() | sections.keys()}
+        )
+
+    return make
+
+
+def by_name(findings):
+    return {f.what: f for f in findings}
+
+
+def test_this_environment_holds_the_versions_that_are_pinned(config):
+    found = by_name(doctor_machine.package_versions(config()))
+    assert found["packages"].level == "ok", found
+
+
+def test_two_vllms_at_once_would_stop_a_run(config, monkeypatch):
+    real = doctor_machine._version
+    monkeypatch.setattr(doctor_machine, "_version", lambda p: "0.32.0" if p.startswith("vllm") else real(p))
+    found = by_name(doctor_machine.package_versions(config()))
+    assert found["vLLM"].level == "fail"
+    assert "never mix" in found["vLLM"].mend
+
+
+def test_a_drifted_package_is_named_with_both_versions(config, monkeypatch):
+    real = doctor_machine._version
+    monkeypatch.setattr(doctor_machine, "_version", lambda p: "1.0" if p == "ray" else real(p))
+    found = by_name(doctor_machine.package_versions(config()))
+    assert "ray 1.0 (pinned" in found["packages"].says
+
+
+def test_common_from_another_folder_is_found(config, monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor_machine.common, "__path__", [str(tmp_path / "common")])
+    (finding,) = doctor_machine.import_origin(config())
+    assert finding.level == "fail"
+    assert str(tmp_path) in finding.says
+
+
+def test_nccl_without_gpus_would_stop_a_run(config, monkeypatch):
+    monkeypatch.setattr(doctor_machine, "gpus", list)
+    found = by_name(doctor_machine.gpu_count(config(weights={"transport": "nccl"})))
+    assert found["weights.transport"].level == "fail"
+
+
+def test_too_few_gpus_are_counted_against_generators_and_learner(config, monkeypatch):
+    monkeypatch.setattr(doctor_machine, "gpus", lambda: ["H200, 143771 MiB"])
+    found = by_name(doctor_machine.gpu_count(config(generator={"replicas": 3}, learner={"workers": 2})))
+    assert found["GPUs"].level == "warn"
+    assert "wants 5" in found["GPUs"].says
+
+
+def test_a_taken_port_and_an_open_address_are_named(config):
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = by_name(doctor_machine.port(config(telemetry={"http_port": port, "http_host": "0.0.0.0"})))
+    assert found["HTTP port"].level == "warn"
+    assert str(port) in found["HTTP port"].says
+    assert "everyone" in found["HTTP address"].says
+
+
+def test_a_redis_that_is_away_is_a_finding_without_its_password(config):
+    url = "redis://:s3cret@127.0.0.1:1/0"
+    found = by_name(doctor_services.redis_server(config(queue={"url": url})))
+    assert found["Redis"].level == "fail"
+    assert "s3cret" not in found["Redis"].says
+
+
+def test_a_model_folder_without_weights_would_stop_a_run(config, tmp_path):
+    (tmp_path / "model" / "model.safetensors").unlink()
+    (finding,) = doctor_services.model(config())
+    assert finding.level == "fail"
+
+
+def test_checkpoints_that_do_not_fit_the_disk_are_found(config, monkeypatch):
+    monkeypatch.setattr(doctor_machine, "model_gib", lambda path: 1e6)
+    (finding,) = doctor_machine.disk(config())
+    assert finding.level == "fail"
+    assert "keep_checkpoints" in finding.mend
+
+
+def test_every_finding_that_is_not_ok_says_how_to_mend_it_and_the_report_shows_it(config, capsys):
+    findings = doctor(config(queue={"url": "redis://127.0.0.1:1"}))
+    assert len(findings) >= len(CHECKS)
+    assert all(f.mend for f in findings if f.level != "ok")
+    assert show(findings) is False
+    out = capsys.readouterr().out
+    assert all(f.mend in out for f in findings if f.mend)
