@@ -63,6 +63,7 @@ class RedisServer:
                 [executable(), str(config)], stdout=log, stderr=log, start_new_session=True
             )
         (self.folder / "pid").write_text(str(self._process.pid))
+        (self.folder / "url").write_text(self.url)
         url = self.folder / "url"
         url.touch(mode=0o600)
         url.write_text(self.url)

@@ -1,14 +1,16 @@
 """Run folders: what lies in one, which runs there are, how one is stopped. docs/operations.md shows the layout.
 
 `run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place, so a
-reader never sees half of it; it holds no secret (the address of an embedded Redis, with its password, is in
-`redis/url`, readable by the owner alone).
+reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not part of it but
+in a file that only the owner may read, as is the run's token.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import secrets
 import signal
 import time
 from collections.abc import Sequence
@@ -19,7 +21,9 @@ from typing import Any, Literal
 import psutil
 
 from common.errors import RunError
+from common.keys import Keys
 from common.load import load
+from common.redis import connect
 
 State = Literal["running", "finished", "failed", "stopped"]
 RUN, URL, STEPS = "run.json", "redis/url", "steps.jsonl"
@@ -93,8 +97,14 @@ class RunFile:
             ) from None
 
     def redis_url(self) -> str:
-        """Address of the run's embedded Redis. Raises RunError where the run has none of its own."""
-        path = self.folder / URL
+        """Address of the run's embedded Redis. Raises RunError where the run has none of its own, or has ended."""
+        record, path = self.read(), self.folder / URL
+        if not record.alive:
+            ended = _past(record) if record.state != "running" else "ended without a word"
+            raise RunError(
+                f"{self.folder}: nothing to watch, the run {ended}; `hora runs` shows its last step, "
+                f"{self.folder}/tensorboard its curves"
+            )
         try:
             return path.read_text().strip()
         except FileNotFoundError:
@@ -103,7 +113,7 @@ class RunFile:
                 "name the Redis in queue.url or HORA_REDIS_URL"
             ) from None
         except PermissionError:
-            raise RunError(f"{path}: only the user who started the run may read its Redis password") from None
+            raise RunError(f"{path}: only the user who started the run may read it") from None
 
     def _write(self, record: RunRecord) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -146,6 +156,18 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
             )
         time.sleep(0.1)
     return f"{record.run} stopped; resume with: hora run {file.folder}/config.yaml --resume"
+
+
+def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
+    """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its owner;
+    Redis gets its SHA-256 alone."""
+    file = Path(run_dir) / "token"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(secrets.token_urlsafe(24))
+    token = file.read_text().strip()
+    connect(redis_url).hset(Keys(run).state, "token_sha256", hashlib.sha256(token.encode()).hexdigest())
+    return token
 
 
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:

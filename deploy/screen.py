@@ -68,10 +68,10 @@ def _warnings(state: RunState, problem: str) -> list[Text]:
 
 def _flows(state: RunState, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", width=10)
+    table.add_column(style="dim", width=12, no_wrap=True)
     table.add_column(justify="right", width=11)
     table.add_column()
-    spark = max(20, min(60, width - 29))
+    spark = max(20, min(60, width - 31))
     depth = f"{state.queue_depth}/{state.queue_capacity}"
     full = state.queue_depth >= state.queue_capacity
     table.add_row("queue", Text(depth, "red" if full else ""), sparkline(state.sparks["depth"], spark))
@@ -157,7 +157,8 @@ def _allocation(state: RunState, width: int) -> Table:
     for justify in ("right", "right", "left", "right", "left"):
         table.add_column(justify=justify)  # type: ignore[arg-type]
     prompts, extra = sum(state.phase_a.values()), sum(state.phase_b.values()) or 1
-    bar = max(8, min(30, (width - 30) // 2))
+    most = max(*(n / prompts for n in state.phase_a.values()), *(n / extra for n in state.phase_b.values()))
+    bar = max(8, min(30, (width - 32) // 2)) / most
     table.add_row(*(Text(t, "dim") for t in ("c", "prompts", "", "Phase B", "")))
     for c in range(state.pre_rollouts + 1):
         a, b = state.phase_a.get(c, 0) / prompts, state.phase_b.get(c, 0) / extra

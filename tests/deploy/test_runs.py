@@ -7,7 +7,9 @@ import time
 import pytest
 
 from common.errors import RunError
-from deploy.runs import RunFile, list_runs, redis_of, stop
+from common.redis import connect
+from deploy.redis_server import RedisServer
+from deploy.runs import RunFile, issue_token, list_runs, redis_of, stop
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
@@ -104,3 +106,31 @@ def test_a_folder_without_a_run_is_a_sentence(tmp_path, call):
 def test_no_runs_folder_is_a_sentence(tmp_path):
     with pytest.raises(RunError, match="no such folder"):
         list_runs(tmp_path / "nowhere")
+
+
+def test_a_finished_run_is_a_sentence_for_whoever_wants_to_watch_it(tmp_path):
+    file = RunFile(tmp_path / "demo")
+    file.start("demo", os.getpid())
+    file.end("finished")
+    with pytest.raises(RunError, match="nothing to watch, the run finished"):
+        redis_of(str(tmp_path / "demo"))
+
+
+def test_a_running_run_is_watched_through_its_embedded_redis(tmp_path):
+    file = RunFile(tmp_path / "demo")
+    file.start("demo", os.getpid())
+    with pytest.raises(RunError, match=r"queue\.url"):
+        redis_of(str(tmp_path / "demo"))
+    with RedisServer(tmp_path / "demo" / "redis") as server:
+        url, run = redis_of(str(tmp_path / "demo"))
+        assert (url, run) == (server.url, "demo")
+        assert connect(url).ping()
+        assert server._password() not in url
+
+
+def test_a_token_is_kept_over_restarts_and_only_its_owner_can_read_it(tmp_path, redis_url):
+    token = issue_token(redis_url, "tokens", tmp_path)
+    assert issue_token(redis_url, "tokens", tmp_path) == token
+    assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+    stored = connect(redis_url).hget("hora:{tokens}:state", "token_sha256")
+    assert token.encode() not in stored

@@ -1,0 +1,135 @@
+import io
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+import zlib
+
+import pytest
+from rich.console import Console
+
+from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from common.errors import RunError
+from common.telemetry import read_run
+from deploy.monitor import monitor
+from deploy.screen import screen, sparkline
+
+MONITOR = "import sys; from deploy.monitor import monitor; monitor(sys.argv[1], sys.argv[2])"
+
+
+@pytest.fixture
+def run(redis_url, request):
+    run = SyntheticRun(redis_url, config_of(f"run{zlib.crc32(request.node.name.encode())}"))
+    play(run, 5)
+    return run
+
+
+def drawn(state, width=80) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(screen(state, width))
+    return console.export_text().splitlines()
+
+
+def test_json_is_the_reading(redis_url, run, capsys):
+    monitor(redis_url, run.config.run.name, json_=True)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["step"] == 5
+    assert shown["totals"]["rollouts_in"] == 5 * 8 * 16
+    assert shown["phase_a"].keys() <= {str(c) for c in range(9)}
+
+
+def test_the_screen_tells_everything_within_80_columns(run):
+    lines = drawn(read_run(run.redis, run.config.run.name))
+    text = "\n".join(lines)
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) <= 40
+    for word in (
+        "step 5 of 40",
+        "v5",
+        "0/24",
+        "a1b2c3",
+        "d4e5f6",
+        "reward",
+        "format",
+        "waits for weights",
+        "Phase B",
+    ):
+        assert word in text, word
+
+
+def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):
+    run = SyntheticRun(redis_url, config_of("nothing-yet"))
+    text = "\n".join(drawn(read_run(run.redis, "nothing-yet")))
+    assert "learner: not seen" in text
+    assert "no generator is alive" in text
+
+
+def test_a_pipe_gets_plain_lines_until_the_run_ends(redis_url, run):
+    run.redis.hset(run.keys.state, "error", "the disk is full")
+    done = subprocess.run(
+        [sys.executable, "-c", MONITOR, redis_url, run.config.run.name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert re.search(
+        r"stopped step 5/40 v5 queue 0/24 .*reward 0\.\d+ \| stopped: the disk is full", done.stdout
+    )
+
+
+def test_a_terminal_is_refreshed_in_place_and_ctrl_c_leaves_no_trace(redis_url, run):
+    primary, secondary = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", MONITOR, redis_url, run.config.run.name],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        env=environment,
+        start_new_session=True,
+    )
+    seen = b""
+    deadline = time.monotonic() + 30
+    while b"step 6" not in seen and time.monotonic() < deadline:
+        if select.select([primary], [], [], 0.2)[0]:
+            seen += os.read(primary, 65536)
+        if b"step 5" in seen:
+            run.redis.hset(run.keys.state, "step", 6)
+    process.send_signal(2)
+    assert process.wait(20) == 0
+    while select.select([primary], [], [], 0.2)[0]:
+        seen += os.read(primary, 65536)
+    os.close(secondary)
+    os.close(primary)
+    assert b"step 6 of 40" in seen
+    assert b"\x1b[?1049h" in seen  # the alternate screen: scrollback is left alone
+    assert b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("redis://127.0.0.1:1", "no Redis answers"),
+        ("{url}", "knows no run"),
+        ("{wrong}", "refuses the password"),
+    ],
+)
+def test_bad_input_is_a_sentence(redis_url, url, sentence, tmp_path):
+    (tmp_path / "wrong").write_text("wrong")
+    wrong = f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}"
+    with pytest.raises(RunError, match=sentence) as caught:
+        monitor(url.format(url=redis_url, wrong=wrong), "missing", once=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sparkline_fits_its_width_and_ends_with_the_newest():
+    line = sparkline([0.0] * 100 + [5.0] * 100, 20)
+    assert len(line) == 20
+    assert (line[0], line[-1]) == (" ", "█")
+    assert sparkline([], 20) == ""
