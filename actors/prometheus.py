@@ -36,6 +36,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_replicas_behind": ("Replicas behind by more than the staleness bound.", ()),
     "hora_parts_alive": ("Parts seen in the last ten seconds, by kind.", ("kind",)),
     "hora_learner_starving": ("1 while the learner waits for groups.", ()),
+    "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
     "hora_paused": ("1 while paused by an operator.", ()),
     "hora_running": ("1 until the run is finished or stopped by an error.", ()),
     "hora_warm_up": ("1 while allocation is uniform because the format is not learned.", ()),
@@ -44,8 +45,9 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_groups": ("Groups, into and out of the queue.", ("direction",)),
     "hora_rollouts": ("Rollouts, into and out of the queue.", ("direction",)),
     "hora_tokens": ("Completion tokens, into and out of the queue.", ("direction",)),
-    "hora_dead_letters": ("Messages that could not be used.", ()),
 }
+EXPORTED = {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
+"""The names under which Ray's metrics endpoint shows them."""
 Value = tuple[str, dict[str, str], float]
 
 
@@ -62,7 +64,7 @@ class Exporter:
         for name, tags, value in gauges(state):
             self._gauges[name].set(value, {"run": state.run, **tags})
         for name, tags, total in counters(state):
-            key = (name, tags.get("direction", ""))
+            key = (name, tags["direction"])
             added = total - self._before.setdefault(key, total)
             if added > 0:
                 self._counters[name].inc(added, {"run": state.run, **tags})
@@ -90,6 +92,7 @@ def gauges(state: RunState) -> Iterator[Value]:
     if state.last_step_s is not None:
         yield "hora_step_age_seconds", {}, state.last_step_s
     yield "hora_weight_version", {}, state.version
+    yield "hora_dead_letters", {}, state.dead_letters
     yield "hora_staleness_bound_steps", {}, state.max_staleness
     yield "hora_paused", {}, state.paused
     yield "hora_running", {}, state.status in ("running", "paused")
@@ -113,7 +116,6 @@ def counters(state: RunState) -> Iterator[Value]:
     for what in ("groups", "rollouts", "tokens"):
         for direction in ("in", "out"):
             yield f"hora_{what}", {"direction": direction}, state.totals[f"{what}_{direction}"]
-    yield "hora_dead_letters", {}, state.dead_letters
 
 
 def _learner(state: RunState) -> Iterator[Value]:

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from common.errors import RunError
 from common.keys import Keys
@@ -129,6 +132,26 @@ def list_runs(folder: Path | str) -> list[RunSummary]:
         raise RunError(f"{base}: no such folder; runs are written to run.folder of the configuration")
     found = [_summary(path.parent) for path in base.glob(f"*/{RUN}")]
     return sorted(found, key=lambda s: s.started, reverse=True)
+
+
+def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
+    """Print them as a table: state, step, last reward, when, and why one ended as it did."""
+    console = console or Console()
+    if not runs:
+        console.print("no runs yet")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, justify in (("run", "left"), ("state", "left"), ("step", "right"), ("reward", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("started", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for run in runs:
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
+        reward = "" if run.reward is None else f"{run.reward:.3f}"
+        step = "" if run.step is None else str(run.step)
+        name = run.run if Path(run.folder).name == run.run else f"{run.run} ({Path(run.folder).name})"
+        table.add_row(*(Text(t) for t in (name, run.state, step, reward, started, run.reason)))
+    console.print(table)
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:

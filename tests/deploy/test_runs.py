@@ -9,7 +9,7 @@ import pytest
 from common.errors import RunError
 from common.redis import connect
 from deploy.redis_server import RedisServer
-from deploy.runs import RunFile, issue_token, list_runs, redis_of, stop
+from deploy.runs import RunFile, issue_token, list_runs, redis_of, show_runs, stop
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
@@ -134,3 +134,16 @@ def test_a_token_is_kept_over_restarts_and_only_its_owner_can_read_it(tmp_path, 
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0
     stored = connect(redis_url).hget("hora:{tokens}:state", "token_sha256")
     assert token.encode() not in stored
+
+
+def test_the_table_of_runs_shows_state_step_reward_and_reason(tmp_path, capsys):
+    folder = tmp_path / "demo.1"
+    RunFile(folder).start("demo", os.getpid())
+    (folder / "steps.jsonl").write_text('{"step": 6, "reward": 0.25}\n')
+    RunFile(folder).end("failed", "the disk is [full]")
+    show_runs(list_runs(tmp_path))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "demo (demo.1) failed 7 0.250" in shown
+    assert "[full]" in shown
+    show_runs([])
+    assert "no runs yet" in capsys.readouterr().out

@@ -1,0 +1,305 @@
+"""What cannot be run without GPUs, Docker or Kubernetes is held against the schemas and names it must agree with."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from actors.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
+from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from common.load import differences, from_args, load
+from common.telemetry import read_run
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+SERVE_FILES = sorted(DEPLOY.glob("hora*.yaml"))
+OBJECT, STRING = {"type": "object"}, {"type": "string", "minLength": 1}
+
+
+def documents(name: str) -> list[dict]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+def closed(required: list[str], **properties) -> dict:
+    """An object with these properties and no others."""
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def many(items: dict) -> dict:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+# The parts of the Kubernetes and KubeRay (v1) schemas that these files use; anything misspelt is an unknown key.
+META = closed(["name"], name={**STRING, "pattern": "^[a-z0-9-]+$"}, labels=OBJECT)
+NAMED = {"type": "object", "required": ["name"]}
+CONTAINER = closed(
+    ["name", "image"],
+    name=STRING,
+    image=STRING,
+    args=many(STRING),
+    env=many(
+        closed(
+            ["name"],
+            name=STRING,
+            value=STRING,
+            valueFrom=closed(["secretKeyRef"], secretKeyRef=closed(["name", "key"], name=STRING, key=STRING)),
+        )
+    ),
+    ports=many(closed(["name", "containerPort"], name=STRING, containerPort={"type": "integer"})),
+    readinessProbe=closed(
+        ["exec"], exec=closed(["command"], command=many(STRING)), periodSeconds={"type": "integer"}
+    ),
+    resources=closed(
+        ["requests", "limits"],
+        requests={"type": "object", "additionalProperties": STRING},
+        limits={"type": "object", "additionalProperties": STRING},
+    ),
+    volumeMounts=many(closed(["name", "mountPath"], name=STRING, mountPath={**STRING, "pattern": "^/"})),
+)
+POD = closed(["containers"], containers=many(CONTAINER), volumes=many(NAMED), securityContext=OBJECT)
+TEMPLATE = closed(["spec"], metadata=OBJECT, spec=POD)
+PARAMETERS = {"type": "object", "additionalProperties": {"type": "string"}}
+CLAIM = closed(
+    ["accessModes", "resources"],
+    accessModes=many({"enum": ["ReadWriteOnce", "ReadWriteMany"]}),
+    resources=OBJECT,
+)
+SPECS = {
+    ("v1", "Service"): closed(["selector", "ports"], selector=OBJECT, ports=many(NAMED)),
+    ("v1", "PersistentVolumeClaim"): CLAIM,
+    ("apps/v1", "StatefulSet"): closed(
+        ["serviceName", "selector", "template"],
+        serviceName=STRING,
+        replicas={"type": "integer"},
+        selector=closed(["matchLabels"], matchLabels=OBJECT),
+        template=TEMPLATE,
+        volumeClaimTemplates=many(closed(["metadata", "spec"], metadata=META, spec=CLAIM)),
+    ),
+    ("ray.io/v1", "RayService"): closed(
+        ["serveConfigV2", "rayClusterConfig"],
+        serveConfigV2=STRING,
+        upgradeStrategy=closed(["type"], type={"enum": ["None", "NewCluster"]}),
+        rayClusterConfig=closed(
+            ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
+            rayVersion=STRING,
+            headGroupSpec=closed(
+                ["rayStartParams", "template"], rayStartParams=PARAMETERS, template=TEMPLATE
+            ),
+            workerGroupSpecs=many(
+                closed(
+                    ["groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"],
+                    groupName=STRING,
+                    replicas={"type": "integer"},
+                    minReplicas={"type": "integer"},
+                    maxReplicas={"type": "integer"},
+                    rayStartParams=PARAMETERS,
+                    template=TEMPLATE,
+                )
+            ),
+        ),
+    ),
+    ("ray.io/v1", "RayJob"): closed(
+        ["entrypoint", "clusterSelector"],
+        entrypoint=STRING,
+        clusterSelector=closed(["ray.io/cluster"], **{"ray.io/cluster": STRING}),
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode"]},
+        backoffLimit={"type": "integer"},
+        shutdownAfterJobFinishes={"type": "boolean"},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", SERVE_FILES, ids=lambda p: p.name)
+def test_every_serve_file_is_valid_for_serve_and_its_experiment_loads(path):
+    raw = yaml.safe_load(path.read_text())
+    serve = ServeDeploySchema.model_validate(raw)
+    config = load(str(path))
+    named = {d.name: d.num_replicas for d in serve.applications[0].deployments}
+    assert named["generator"] == config.generator.replicas
+    assert named["verifier"] == config.verifier.replicas
+    assert serve.applications[0].name == "hora"
+    assert "password" not in (config.queue.url or "")
+
+
+@pytest.mark.parametrize(("name", "count"), [("2", 2), ("8", 8), ("64", 64)])
+def test_a_variant_uses_every_gpu_it_is_named_for(name, count):
+    config = load(str(DEPLOY / f"hora-{name}gpu.yaml"))
+    gpus = config.generator.gpus
+    assert gpus is not None
+    assert config.generator.replicas * gpus + config.learner.workers == count
+
+
+@pytest.mark.parametrize("name", ["redis", "runs", "actors", "learner"])
+def test_every_kubernetes_object_has_its_kind_s_shape_and_no_unknown_key(name):
+    for document in documents(f"kubernetes/{name}.yaml"):
+        spec = SPECS[document["apiVersion"], document["kind"]]
+        whole = closed(
+            ["apiVersion", "kind", "metadata", "spec"],
+            apiVersion=STRING,
+            kind=STRING,
+            metadata=META,
+            spec=spec,
+        )
+        jsonschema.validate(document, whole)
+
+
+def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
+    actors = documents("kubernetes/actors.yaml")[0]["spec"]["rayClusterConfig"]
+    claims = {d["metadata"]["name"] for d in documents("kubernetes/runs.yaml")}
+    for group in (actors["headGroupSpec"], *actors["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        assert {m["name"] for c in pod["containers"] for m in c["volumeMounts"]} == volumes.keys()
+        assert volumes["runs"]["persistentVolumeClaim"]["claimName"] in claims
+    redis, *_ = (d for d in documents("kubernetes/redis.yaml") if d["kind"] == "StatefulSet")
+    assert redis["spec"]["serviceName"] == "hora-redis"
+    assert "always" in redis["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert f"@{redis['metadata']['name']}:6379" in json.dumps(actors)
+
+
+def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_accept_it():
+    from deploy.cluster import LOCAL
+
+    serve = yaml.safe_load(documents("kubernetes/actors.yaml")[0]["spec"]["serveConfigV2"])
+    ServeDeploySchema.model_validate(serve)
+    entrypoint = documents("kubernetes/learner.yaml")[0]["spec"]["entrypoint"].split()
+    assert entrypoint[:2] == ["hora", "train"]
+    learner = load(str(DEPLOY / Path(entrypoint[2]).name), [entrypoint[entrypoint.index("--set") + 1]])
+    actors = from_args(serve["applications"][0]["args"])
+    assert [d for d in differences(actors, learner) if not d.startswith(LOCAL)] == []
+    assert actors.run.folder == learner.run.folder == "/runs"
+
+
+def test_the_cluster_s_ray_is_the_pinned_one():
+    version = documents("kubernetes/actors.yaml")[0]["spec"]["rayClusterConfig"]["rayVersion"]
+    assert f"ray=={version}\n" in (DEPLOY.parent / "requirements" / "cpu.txt").read_text()
+
+
+def test_compose_has_the_shape_that_compose_reads():
+    compose = documents("compose.yaml")[0]
+    service = closed(
+        [],
+        **dict.fromkeys(("image", "shm_size"), STRING),
+        build=closed(["context", "dockerfile"], context=STRING, dockerfile=STRING, args=OBJECT),
+        command=many({"type": "string"}),
+        environment={"type": "object", "additionalProperties": STRING},
+        ports=many({**STRING, "pattern": r"^127\.0\.0\.1:"}),
+        volumes=many({**STRING, "pattern": "^[a-z]+:/"}),
+        depends_on=OBJECT,
+        healthcheck=closed(
+            ["test"],
+            test=many(STRING),
+            interval=STRING,
+            timeout=STRING,
+            start_period=STRING,
+            retries={"type": "integer"},
+        ),
+    )
+    services = {"type": "object", "additionalProperties": service}
+    jsonschema.validate(compose, closed(["services"], name=STRING, services=services, volumes=OBJECT))
+    used = {v.partition(":")[0] for s in compose["services"].values() for v in s["volumes"]}
+    assert used == compose["volumes"].keys()
+    for name, described in compose["services"].items():
+        assert set(described.get("depends_on", {})) <= compose["services"].keys() - {name}
+    if (
+        shutil.which("docker")
+        and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
+    ):
+        subprocess.run(["docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "-q"], check=True)
+
+
+def test_every_path_the_image_copies_is_there():
+    text = (DEPLOY / "Dockerfile").read_text()
+    for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (DEPLOY.parent / source).exists() or source == "README.md", source
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\bray_hora_[a-z_]+", expression))
+
+
+def test_every_name_that_can_be_exported_is_and_no_other(redis_url):
+    run = SyntheticRun(redis_url, config_of("exported"))
+    play(run, 2)
+    state = read_run(run.redis, "exported")
+    seen = {(name, *tags) for name, tags, _ in gauges(state)}
+    assert seen == {(name, *tags) for name, (_, tags) in GAUGES.items()}
+    assert {(name, *tags) for name, tags, _ in counters(state)} == {
+        (n, *tags) for n, (_, tags) in COUNTERS.items()
+    }
+
+
+def test_the_dashboard_has_grafana_s_shape_and_asks_only_for_exported_names():
+    dashboard = json.loads((DEPLOY / "grafana" / "hora.json").read_text())
+    target = closed(
+        ["refId", "expr", "datasource"], refId=STRING, expr=STRING, legendFormat=STRING, datasource=OBJECT
+    )
+    integer = {"type": "integer", "minimum": 0}
+    panel = {
+        "type": "object",
+        "required": ["id", "type", "title", "description", "gridPos", "targets", "fieldConfig", "datasource"],
+        "properties": {
+            "type": {"enum": ["timeseries", "stat"]},
+            "targets": many(target),
+            "gridPos": closed(
+                ["x", "y", "w", "h"], x=integer, y=integer, w={"type": "integer", "maximum": 24}, h=integer
+            ),
+            "fieldConfig": closed(["defaults", "overrides"], defaults=OBJECT, overrides={"type": "array"}),
+        },
+    }
+    needed = ["uid", "title", "schemaVersion", "panels", "templating", "time"]
+    jsonschema.validate(
+        dashboard, {"type": "object", "required": needed, "properties": {"panels": many(panel)}}
+    )
+    assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
+    asked = set().union(*(names_in(t["expr"]) for p in dashboard["panels"] for t in p["targets"]))
+    assert asked <= EXPORTED, asked - EXPORTED
+    assert asked == EXPORTED, f"not on the dashboard: {EXPORTED - asked}"
+
+
+def test_the_five_alerts_are_there_and_ask_only_for_exported_names():
+    (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
+    rule = closed(
+        ["alert", "expr", "labels", "annotations"],
+        alert=STRING,
+        expr=STRING,
+        labels=OBJECT,
+        annotations=OBJECT,
+        **{"for": STRING},
+    )
+    jsonschema.validate(group["rules"], many(rule))
+    rules = {r["alert"]: r for r in group["rules"]}
+    assert rules.keys() == {
+        "HoraLearnerStarving",
+        "HoraQueueFull",
+        "HoraDeadLetters",
+        "HoraReplicaBehind",
+        "HoraNoStep",
+    }
+    assert rules["HoraQueueFull"]["for"] == "5m"
+    assert "> 900" in rules["HoraNoStep"]["expr"]
+    for r in rules.values():
+        assert names_in(r["expr"]), r
+        assert names_in(r["expr"]) <= EXPORTED, r
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool on PATH (Debian: apt-get install prometheus)"
+)
+def test_prometheus_itself_accepts_rules_and_every_dashboard_expression(tmp_path):
+    for name in ("alerts.yaml", "prometheus.yaml"):
+        shutil.copy(DEPLOY / "prometheus" / name, tmp_path)
+    subprocess.run(
+        ["promtool", "check", "config", "--syntax-only", str(tmp_path / "prometheus.yaml")], check=True
+    )
+    dashboard = json.loads((DEPLOY / "grafana" / "hora.json").read_text())
+    expressions = [t["expr"].replace("$run", ".*") for p in dashboard["panels"] for t in p["targets"]]
+    rules = [{"record": f"panel:{i}", "expr": e} for i, e in enumerate(expressions)]
+    (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    subprocess.run(["promtool", "check", "rules", str(tmp_path / "panels.yaml")], check=True)
