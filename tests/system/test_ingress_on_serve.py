@@ -1,0 +1,117 @@
+"""The ingress as Serve runs it: the endpoints at the application's root, and the metrics that Ray really exports."""
+
+import asyncio
+import re
+import socket
+import time
+import urllib.request
+
+import httpx
+import pytest
+import ray
+from ray import serve
+
+from actors.ingress import Ingress
+from actors.prometheus import EXPORTED
+from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from deploy.redis_server import RedisServer
+
+pytestmark = pytest.mark.system
+CLIENTS = 20
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def until(check, limit_s: float):
+    deadline = time.monotonic() + limit_s
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.5)
+    return value
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    """(run, base URL, metrics URL) of an application that holds the ingress alone."""
+    http, metrics = free_port(), free_port()
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        run = SyntheticRun(server.url, config_of("served"))
+        play(run, 3)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=100 * 2**20,
+            _metrics_export_port=metrics,
+        )
+        try:
+            serve.start(http_options={"host": "127.0.0.1", "port": http})
+            options = {"ray_actor_options": {"num_cpus": 0}, "max_ongoing_requests": 1000}
+            application = serve.deployment(Ingress, name="ingress", **options).bind(
+                run.config.model_dump(mode="json"), server.url
+            )
+            serve.run(application, name="hora", route_prefix="/")
+            yield run, f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics"
+            serve.shutdown()
+        finally:
+            ray.shutdown()
+
+
+def test_page_status_and_problems_are_at_the_application_s_root(stage):
+    _run, url, _metrics = stage
+    until(lambda: httpx.get(f"{url}/healthz").status_code == 200, 20)
+    assert httpx.get(f"{url}/status").json()["step"] == 3
+    assert "EventSource" in httpx.get(url).text
+    refused = httpx.post(f"{url}/pause")
+    assert refused.status_code == 403
+    assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_twenty_clients_watch_at_once_and_the_page_still_answers(stage):
+    _run, url, _metrics = stage
+
+    async def watch(client: httpx.AsyncClient) -> int:
+        seen = 0
+        async with client.stream("GET", f"{url}/events") as stream:
+            async for line in stream.aiter_lines():
+                seen += line.startswith("data: {")
+                if seen == 3:
+                    return seen
+        return seen
+
+    async def all_of_them() -> list[int]:
+        limits = httpx.Limits(max_connections=CLIENTS + 1)
+        async with httpx.AsyncClient(timeout=20, limits=limits) as client:
+            watching = [asyncio.create_task(watch(client)) for _ in range(CLIENTS)]
+            await asyncio.sleep(1)
+            assert (await client.get(f"{url}/healthz")).status_code == 200
+            return await asyncio.gather(*watching)
+
+    assert asyncio.run(all_of_them()) == [3] * CLIENTS
+
+
+def test_ray_exports_every_metric_under_the_name_that_dashboards_use(stage):
+    run, _url, metrics = stage
+
+    def exported() -> set[str]:
+        with urllib.request.urlopen(metrics) as answer:
+            return set(re.findall(r"^(ray_hora_\w+)\{", answer.read().decode(), re.MULTILINE))
+
+    batch = 3
+
+    def complete() -> bool:
+        nonlocal batch
+        asyncio.run(run.generate(batch))
+        run.train(batch)
+        run.beat(batch + 1)
+        batch += 1
+        return exported() >= EXPORTED
+
+    until(complete, 60)
+    assert exported() == EXPORTED
