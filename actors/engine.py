@@ -131,6 +131,9 @@ def _set_cpu_limits(config: Config) -> None:
 
 def _engine_args(config: Config) -> AsyncEngineArgs:
     rollout, generator = config.rollout, config.generator
+    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use offset").
+    whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
     return AsyncEngineArgs(
         model=config.model.path,
         dtype=config.model.dtype,
@@ -138,12 +141,13 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         seed=config.run.seed,
         tensor_parallel_size=generator.tensor_parallel,
         gpu_memory_utilization=generator.memory_utilization,
-        max_model_len=rollout.max_prompt_tokens + rollout.max_response_tokens,
+        max_model_len=longest,
         max_num_seqs=generator.max_sequences,
         enforce_eager=generator.enforce_eager,
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
         enable_log_requests=False,
+        **(whole_prompts if current_platform.is_cpu() else {}),
     )
 
 

@@ -27,6 +27,7 @@ from common.weights import newest
 
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
+EXIT_S = 0.2
 
 
 class StaleWeights(RuntimeError):
@@ -60,8 +61,16 @@ class Generator:
         self, request: SamplingRequest, min_version: int, temperature: float
     ) -> list[Completion]:
         """Sample on weights of version `min_version` or newer. Raises StaleWeights when they cannot be had in time."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         await self._reach(min_version)
-        return await self._engine.generate(request.prompt.tokens, request.n, request.seed, temperature)
+        try:
+            return await self._engine.generate(request.prompt.tokens, request.n, request.seed, temperature)
+        except EngineDeadError:
+            # A replica that fails at once looks idle and draws all requests: it must go, not answer with errors.
+            self._failed = "the vLLM engine died"
+            asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+            raise
 
     # The four calls of vLLM's weight-sync client, as the learner broadcasts them.
 

@@ -18,11 +18,12 @@ from typing import Any
 
 from common import arithmetic
 from common.config import Config, Data
+from common.errors import ConfigError
 
 Usable = Callable[[str], bool]
 
 
-class DataError(ValueError):
+class DataError(ConfigError):
     """A data source that cannot be used: names the source, the place and the remedy."""
 
 

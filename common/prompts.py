@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from common.config import Data
+from common.errors import ConfigError
 from common.types import Tokens
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ FORMAT_INSTRUCTIONS = (
 )
 
 
-class PromptError(ValueError):
+class PromptError(ConfigError):
     """A tokenizer or template that cannot be used: names the model and the remedy."""
 
 

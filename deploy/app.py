@@ -14,6 +14,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator import Coordinator
 from actors.ingress import Ingress
@@ -37,6 +38,23 @@ def build(args: dict[str, Any]) -> Application:
     return serve.deployment(Ingress, name="ingress", ray_actor_options={"num_cpus": 0}).bind(
         plain, url, coordinator
     )
+
+
+class Sampler:
+    """Root of an application that only samples and verifies: it holds the two deployments together."""
+
+    def __init__(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> None:
+        self._parts = (generator, verifier)
+
+
+def build_sampler(args: dict[str, Any]) -> Application:
+    """Generators and verifiers alone: what evaluation needs."""
+    config = from_args(args)
+    check_paths(config)
+    plain = config.model_dump(mode="json")
+    generator = _generator(config).bind(plain, redis_url(config))
+    root = serve.deployment(Sampler, name="sampler", ray_actor_options={"num_cpus": 0})
+    return root.bind(generator, _verifier(config).bind(plain))
 
 
 def redis_url(config: Config) -> str:

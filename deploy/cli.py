@@ -70,12 +70,83 @@ def monitor(
     json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
 ) -> None:
-    """Watch a run live: queue, rates, replicas and their weight versions, learner."""
+    """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too."""
     from deploy.monitor import monitor as show
     from deploy.runs import redis_of
 
     url, name = redis_of(config, set_ or ())
     show(url, name, json_=json, once=once)
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="Hugging Face folder or hub name, e.g. runs/tiny/model.")],
+    benchmark: Annotated[
+        str,
+        typer.Option(help="math500, amc23, aime24, aime25, a JSONL file or a hub name; several with commas."),
+    ] = "math500,amc23,aime24,aime25",
+    samples: Annotated[int | None, typer.Option(help="N; the paper's for each benchmark by default.")] = None,
+    k: Annotated[str | None, typer.Option(help="K of Pass@K, with commas; the paper's by default.")] = None,
+    config: Annotated[str, typer.Option(help="Configuration for prompts, sampling and replicas.")] = "tiny",
+    out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
+    set_: Overrides = None,
+) -> None:
+    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
+    from common.load import load
+    from deploy.local import evaluate_local
+
+    ks = tuple(int(part) for part in k.split(",")) if k else None
+    names = benchmark.split(",")
+    evaluate_local(load(config, [*(set_ or ()), f"model.path={model}"]), names, samples, ks, out)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
+) -> None:
+    """The paper's tables and figures for any set of runs: one HTML file and PNGs."""
+    from evaluation.report import write_report
+
+    print(write_report(runs, out))
+
+
+@app.command()
+def doctor(config: ConfigPath, set_: Overrides = None) -> None:
+    """Check this machine or cluster for a configuration and say how to mend what would fail."""
+    from common.load import load
+    from deploy.doctor import doctor as examine
+    from deploy.doctor import show
+
+    if not show(examine(load(config, set_ or ()))):
+        raise typer.Exit(1)
+
+
+@app.command()
+def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
+    """List the runs of a folder with state, step and last reward."""
+    from deploy.runs import list_runs, show_runs
+
+    show_runs(list_runs(folder))
+
+
+@app.command()
+def stop(run: RunFolder) -> None:
+    """Stop a running `hora run` so that it can be resumed."""
+    from deploy.runs import stop as end
+
+    print(end(run))
+
+
+@app.command()
+def demo_model(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    seed: Annotated[int, typer.Option(help="Seed of initialisation and data.")] = 0,
+) -> None:
+    """Build the demo's tiny model from nothing: tokenizer, random weights, a short supervised warm start."""
+    from deploy.demo.build import build
+
+    print(build(out, seed=seed))
 
 
 def main() -> None:

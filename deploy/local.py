@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -21,11 +21,13 @@ from rich.console import Console
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import check_paths, differences, dump_yaml, load
-from deploy.check import check_machine, free_port
+from deploy.check import check_machine, check_memory, free_port
+from deploy.evaluation import evaluate_benchmark, evaluate_run
 from deploy.progress import progress
 from deploy.redis_server import RedisServer
 from deploy.runs import RunFile
-from deploy.summary import evaluate_now, summarise
+from deploy.summary import summarise
+from evaluation.benchmarks import find_benchmark
 
 CONFIG = "config.yaml"
 
@@ -51,9 +53,9 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     hint = f"resume with: hora run {run_dir / CONFIG} --resume"
     try:
         with stack(config, run_dir, console) as url:
-            evaluate_now(config, url, run_dir, "before", console)
+            evaluate_run(config, url, run_dir, 0, console)
             _train(config, url, run_dir, console)
-            evaluate_now(config, url, run_dir, "after", console)
+            evaluate_run(config, url, run_dir, config.learner.steps, console)
         summarise(config, run_dir, console)
         record.end("finished")
     except KeyboardInterrupt:
@@ -64,6 +66,19 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         record.end("failed", str(error))
         console.print(f"the run is kept in {run_dir}; {hint}", markup=False)
         raise
+
+
+def evaluate_local(
+    config: Config, names: Sequence[str], samples: int | None, ks: tuple[int, ...] | None, out: Path
+) -> None:
+    """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine."""
+    console = Console()
+    check_paths(config)
+    chosen = [find_benchmark(name).sized(samples, ks) for name in names]
+    check_memory(config)
+    with stack(config, out.resolve(), console, train=False):
+        for benchmark in chosen:
+            evaluate_benchmark(config, benchmark, out.resolve(), console)
 
 
 def _prepare(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
@@ -92,14 +107,17 @@ def _prepare(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> Non
 
 
 @contextmanager
-def stack(config: Config, run_dir: Path, console: Console) -> Iterator[str]:
-    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the block."""
+def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True) -> Iterator[str]:
+    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the block.
+
+    Without `train` the application only samples and verifies.
+    """
     # Ray's own notices would break the progress display; its logs are in RUN/logs.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
     from ray import serve
 
-    from deploy.app import APP, build
+    from deploy.app import APP, build, build_sampler
 
     with ExitStack() as exits:
         began = time.monotonic()
@@ -124,12 +142,12 @@ def stack(config: Config, run_dir: Path, console: Console) -> Iterator[str]:
                 logging_config={"log_level": "WARNING"},
             )
             exits.callback(serve.shutdown)
-            serve.run(build(config.model_dump(mode="json")), name=APP, route_prefix="/", blocking=False)
-        console.print(
-            f"up in {time.monotonic() - began:.0f} s; live page: "
-            f"http://{config.telemetry.http_host}:{config.telemetry.http_port}",
-            markup=False,
+            application = (build if train else build_sampler)(config.model_dump(mode="json"))
+            serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
+        page = (
+            f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
         )
+        console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
         yield server.url
 
 

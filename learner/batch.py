@@ -1,12 +1,12 @@
 """From groups to what the policy is run on: samples with advantages and weights, packed into micro-batches.
 
-Letters: T packed tokens of a micro-batch, N completion tokens in it, G_i rollouts of a group.
+Letters: B rows of T tokens of a micro-batch, N completion tokens in it, G_i rollouts of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from common.config import Objective
 from common.rewards import total
 from common.types import Group, LogProbs, Tokens
 from learner.advantages import advantages
-from learner.packing import pack
+from learner.packing import pack, rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,9 +37,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Packed samples. `input_ids`, `position_ids` (1, T); all others (N,): one entry per completion token.
+    """Samples as B rows of T tokens: one row end to end (`packed`), or one row each, padded at the right.
 
-    `sources[k]` is the packed place whose hidden state predicts token `targets[k]`; `sequence` numbers the samples.
+    `input_ids`, `position_ids` (B, T); all others (N,), one entry per completion token. `sources[k]` is the place in
+    the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the samples.
     """
 
     input_ids: torch.Tensor
@@ -51,9 +52,11 @@ class MicroBatch:
     scale: torch.Tensor
     sequence: torch.Tensor
     match: torch.Tensor
+    packed: bool
 
     def to(self, device: torch.device) -> MicroBatch:
-        return MicroBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "packed"}
+        return replace(self, **moved)
 
 
 def samples_of(
@@ -85,35 +88,40 @@ def samples_of(
     return samples
 
 
-def micro_batches(samples: Sequence[Sample], budget: int) -> tuple[list[MicroBatch], dict[str, float]]:
-    """Micro-batches of at most `budget` tokens each, and figures of the packing for this rank."""
-    bins = pack([s.length for s in samples], budget)
+def micro_batches(
+    samples: Sequence[Sample], budget: int, packed: bool
+) -> tuple[list[MicroBatch], dict[str, float]]:
+    """Micro-batches of at most `budget` tokens each, padding included, and figures of the cut for this rank."""
+    bins = (pack if packed else rows)([s.length for s in samples], budget)
+    micro = [make_micro_batch([samples[i] for i in b], packed) for b in bins]
     tokens = sum(s.length for s in samples)
     figures = {
         "packing/tokens": float(tokens),
+        "packing/processed": float(sum(m.input_ids.numel() for m in micro)),
         "packing/rank_tokens_max": float(tokens),
-        "packing/micro_batches": float(len(bins)),
     }
-    return [pack_samples([samples[i] for i in b]) for b in bins], figures
+    return micro, figures
 
 
-def pack_samples(samples: Sequence[Sample]) -> MicroBatch:
-    """Samples end to end. Positions begin at 0 in each, which is how the attention mask tells them apart."""
-    starts = np.cumsum([0, *(s.length for s in samples)])
+def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
+    """One micro-batch. Positions begin at 0 in each sample, which is how a pack's mask tells samples apart."""
+    width = sum(s.length for s in samples) if packed else max(s.length for s in samples)
+    ids = np.zeros((1 if packed else len(samples), width), dtype=np.int64)
+    positions = np.zeros_like(ids) if packed else np.tile(np.arange(width), (len(samples), 1))
+    starts = np.cumsum([0, *(s.length for s in samples)]) if packed else np.arange(len(samples)) * width
+    flat, places, sources = ids.reshape(-1), positions.reshape(-1), []
+    for sample, start in zip(samples, starts, strict=False):
+        flat[start : start + sample.length] = np.concatenate([sample.prompt, sample.tokens])
+        places[start : start + sample.length] = np.arange(sample.length)
+        sources.append(np.arange(len(sample.tokens)) + start + len(sample.prompt) - 1)
     counts = [len(s.tokens) for s in samples]
 
     def per_token(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.asarray(values), counts)).to(dtype)
 
-    sources = [
-        np.arange(len(s.tokens)) + start + len(s.prompt) - 1
-        for s, start in zip(samples, starts, strict=False)
-    ]
     return MicroBatch(
-        input_ids=torch.from_numpy(
-            np.concatenate([np.concatenate([s.prompt, s.tokens]) for s in samples])
-        ).long()[None],
-        position_ids=torch.from_numpy(np.concatenate([np.arange(s.length) for s in samples])).long()[None],
+        input_ids=torch.from_numpy(ids),
+        position_ids=torch.from_numpy(positions),
         sources=torch.from_numpy(np.concatenate(sources)).long(),
         targets=torch.from_numpy(np.concatenate([s.tokens for s in samples])).long(),
         logprobs=torch.from_numpy(np.concatenate([s.logprobs for s in samples])).float(),
@@ -121,6 +129,7 @@ def pack_samples(samples: Sequence[Sample]) -> MicroBatch:
         scale=per_token([s.scale for s in samples], torch.float32),
         sequence=per_token(list(range(len(samples))), torch.int64),
         match=torch.from_numpy(np.concatenate([s.match for s in samples])),
+        packed=packed,
     )
 
 
@@ -128,4 +137,4 @@ def empty_micro_batch(device: torch.device) -> MicroBatch:
     """One token of weight zero: keeps a rank in step with collectives when it has nothing to compute."""
     one = np.zeros(1, dtype=np.int32)
     sample = Sample(one, one, np.zeros(1, np.float32), 0.0, 0.0, np.zeros(1, dtype=bool))
-    return pack_samples([sample]).to(device)
+    return make_micro_batch([sample], packed=False).to(device)

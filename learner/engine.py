@@ -94,7 +94,8 @@ class Engine:
             update_sums, finite = self._accumulate(rounds, prox, reference)
             applied = self._apply(finite) and applied
             for name, value in update_sums.items():
-                sums[name] = sums.get(name, 0.0) + value / objective.updates_per_batch
+                old, n = sums.get(name, 0.0), objective.updates_per_batch
+                sums[name] = max(old, value) if name.endswith("max") else old + value / n
         norm = (
             self._adam.norm if isinstance(self._adam, ClippedAdamW) else self._engine.get_global_grad_norm()
         )
@@ -149,7 +150,8 @@ class Engine:
             self._engine.backward(loss * self._world)
             stats = {**stats, "entropy": float(entropy[micro.scale > 0].sum())}
             for name, value in stats.items():
-                sums[name] = sums.get(name, 0.0) + value
+                old = sums.get(name, 0.0)
+                sums[name] = max(old, value) if name.endswith("max") else old + value
         return sums, self._everywhere(finite)
 
     def _apply(self, finite: bool) -> bool:

@@ -1,6 +1,6 @@
 """Log-probs and entropy of the tokens that were sampled, without ever holding all logits.
 
-The backbone runs once over the packed tokens; the head and its softmax run over `chunk` tokens at a time and are
+The backbone runs once over the tokens; the head and its softmax run over `chunk` tokens at a time and are
 recomputed in the backward pass, so float32 logits of at most `chunk` x vocabulary exist at any moment.
 """
 
@@ -23,10 +23,10 @@ class Policy(torch.nn.Module):
 
     def forward(self, micro: MicroBatch, temperature: float, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
         """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient."""
-        hidden = self.hf.model(
-            input_ids=micro.input_ids, position_ids=micro.position_ids, use_cache=False
-        ).last_hidden_state[0]
-        states = hidden[micro.sources]
+        # Rows of their own need neither mask nor positions: padding stands where causal attention never looks.
+        where = {"position_ids": micro.position_ids} if micro.packed else {}
+        hidden = self.hf.model(input_ids=micro.input_ids, use_cache=False, **where).last_hidden_state
+        states = hidden.flatten(0, 1)[micro.sources]
         logprobs, entropies = [], []
         for at in range(0, len(micro.targets), chunk):
             part = slice(at, at + chunk)

@@ -62,5 +62,8 @@ def step_metrics(
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
         "groups/hit": float(np.mean([g.hits > 0 for g in groups])),
+        "padding/share": 1.0 - sums["packing/tokens"] / sums["packing/processed"]
+        if sums.get("packing/processed")
+        else 0.0,
         "imbalance": busiest * ranks / sums["packing/tokens"] - 1.0 if sums.get("packing/tokens") else 0.0,
     }

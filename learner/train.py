@@ -93,7 +93,8 @@ def train_step(parts: Parts, step: int) -> bool:
         config.rollout.max_response_tokens,
         version=step,
     )
-    micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch)
+    packed = config.learner.attention == "flash_attention_2"
+    micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
     update = parts.engine.step(micro)
     if not update.applied:
         _keep_for_inspection(parts, step, groups)
