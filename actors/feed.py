@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ from common.run_state import RunState, read_config, read_run
 
 log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
-COLUMNS_S = 5.0
+COLUMNS_S = 2.0
 Observer = Callable[[RunState], None]
 
 
@@ -47,8 +49,8 @@ class Feed:
         self.run = run
         self._url, self._observer = redis_url, observer
         self._client: Any = None
-        self._history = History(run)
-        self._columns, self._columns_at = b"{}", (-1, 0.0)
+        self._history, self._history_lock = History(run), threading.Lock()
+        self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
         self._event = Event(0, None, "the first reading is under way")
         self._text = self._event.to_json()
@@ -65,15 +67,13 @@ class Feed:
         """The newest event as JSON, made once for all clients."""
         return self._text
 
-    @property
-    def last(self) -> RunState | None:
-        """The last state that could be read."""
-        return self._last
-
-    @property
-    def history(self) -> bytes:
-        """JSON columns for charts, made once for all clients."""
-        return self._columns
+    async def history(self) -> bytes:
+        """JSON columns for charts, made when somebody asks, at most every COLUMNS_S seconds for all clients."""
+        async with self._building:
+            if self._last is not None and time.monotonic() - self._columns_at >= COLUMNS_S:
+                self._columns = await asyncio.to_thread(self._build, self._last)
+                self._columns_at = time.monotonic()
+            return self._columns
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._work())
@@ -104,9 +104,8 @@ class Feed:
                     self._observer(state)
             except HoraError as error:
                 event = Event(number, None, str(error))
-            except (
-                Exception
-            ) as error:  # Views must outlive whatever a run contains, and say that they could not read it.
+            except Exception as error:
+                # Views must outlive whatever a run contains, and say that they could not read it.
                 log.exception("reading failed")
                 event = Event(number, None, f"the run cannot be read: {type(error).__name__}: {error}")
             text = event.to_json()
@@ -117,13 +116,14 @@ class Feed:
 
     def _read(self, client: Any) -> RunState:
         state = read_run(client, self.run)
-        self._history.read(client, read_config(client.get(Keys(self.run).config), self.run))
-        step, made = self._columns_at
-        if state.step != step or state.time - made >= COLUMNS_S:
-            columns = self._history.to_dict(state.evaluations, state.pre_rollouts)
-            self._columns = json.dumps(columns, separators=(",", ":")).encode()
-            self._columns_at = (state.step, state.time)
+        with self._history_lock:
+            self._history.read(client, read_config(client.get(Keys(self.run).config), self.run))
         return state
+
+    def _build(self, state: RunState) -> bytes:
+        with self._history_lock:
+            columns = self._history.to_dict(state.evaluations, state.pre_rollouts)
+        return json.dumps(columns, separators=(",", ":")).encode()
 
     def _guarded(self, work: Callable[[Any], Any]) -> Any:
         try:

@@ -93,7 +93,7 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
     @app.get("/history", responses={200: {"description": "Columns for charts, at most 400 points each."}})
     async def history() -> Response:
-        return Response(feed.history, media_type="application/json")
+        return Response(await feed.history(), media_type="application/json")
 
     @app.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events() -> StreamingResponse:

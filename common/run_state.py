@@ -157,7 +157,7 @@ def read_run(client: redis.Redis, run: str) -> RunState:
         phase_a=_by_count(totals, "phase_a:"),
         phase_b=_by_count(totals, "phase_b:"),
         learner=learner,
-        evaluations={int(v): json.loads(evaluations[v]) for v in sorted(evaluations, key=int)},
+        evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
         parts=seen,
         sparks=_sparks(samples),
     )
@@ -235,7 +235,7 @@ def _by_count(totals: Mapping[str, int], prefix: str) -> dict[int, int]:
 def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
     parts = []
     for name, text in sorted(raw.items()):
-        state = json.loads(text)
+        state = numbers(text)
         kind, _, own = name.decode().partition("/")
         silent = max(0.0, now - state.pop("seen"))
         if silent < GONE_S or kind in ("learner", "coordinator"):
