@@ -1,0 +1,48 @@
+"""What Phase A taught about each prompt: the Beta posterior of its success rate (paper, section 3.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Posterior:
+    """Beta(alpha, beta) of each prompt, with the counts it came from. All arrays (n,), or shapes that broadcast."""
+
+    alpha: Float
+    beta: Float
+    successes: Int
+    trials: Int
+
+    @property
+    def mean(self) -> Float:
+        """Posterior mean α/(α+β) of the success rate."""
+        return self.alpha / (self.alpha + self.beta)
+
+    def __len__(self) -> int:
+        return len(self.alpha)
+
+    def __getitem__(self, index: Any) -> Posterior:
+        """The same of some prompts; `[:, None]` turns prompts into rows for a table over levels."""
+        return Posterior(self.alpha[index], self.beta[index], self.successes[index], self.trials[index])
+
+
+def posterior(successes: Int, trials: Int, alpha: Float, beta: Float) -> Posterior:
+    """Beta(α0 + c, β0 + G0 - c) (paper, eq. posterior). All arguments (n,)."""
+    return Posterior(alpha + successes, beta + (trials - successes), successes, trials)
+
+
+def prior_from_rate(rate: Float, strength: Float | float) -> tuple[Float, Float]:
+    """Beta prior of a predicted success rate p̂ (n,) held with strength s: (s·p̂, s·(1-p̂)).
+
+    Together with the counts this is the paper's learned posterior, α = s·p̂ + c and β = s(1-p̂) + G0 - c;
+    s = 2 and p̂ = 1/2 give Beta(1, 1).
+    """
+    return np.asarray(strength * rate), np.asarray(strength * (1 - rate))

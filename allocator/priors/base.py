@@ -1,0 +1,42 @@
+"""What every prior can do."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+State = dict[str, NDArray]
+
+
+class Prior(Protocol):
+    """Predicts a Beta prior per prompt and learns from each generation cycle. Prompts are rows of the data set."""
+
+    name: str
+
+    def predict(self, prompts: Int) -> tuple[Float, Float]:
+        """(alpha0 (n,), beta0 (n,)) of the prompts (n,), all positive. ValueError with the prior's name for a NaN."""
+
+    def update(self, prompts: Int, successes: Int, trials: int) -> None:
+        """Learn from one generation cycle: c_i (n,) successes of `trials` pre-rollouts for each of the prompts (n,)."""
+
+    def state_dict(self) -> State:
+        """Everything `update` changes, as arrays."""
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from `state_dict()`."""
+
+
+def checked(name: str, prompts: Int, alpha: Float, beta: Float) -> tuple[Float, Float]:
+    """The prediction unchanged. ValueError naming the prior and the prompt when a value is not finite and positive."""
+    bad = ~(np.isfinite(alpha) & np.isfinite(beta) & (alpha > 0) & (beta > 0))
+    if bad.any():
+        i = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"prior {name}: predicts Beta({alpha[i]}, {beta[i]}) for prompt {int(prompts[i])}; both must be finite "
+            "and positive. Fit it again with `hora prior fit`, or use the fixed prior"
+        )
+    return alpha, beta

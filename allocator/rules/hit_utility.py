@@ -1,0 +1,60 @@
+"""HORA's rule: the probability that the extra rollouts hit, 1 - (1-p)^Δ, in expectation under the posterior.
+
+Its marginal gain is E[p(1-p)^l] = B(α+1, β+l)/B(α, β): what one more rollout adds after l misses (paper, section 3.2).
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules.base import Marginal
+from allocator.special import log_gamma
+
+
+def _base(posterior: Posterior) -> Float:
+    """The part of the log gain that no level changes: log α + log Γ(α+β) - log Γ(β)."""
+    alpha, beta = posterior.alpha, posterior.beta
+    return np.log(alpha) + log_gamma(alpha + beta) - log_gamma(beta)
+
+
+def _log_gain(posterior: Posterior, level: Int) -> Float:
+    missed = posterior.beta + level
+    return _base(posterior) + log_gamma(missed) - log_gamma(missed + posterior.alpha + 1)
+
+
+def _table(posterior: Posterior, depth: int) -> Float:
+    """By the paper's recurrence M(0) = α/(α+β), M(l+1) = M(l)(β+l)/(α+β+l+1), in logarithms."""
+    alpha, beta = posterior.alpha[:, None], posterior.beta[:, None]
+    missed = beta + np.arange(depth - 1)
+    steps = np.empty((len(posterior), depth))
+    steps[:, :1] = alpha / (alpha + beta)
+    np.divide(missed, missed + (alpha + 1), out=steps[:, 1:])
+    return np.cumsum(np.log(steps, out=steps), axis=1, out=steps)
+
+
+def _guess(posterior: Posterior, x: float) -> Float:
+    """From Γ(z)/Γ(z+a) ≈ (z + (a-1)/2)^-a with a = α+1."""
+    alpha = posterior.alpha
+    return np.exp((_base(posterior) - x) / (alpha + 1)) - posterior.beta - alpha / 2 + 1
+
+
+def _exact(alpha: Fraction, beta: Fraction, trials: int, level: int) -> Fraction:
+    if alpha.denominator == 1 and alpha < level:
+        # For a whole α all but α+1 factors cancel: α · Π_{j<α}(β+j) / Π_{j<=α}(β+l+j).
+        return _product(alpha, beta, int(alpha)) / _product(Fraction(1), beta + level, int(alpha) + 1)
+    rising = _product(Fraction(1), beta, level)
+    return alpha * rising / _product(Fraction(1), alpha + beta, level + 1)
+
+
+def _product(start: Fraction, first: Fraction, count: int) -> Fraction:
+    """start · first · (first+1) · … of `count` factors, over whole numbers: a Fraction reduces at every step."""
+    numerator, step = 1, first.denominator
+    for j in range(count):
+        numerator *= first.numerator + j * step
+    return start * Fraction(numerator, step**count)
+
+
+HIT_UTILITY = Marginal("hit_utility", _log_gain, _exact, _table, _guess)

@@ -1,0 +1,124 @@
+"""A prior per prompt: search the gain above which everything is taken, then sort a thin band around it exactly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from allocator.blocks import refuse_rising
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules.base import Marginal
+from allocator.ties import NEAR, exact_order
+
+SAMPLE = 8192
+HALVINGS = 60
+
+
+def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
+    """Δ (n,) for posteriors that differ. `room` (n,) bounds each; it must hold the budget."""
+    _refuse_rising(rule, post)
+    low, high = _bracket(rule, post, budget, room)
+    sure, all_ = _levels(rule, post, high, room), _levels(rule, post, low, room)
+    extra, left = sure.copy(), budget - int(sure.sum())
+    prompts = np.repeat(np.arange(len(post)), all_ - sure)
+    first = np.cumsum(all_ - sure) - (all_ - sure)
+    levels = np.arange(len(prompts)) - first[prompts] + sure[prompts]
+    gains = rule.log_gain(post[prompts], levels)
+    order = _cut(rule, post, gains, prompts, levels, left)
+    np.add.at(extra, prompts[order[:left]], 1)
+    return extra
+
+
+def _bracket(rule: Marginal, post: Posterior, budget: int, room: Int) -> tuple[float, float]:
+    """Log gains low < high with taken(high) <= budget <= taken(low); close together."""
+    top = float(rule.log_gain(post, np.zeros(len(post), dtype=np.int64)).max()) + 1e-6
+
+    def taken(x: float) -> int:
+        return int(_levels(rule, post, x, room).sum())
+
+    if len(post) > 4 * SAMPLE:
+        step = len(post) // SAMPLE
+        part, part_room = post[::step], room[::step]
+        share = budget * len(part) / len(post)
+        guess = _search(lambda x: int(_levels(rule, part, x, part_room).sum()), int(share), top, 30)[0]
+        low, high, width = guess, guess, 0.01
+        while taken(high) > budget:
+            high, width = min(top, high + width), width * 4
+        width = 0.01
+        while taken(low) < budget:
+            low, width = low - width, width * 4
+        return low, high
+    return _search(taken, budget, top, HALVINGS)
+
+
+def _search(taken, budget: int, top: float, halvings: int) -> tuple[float, float]:  # type: ignore[no-untyped-def]
+    low, width = top - 1.0, 1.0
+    while taken(low) < budget:
+        width *= 2
+        low -= width
+        if width > 1e6:
+            break  # gains of zero: everything that has room is in the band
+    high = top
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        count = taken(middle)
+        if count >= budget:
+            low = middle
+        else:
+            high = middle
+        if high - low < 1e-7:
+            break
+    return low - NEAR, high + NEAR
+
+
+def _levels(rule: Marginal, post: Posterior, x: float, room: Int) -> Int:
+    """How many levels of each prompt have a log gain of at least `x`, at most `room`."""
+    if rule.guess is not None:
+        return _corrected(rule, post, x, room)
+    low, high = np.zeros(len(post), dtype=np.int64), room.copy()
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        enough = rule.log_gain(post, middle) >= x
+        low = np.where(enough & (low < high), middle + 1, low)
+        high = np.where(enough, high, np.minimum(high, middle))
+    return low
+
+
+def _corrected(rule: Marginal, post: Posterior, x: float, room: Int) -> Int:
+    """From the rule's own estimate, one step at a time to the exact count; estimates are off by very few."""
+    assert rule.guess is not None
+    estimate = np.nan_to_num(rule.guess(post, x), nan=0.0, posinf=float(room.max()), neginf=0.0)
+    levels = np.clip(np.floor(estimate), 0, room).astype(np.int64)
+    open_ = np.arange(len(post))
+    while open_.size:
+        part, at = post[open_], levels[open_]
+        more = (at < room[open_]) & (rule.log_gain(part, at) >= x)
+        fewer = ~more & (at > 0) & (rule.log_gain(part, np.maximum(at - 1, 0)) < x)
+        levels[open_[more]] += 1
+        levels[open_[fewer]] -= 1
+        open_ = open_[more | fewer]
+    return levels
+
+
+def _cut(rule: Marginal, post: Posterior, gains: Float, prompts: Int, levels: Int, left: int) -> Int:
+    """The band's entries with the `left` that are taken in front; only those float64 cannot tell apart are exact."""
+    if left <= 0 or left >= len(gains):
+        return np.arange(len(gains))
+    cut = np.partition(gains, len(gains) - left)[len(gains) - left]
+    above, near = np.flatnonzero(gains > cut + NEAR), np.flatnonzero(np.abs(gains - cut) <= NEAR)
+    exact = None
+    if rule.exact is not None:
+        fraction = rule.exact
+
+        def exact(e: int) -> Fraction:
+            i, k = int(prompts[near[e]]), int(levels[near[e]])
+            return fraction(Fraction(post.alpha[i]), Fraction(post.beta[i]), int(post.trials[i]), k)
+
+    order = exact_order(gains[near], post.successes[prompts[near]], prompts[near], exact)
+    return np.concatenate([above, near[order]])
+
+
+def _refuse_rising(rule: Marginal, post: Posterior) -> None:
+    step = max(1, len(post) // 64)
+    refuse_rising(rule, rule.log_table(post[::step], 64))
