@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -12,12 +13,16 @@ from allocator.rules.base import Marginal
 from allocator.ties import NEAR, exact_order
 
 SAMPLE = 8192
-HALVINGS = 60
+TABLE_PROMPTS = 512
+HALVINGS = 24
 
 
 def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
     """Δ (n,) for posteriors that differ. `room` (n,) bounds each; it must hold the budget."""
-    _refuse_rising(rule, post)
+    if len(post) <= TABLE_PROMPTS:
+        return _by_table(rule, post, budget, room)
+    step = len(post) // 64
+    refuse_rising(rule, rule.log_table(post[::step], 64))
     low, high = _bracket(rule, post, budget, room)
     sure, all_ = _levels(rule, post, high, room), _levels(rule, post, low, room)
     extra, left = sure.copy(), budget - int(sure.sum())
@@ -30,6 +35,32 @@ def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> In
     return extra
 
 
+def _by_table(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
+    """All gains down to a depth that is doubled until no deeper one can be taken."""
+    n, deepest = len(post), min(budget, int(room.max()))
+    depth = min(deepest, 4 * (budget // n) + 32)
+    while True:
+        gains = rule.log_table(post, depth)
+        if depth >= deepest or _enough(gains, budget, room):
+            break
+        depth = min(deepest, 2 * depth)
+    refuse_rising(rule, gains)
+    if bool((room < depth).any()):
+        gains = np.where(np.arange(depth) < room[:, None], gains, -np.inf)
+    entries = np.arange(n * depth)
+    order = _cut(rule, post, gains.ravel(), entries // depth, entries % depth, budget)
+    return np.bincount(order[:budget] // depth, minlength=n)
+
+
+def _enough(gains: Float, budget: int, room: Int) -> bool:
+    """Whether `budget` entries of the table beat every gain that lies deeper."""
+    deeper = gains[room > gains.shape[1], -1]
+    if not deeper.size:
+        return True
+    allowed = np.arange(gains.shape[1]) < room[:, None]
+    return int(np.count_nonzero((gains > deeper.max() + NEAR) & allowed)) >= budget
+
+
 def _bracket(rule: Marginal, post: Posterior, budget: int, room: Int) -> tuple[float, float]:
     """Log gains low < high with taken(high) <= budget <= taken(low); close together."""
     top = float(rule.log_gain(post, np.zeros(len(post), dtype=np.int64)).max()) + 1e-6
@@ -37,39 +68,30 @@ def _bracket(rule: Marginal, post: Posterior, budget: int, room: Int) -> tuple[f
     def taken(x: float) -> int:
         return int(_levels(rule, post, x, room).sum())
 
-    if len(post) > 4 * SAMPLE:
-        step = len(post) // SAMPLE
-        part, part_room = post[::step], room[::step]
-        share = budget * len(part) / len(post)
-        guess = _search(lambda x: int(_levels(rule, part, x, part_room).sum()), int(share), top, 30)[0]
-        low, high, width = guess, guess, 0.01
-        while taken(high) > budget:
-            high, width = min(top, high + width), width * 4
-        width = 0.01
-        while taken(low) < budget:
-            low, width = low - width, width * 4
-        return low, high
-    return _search(taken, budget, top, HALVINGS)
-
-
-def _search(taken, budget: int, top: float, halvings: int) -> tuple[float, float]:  # type: ignore[no-untyped-def]
-    low, width = top - 1.0, 1.0
+    # A sample tells the gain to a percent; the bracket is widened until all prompts agree.
+    step = max(1, len(post) // SAMPLE)
+    part, part_room = post[::step], room[::step]
+    share = int(budget * len(part) / len(post))
+    guess = _search(lambda x: int(_levels(rule, part, x, part_room).sum()), share, top)
+    low, high, width = guess, guess, 0.002
+    while taken(high) > budget:
+        high, width = min(top, high + width), width * 4
+    width = 0.002
     while taken(low) < budget:
-        width *= 2
-        low -= width
-        if width > 1e6:
-            break  # gains of zero: everything that has room is in the band
+        low, width = low - width, width * 4
+    return low, high
+
+
+def _search(taken: Callable[[float], int], budget: int, top: float) -> float:
+    """About the highest gain at which `taken` reaches `budget`."""
+    low, width = top - 1.0, 1.0
+    while taken(low) < budget and width < 1e6:
+        low, width = low - width, width * 2
     high = top
-    for _ in range(halvings):
+    for _ in range(HALVINGS):
         middle = 0.5 * (low + high)
-        count = taken(middle)
-        if count >= budget:
-            low = middle
-        else:
-            high = middle
-        if high - low < 1e-7:
-            break
-    return low - NEAR, high + NEAR
+        low, high = (middle, high) if taken(middle) >= budget else (low, middle)
+    return low
 
 
 def _levels(rule: Marginal, post: Posterior, x: float, room: Int) -> Int:
@@ -117,8 +139,3 @@ def _cut(rule: Marginal, post: Posterior, gains: Float, prompts: Int, levels: In
 
     order = exact_order(gains[near], post.successes[prompts[near]], prompts[near], exact)
     return np.concatenate([above, near[order]])
-
-
-def _refuse_rising(rule: Marginal, post: Posterior) -> None:
-    step = max(1, len(post) // 64)
-    refuse_rising(rule, rule.log_table(post[::step], 64))

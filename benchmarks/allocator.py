@@ -1,0 +1,88 @@
+"""Time of one allocation: ours, a heap and the naive loop, in one run.
+
+    python -m benchmarks.allocator [--million]
+
+Prints medians and ratios; inputs are shards whose counts follow the paper's mix. Input checks are included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from allocator import allocate
+
+
+def naive(successes: np.ndarray, trials: int, budget: int, alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    """The paper's Algorithm 1 as it stands: the largest marginal gain, one rollout after the other."""
+    a, b = alpha + successes, beta + trials - successes
+    gain, level = a / (a + b), np.zeros(len(successes), dtype=np.int64)
+    for _ in range(budget):
+        i = int(np.argmax(gain))
+        gain[i] *= (b[i] + level[i]) / (a[i] + b[i] + level[i] + 1)
+        level[i] += 1
+    return level
+
+
+def heap(successes: np.ndarray, trials: int, budget: int, alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    a, b = (alpha + successes).tolist(), (beta + trials - successes).tolist()
+    queue = [(-x / (x + y), i) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    heapq.heapify(queue)
+    level = [0] * len(a)
+    for _ in range(budget):
+        gain, i = queue[0]
+        k = level[i]
+        level[i] = k + 1
+        heapq.heapreplace(queue, (gain * (b[i] + k) / (a[i] + b[i] + k + 1), i))
+    return np.array(level)
+
+
+def median(work: Callable[[], object], repeats: int) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def once(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--million", action="store_true", help="also a million prompts (the heap takes minutes)"
+    )
+    options = parser.parse_args()
+    sizes = [(15, 32), (60, 32), (4096, 64)] + ([(1_000_000, 32)] if options.million else [])
+    print(f"{'prompts':>8} {'G':>3} {'prior':>10} {'ours':>10} {'heap':>10} {'naive':>10} {'heap/ours':>10}")
+    rng = np.random.default_rng(0)
+    for n, g in sizes:
+        c = rng.binomial(8, rng.beta(0.323, 0.143, n))
+        budget, repeats = n * (g - 8), max(3, min(1000, 200_000 // n))
+        each = (rng.uniform(0.5, 2.0, n), rng.uniform(0.5, 2.0, n))
+        ones = np.ones(n)
+        for name, prior, full in (("shared", (1.0, 1.0), (ones, ones)), ("per prompt", each, each)):
+            ours = median(lambda c=c, b=budget, p=prior: allocate(c, 8, b, p), repeats)
+            big = n > 1000
+            timed = once if big else lambda work, r=repeats: median(work, max(3, r // 10))
+            by_heap = timed(lambda c=c, b=budget, p=full: heap(c, 8, b, *p))
+            slow = timed(lambda c=c, b=budget, p=full: naive(c, 8, b, *p)) if n <= 5000 else float("nan")
+            print(
+                f"{n:>8} {g:>3} {name:>10} {ours * 1e6:>8.0f}us {by_heap * 1e6:>8.0f}us {slow * 1e6:>8.0f}us "
+                f"{by_heap / ours:>9.1f}x"
+            )
+
+
+if __name__ == "__main__":
+    main()
