@@ -58,13 +58,13 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             evaluate_run(config, url, run_dir, config.learner.steps, console)
         summarise(config, run_dir, console)
         record.end("finished")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
         record.end("stopped", "interrupted")
-        console.print(f"\nstopped; nothing is left running. {hint}", markup=False)
+        console.print(f"\nstopped; nothing is left running. {hint}", markup=False, soft_wrap=True)
         raise SystemExit(130) from None
     except BaseException as error:
         record.end("failed", str(error))
-        console.print(f"the run is kept in {run_dir}; {hint}", markup=False)
+        console.print(f"the run is kept in {run_dir}; {hint}", markup=False, soft_wrap=True)
         raise
 
 

@@ -23,7 +23,9 @@ def step_metrics(
 ) -> dict[str, float]:
     """Metrics of step `step`: `groups` all Γ of it, `sums` the objective's added up over ranks.
 
-    Figures of the objective are means over trained tokens; NaN where there was none.
+    Rewards are means over prompts of each group's mean, as the objective weighs them: HORA samples hard prompts more
+    often, so a mean over rollouts would fall with the rule and not with the policy. Figures of the objective are means
+    over trained tokens; NaN where there was none.
     """
     rollouts = [r for g in groups for r in g.rollouts]
     rewards = [np.array([total(r.rewards, config.reward.weights) for r in g.rollouts]) for g in groups]
@@ -37,11 +39,8 @@ def step_metrics(
         "loss": sums.get("loss", math.nan),
         "grad_norm": grad_norm,
         "learning_rate": learning_rate,
-        "reward": float(np.mean(np.concatenate(rewards))),
-        **{
-            f"reward/{name}": float(np.mean([r.rewards[name] for r in rollouts]))
-            for name in rollouts[0].rewards
-        },
+        "reward": float(np.mean([r.mean() for r in rewards])),
+        **{f"reward/{name}": _over_prompts(groups, name) for name in rollouts[0].rewards},
         "advantage/mean": sums.get("advantage", math.nan) / n,
         "advantage/rms": math.sqrt(sums.get("advantage_square", math.nan) / n),
         "clip/share": sums.get("clip", math.nan) / n,
@@ -67,3 +66,7 @@ def step_metrics(
         else 0.0,
         "imbalance": busiest * ranks / sums["packing/tokens"] - 1.0 if sums.get("packing/tokens") else 0.0,
     }
+
+
+def _over_prompts(groups: Sequence[Group], name: str) -> float:
+    return float(np.mean([np.mean([r.rewards[name] for r in g.rollouts]) for g in groups]))
