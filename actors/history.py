@@ -18,6 +18,7 @@ from common.run_state import FLOWS, numbers
 POINTS = 400
 KEPT = 4 * POINTS
 CHUNK = 2000
+SMOOTH = 5
 BY_STEP = (
     "reward",
     "reward/format",
@@ -102,7 +103,8 @@ class History:
 
     def _flow(self) -> dict[str, list[float | None]]:
         samples = self._samples
-        step = max(1, -(-len(samples) // POINTS))
+        # Groups come and go in bursts: rates over a few seconds say more than those of one.
+        step = max(SMOOTH if len(samples) > 12 * SMOOTH else 1, -(-len(samples) // POINTS))
         picked = samples[::step]
         pairs = list(itertools.pairwise(picked))
         return {

@@ -92,7 +92,12 @@ class SyntheticRun:
         """One heartbeat of every part."""
         run = self.config.run.name
         for i, replica in enumerate(REPLICAS):
-            state = {"version": version, "running": running + i, "waiting": i, "cache": 0.25 + 0.2 * i}
+            state = {
+                "version": version,
+                "running": running + (i if running else 0),
+                "waiting": i,
+                "cache": 0.25 + 0.2 * i,
+            }
             heartbeat_now(
                 self.redis, run, f"generator/{replica}", {**state, "pause_s": 0.04, "state": "serving"}
             )

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from common.run_state import RunState
 
 SILENT_S = 10.0
+STARVING = 0.2
 
 
 def warnings(state: RunState, stall_s: float) -> list[str]:
@@ -38,8 +39,7 @@ def _silent(state: RunState) -> list[str]:
 
 def _flow(state: RunState) -> list[str]:
     found = []
-    waiting = any(p.state.get("state") == "waiting" for p in state.of("learner"))
-    if waiting and state.queue_depth < state.prompts_per_batch and not state.paused:
+    if _starving(state):
         running = sum(p.state.get("running", 0) for p in state.of("generator"))
         found.append(f"learner starving: {'generators' if running else 'verifiers'} are the bottleneck")
     if state.queue_depth >= state.queue_capacity:
@@ -52,6 +52,20 @@ def _flow(state: RunState) -> list[str]:
     return found + [
         f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}" for p in behind
     ]
+
+
+def _starving(state: RunState) -> bool:
+    """The learner waits, and not only for the moment that any step may wait: a fifth of its time or longer."""
+    waiting = any(p.state.get("state") == "waiting" for p in state.of("learner"))
+    if (
+        not waiting
+        or state.paused
+        or state.queue_depth >= state.prompts_per_batch
+        or state.last_step_s is None
+    ):
+        return False
+    step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
+    return wait >= STARVING * step or state.last_step_s >= 2 * step
 
 
 def _stalled(state: RunState, stall_s: float) -> list[str]:

@@ -7,7 +7,7 @@ from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
-from common.telemetry import heartbeat_now, read_run
+from common.telemetry import heartbeat_now, read_run, record_step
 
 
 async def _depth(url, config) -> int:
@@ -100,3 +100,19 @@ def test_a_run_of_another_version_is_a_sentence(redis_url):
         read_run(client, "older")
     with pytest.raises(RunError, match="knows no run 'nothing'"):
         read_run(client, "nothing")
+
+
+def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_named(redis_url):
+    run = SyntheticRun(redis_url, config_of("starving"))
+    play(run, 2)
+
+    def told(wait: float, running: int) -> list[str]:
+        record_step(run.redis, "starving", {"step": 1, "time/step": 10.0, "time/wait": wait})
+        run.beat(2, running=running, learner="waiting")
+        return [w for w in read_run(run.redis, "starving").warnings if "starving" in w]
+
+    assert told(wait=0.5, running=5) == []
+    assert told(wait=4.0, running=5) == ["learner starving: generators are the bottleneck"]
+    assert told(wait=4.0, running=0) == ["learner starving: verifiers are the bottleneck"]
+    asyncio.run(run.generate(2))
+    assert told(wait=4.0, running=5) == [], "a batch is there: it does not starve"
