@@ -178,7 +178,7 @@ def test_importance_does_not_clip_a_first_update_and_the_loss_is_the_plain_polic
 
 
 def test_clipping_has_separate_bounds_below_and_above() -> None:
-    policy, groups = tiny_policy(), batch(5)[:4]
+    groups = batch(5)[:4]
     objective = Objective(clip_low=0.1, clip_high=0.3, importance="none")
     samples = samples_of(groups, WEIGHTS, objective, 4, MAX_RESPONSE, version=0)
     [micro], _ = micro_batches(samples, 100_000, True)

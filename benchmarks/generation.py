@@ -1,0 +1,143 @@
+"""Tokens per second of the whole generation side against the same engine called directly, and the pause of an update.
+
+    python -m benchmarks.generation [--preset tiny] [--batches 3]
+
+One run: one vLLM engine on its own, then one Serve replica behind coordinator, verifier, queue; the same prompts, the
+same number of completions, the same settings. A learner's place is taken by publishing versions without training, so
+that generation alone is measured; the pauses are those of real weight updates while sequences are running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from actors.shard import sample_seed
+from common.config import Config
+from common.keys import Keys
+from common.load import load
+from common.order import batch_rows
+from common.redis import connect
+from common.run_state import read_run
+from common.weights import Manifest, advance, announce
+
+
+def direct(config: Config, batches: int) -> float:
+    """Tokens per second of one engine given all requests of each batch at once."""
+    from actors.coordinator import render_prompts
+    from actors.engine import Engine
+    from common.prompts import load_tokenizer
+
+    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    rollout = config.rollout
+
+    async def run() -> float:
+        engine = Engine(config)
+        await engine.label(0)
+
+        async def batch(number: int) -> int:
+            rows = batch_rows(number, rollout.prompts_per_batch, len(prompts), config.run.seed)
+            work = [
+                engine.generate(
+                    prompts[row].tokens,
+                    rollout.group_size,
+                    sample_seed(0, e, row, "A", 0),
+                    rollout.temperature,
+                )
+                for e, row in rows
+            ]
+            return sum(len(c.tokens) for cs in await asyncio.gather(*work) for c in cs)
+
+        await batch(0)  # the first call pays for one-time preparation
+        began, tokens = time.monotonic(), 0
+        for number in range(1, batches + 1):
+            tokens += await batch(number)
+        seconds = time.monotonic() - began
+        engine.shutdown()
+        return tokens / seconds
+
+    return asyncio.run(run())
+
+
+def through_the_system(config: Config, batches: int, folder: Path) -> tuple[float, list[float]]:
+    """Tokens per second into the queue over the same batches, and the seconds of each update's pause."""
+    from deploy.local import stack
+    from learner.publish import BroadcastClient
+
+    rollout = config.rollout
+    with stack(config, folder, Console(quiet=True)) as url:
+        client, keys = connect(url), Keys(config.run.name)
+        weights = folder / "w.safetensors"
+        shutil.copy(Path(config.model.path) / "model.safetensors", weights)
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()
+        pauses: list[float] = []
+        broadcast = BroadcastClient(config)
+
+        def wait(batch: int) -> None:
+            while client.hlen(keys.shards) < (batch + 1) * rollout.shards:
+                time.sleep(0.01)
+
+        def publish(version: int) -> None:
+            manifest = Manifest(config.run.name, version, str(weights), digest, weights.stat().st_size)
+            announce(client, manifest)
+            broadcast.version = version
+            broadcast.update_weights(manifest.update_info())
+            broadcast.finish_weight_update(str(version))
+            pauses.extend(c["pause_s"] for c in broadcast.confirmed)
+            advance(client, config.run.name, version)
+
+        wait(0)
+        before, began = read_run(client, config.run.name).totals["tokens_in"], time.monotonic()
+        for number in range(1, batches + 1):
+            publish(number)
+            wait(number)
+        seconds = time.monotonic() - began
+        return (read_run(client, config.run.name).totals["tokens_in"] - before) / seconds, pauses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument(
+        "--rule", default="uniform", help="uniform draws as many completions per prompt as the direct side"
+    )
+    options = parser.parse_args()
+    config = load(
+        options.preset,
+        [
+            f"allocation.rule={options.rule}",
+            "allocation.warmup.enabled=false",
+            "rollout.max_staleness=1",
+            "telemetry.http_port=0",
+            f"learner.steps={options.batches + 1}",
+            "queue.capacity=100000",
+        ],
+    )
+    from deploy.check import free_port
+
+    port = free_port("127.0.0.1")
+    config = config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
+    alone = direct(config, options.batches)
+    with tempfile.TemporaryDirectory() as folder:
+        served, pauses = through_the_system(config, options.batches, Path(folder))
+    print(f"one engine, called directly: {alone:8.0f} tokens/s")
+    print(
+        f"through Serve, coordinator, verifier and queue: {served:8.0f} tokens/s, ratio {served / alone:.2f}"
+    )
+    print(
+        f"pause of an update: median {statistics.median(pauses):.3f} s, longest {np.max(pauses):.3f} s, n = {len(pauses)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
