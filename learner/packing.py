@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from common.errors import ConfigError
 
-
 REAL = 0.95
 
 
