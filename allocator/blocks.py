@@ -2,7 +2,8 @@
 
 With one prior and one G0 there are only G0 + 1 distinct posteriors. Which block (all prompts of a class, one level)
 comes next depends on the marginals alone, not on how many prompts a class holds, so the order is computed once,
-exactly, and an allocation is a cumulative sum along it.
+exactly, and an allocation is a cumulative sum along it. The order is that of the classes that have prompts: a shard
+of solved prompts would otherwise wade through the thousands of levels at which an absent c=0 still gains more.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ def allocate_shared(
 ) -> Int:
     """Δ (n,) for one prior and one `trials`. `room` bounds every Δ_i; the budget must fit."""
     members = np.bincount(successes, minlength=trials + 1)
-    depth = 64 if room is None else room
+    present = (members > 0).tobytes()
+    room = budget if room is None else min(room, budget)
+    depth = min(64, room)
     while True:
-        classes = _order(rule, trials, prior, depth, room is not None)
+        classes = _order(rule, trials, prior, present, depth, depth == room)
         spent = np.cumsum(members[classes])
-        if room is not None or (len(spent) and spent[-1] >= budget):
+        if depth == room or (len(spent) and spent[-1] >= budget):
             break
-        depth *= 2
+        depth = min(room, 2 * depth)
     last = int(np.searchsorted(spent, budget))
     levels = np.bincount(classes[:last], minlength=trials + 1)
     extra = levels[successes]
@@ -38,24 +41,26 @@ def allocate_shared(
     return extra
 
 
-@lru_cache(maxsize=256)
-def _order(rule: Marginal, trials: int, prior: tuple[float, float], depth: int, closed: bool) -> Int:
+@lru_cache(maxsize=1024)
+def _order(
+    rule: Marginal, trials: int, prior: tuple[float, float], present: bytes, depth: int, closed: bool
+) -> Int:
     """The class (its count c) of each block in order of gain, (B,). Level l of a class is its l-th block.
 
-    `closed`: no level reaches `depth`, so all blocks above it are in order. Otherwise only those are that precede
-    every block of level `depth` or deeper.
+    `present`: which of the classes 0..trials have prompts, a bool array's bytes. `closed`: no level reaches `depth`,
+    so all blocks above it are in order. Otherwise only those are that precede every block of level `depth` or deeper.
     """
-    counts = np.arange(trials + 1)
-    ones = np.ones(trials + 1)
-    post = posterior(counts, np.full(trials + 1, trials), prior[0] * ones, prior[1] * ones)
+    counts = np.flatnonzero(np.frombuffer(present, dtype=bool))
+    ones = np.ones(len(counts))
+    post = posterior(counts, np.full(len(counts), trials), prior[0] * ones, prior[1] * ones)
     gains = rule.log_table(post, depth + 1)
     refuse_rising(rule, gains)
     beyond = -np.inf if closed else gains[:, depth].max()
     classes, levels = np.nonzero(
-        gains[:, :depth] > beyond if np.isfinite(beyond) else np.ones((trials + 1, depth), bool)
+        gains[:, :depth] > beyond if np.isfinite(beyond) else np.ones((len(counts), depth), bool)
     )
     order = exact_order(gains[classes, levels], classes, levels, _gain(rule, post, classes, levels))
-    return classes[order]
+    return counts[classes[order]]
 
 
 def _gain(rule: Marginal, post: Posterior, classes: Int, levels: Int):  # type: ignore[no-untyped-def]

@@ -214,3 +214,10 @@ def test_numpy_is_all_it_needs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[53, 15, 4]"
+
+
+def test_a_shard_of_solved_prompts_costs_no_more_than_its_own_levels() -> None:
+    """Absent unsolved prompts would still gain more at level 10^9 than a solved one at level 120."""
+    for group_size in (32, 128, 1024):
+        extra = allocate([8] * 15, 8, 15 * (group_size - 8))
+        assert extra.tolist() == [group_size - 8] * 15
