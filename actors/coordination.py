@@ -19,6 +19,7 @@ import structlog
 
 from actors.cycles import Cycles
 from actors.shard import Allocation, Generate, Score, Shard, run_shard
+from common import logs
 from common.config import Config
 from common.keys import Keys
 from common.leases import Leases
@@ -120,6 +121,10 @@ class Coordination:
 
     async def _run_leased(self, batch: int, index: int) -> None:
         name = f"{batch}:{index}"
+        with logs.bound(shard=name):
+            await self._run_once(name, batch, index)
+
+    async def _run_once(self, name: str, batch: int, index: int) -> None:
         async with self._with.leases.held(name):
             # The lease may have passed on from a coordinator that finished the shard in the meantime.
             if not await self._redis.hexists(self._keys.shards, name):

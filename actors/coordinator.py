@@ -17,6 +17,7 @@ from actors.calls import generator_calls, verifier_calls
 from actors.coordination import Coordination, Services
 from actors.cycles import Cycles
 from allocator.priors import make_prior
+from common import logs
 from common.config import Config
 from common.datasets import load_dataset
 from common.errors import HoraError
@@ -40,6 +41,7 @@ class Coordinator:
         self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle, verifier: DeploymentHandle
     ) -> None:
         self._config = Config.model_validate(config)
+        logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from ray import serve
 
+from common import logs
 from common.config import Config
 from common.keys import Keys
 from common.redis import connect_async
@@ -41,6 +42,7 @@ class Generator:
         from actors.engine import Engine  # vLLM: ten seconds that only a replica needs to spend
 
         self._config = Config.model_validate(config)
+        logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._engine = Engine(self._config)

@@ -35,9 +35,11 @@ def build(args: dict[str, Any]) -> Application:
     generator = _generator(config).bind(plain, url)
     verifier = _verifier(config).bind(plain)
     coordinator = _coordinator(config).bind(plain, url, generator, verifier)
-    return serve.deployment(Ingress, name="ingress", ray_actor_options={"num_cpus": 0}).bind(
-        plain, url, coordinator
+    # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block all.
+    ingress = serve.deployment(
+        Ingress, name="ingress", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
     )
+    return ingress.bind(plain, url, coordinator)
 
 
 class Sampler:

@@ -78,6 +78,20 @@ def monitor(
     show(url, name, json_=json, once=once)
 
 
+@app.command()
+def page(
+    config: ConfigPath,
+    set_: Overrides = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+) -> None:
+    """Serve the live page of a run without Ray Serve: it works while the application is down."""
+    from deploy.monitor import serve_page
+    from deploy.runs import redis_of
+
+    serve_page(*redis_of(config, set_ or ()), host, port)
+
+
 @app.command(name="eval")
 def evaluate(
     model: Annotated[str, typer.Argument(help="Hugging Face folder or hub name, e.g. runs/tiny/model.")],

@@ -25,7 +25,7 @@ from deploy.check import check_machine, check_memory, free_port
 from deploy.evaluation import evaluate_benchmark, evaluate_run
 from deploy.progress import progress
 from deploy.redis_server import RedisServer
-from deploy.runs import RunFile
+from deploy.runs import RunFile, issue_token
 from deploy.summary import summarise
 from evaluation.benchmarks import find_benchmark
 
@@ -123,6 +123,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
         began = time.monotonic()
         with console.status("starting Redis"):
             server = exits.enter_context(RedisServer(run_dir / "redis"))
+        issue_token(server.url, config.run.name, run_dir)
         os.environ["HORA_REDIS_URL"] = server.url
         exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
         with console.status("starting Ray"):

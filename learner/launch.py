@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from common import logs
 from common.config import Config
 from common.errors import RunError
 
@@ -55,6 +56,7 @@ def _worker(arguments: dict[str, Any]) -> None:
 
     config = Config.model_validate(arguments["config"])
     context = ray_train.get_context()
+    logs.configure(config.telemetry.logs, run=config.run.name, part=f"learner/{context.get_world_rank()}")
     set_device(config, context.get_local_rank())
     # DeepSpeed reads these; Ray Train has made the process group already.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
