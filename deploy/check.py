@@ -29,7 +29,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     dataset = load_dataset(config.data, usable_gold)
     for rejected in dataset.rejected:
-        console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False)
+        console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
     lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
     too_long = sum(n > config.rollout.max_prompt_tokens for n in lengths)
     if too_long:
@@ -53,6 +53,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
         f"{config.learner.steps} steps of Γ·G = {rollout.prompts_per_batch}·{rollout.group_size} = "
         f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
         markup=False,
+        soft_wrap=True,
     )
 
 

@@ -1,0 +1,119 @@
+"""Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left running."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HORA = str(Path(sys.executable).with_name("hora"))
+
+
+def hora(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    env.pop("HORA_REDIS_URL", None)
+    return subprocess.run(
+        [HORA, *arguments], capture_output=True, text=True, timeout=120, env={**env, **environment}
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("hora: ")
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.grup_size=16", ["rollout.grup_size", "unknown key", "did you mean group_size?"]),
+        (
+            "rollout.pre_rollouts=16",
+            ["rollout.pre_rollouts (16) must be smaller than rollout.group_size (16)"],
+        ),
+        ("rollout.shards=7", ["rollout.shards (7) must divide rollout.prompts_per_batch (40)"]),
+        ("rollout.top_p=0.9", ["rollout.top_p", "biases the importance weights"]),
+        ("model.path=/nowhere/model", ["model.path (/nowhere/model)", "no such file or folder"]),
+        ("model.trust_remote_code=perhaps", ["model.trust_remote_code", "boolean"]),
+        ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (64)"]),
+        ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
+        ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
+    ],
+)
+def test_an_impossible_value_is_named_with_its_key_and_the_reason(override: str, words: list[str]) -> None:
+    refused(hora("check", "tiny", "-s", override), *words)
+
+
+def test_a_valid_configuration_says_what_it_would_do() -> None:
+    done = hora("check", "tiny")
+    assert done.returncode == 0, done.stderr
+    assert "40·16 = 640 rollouts" in done.stdout.replace("\n", " ")
+
+
+def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    rows = [{"problem": f"{i}+1=?", "answer": str(i + 1)} for i in range(50)] + [
+        {"problem": "9+9=?", "answer": None}
+    ]
+    file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    done = hora("check", "tiny", "-s", f"data.path={file}")
+    assert done.returncode == 0, done.stderr
+    assert "left out:" in done.stdout
+    assert f"{file}:51" in done.stdout.replace("\n", "")
+    assert "50 prompts" in done.stdout
+
+
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = ["-s", f"telemetry.http_port={port}", "-s", f"run.folder={tmp_path}"]
+        refused(hora("run", "tiny", *settings), f"127.0.0.1:{port} cannot be used", "telemetry.http_port")
+    assert not (tmp_path / "tiny" / "redis").exists()
+
+
+def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
+    settings = [
+        "-s",
+        "generator.replicas=100000",
+        "-s",
+        f"run.folder={tmp_path}",
+        "-s",
+        "telemetry.http_port=0",
+    ]
+    refused(
+        hora("run", "tiny", *settings), "too little memory", "generator.replicas = 100000", "GiB are free"
+    )
+
+
+def test_an_unreachable_redis_is_named_without_its_password() -> None:
+    done = hora("train", "tiny", HORA_REDIS_URL="redis://:secret@127.0.0.1:1/0")
+    refused(done, "no Redis answers at redis://127.0.0.1:1/0", "queue.url or HORA_REDIS_URL")
+    assert "secret" not in done.stderr
+
+
+def test_training_without_a_redis_says_where_to_name_one() -> None:
+    refused(hora("train", "tiny"), "queue.url is not set")
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.yaml").write_text("model: {path: x}\n")
+    refused(hora("run", "tiny", "-s", f"run.folder={tmp_path}"), "holds a run already", "--resume", "--fresh")
+
+
+def test_help_answers_without_loading_the_frameworks() -> None:
+    code = (
+        "import sys\nfrom deploy.cli import app\nfrom typer.testing import CliRunner\n"
+        "result = CliRunner().invoke(app, ['--help'])\nassert result.exit_code == 0\n"
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'redis') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
