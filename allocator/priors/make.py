@@ -1,13 +1,23 @@
-"""Priors by name."""
+"""The table of priors: name -> object."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
+from numpy.typing import NDArray
 
-from allocator.priors.base import Prior
+from allocator.priors.base import Prior, State
 from allocator.priors.fixed import FixedPrior
+from allocator.priors.gp import GaussianProcessPrior
+from allocator.priors.probe import ProbePrior
+
+# name: (two heads, learns during training)
+PROBES = {
+    "hidden-static": (False, False),
+    "hidden-online": (False, True),
+    "hidden-dual": (True, True),
+    "mpnet-dual": (True, True),
+}
+NAMES = ("fixed", *PROBES, "gp")
 
 
 def make_prior(
@@ -15,11 +25,39 @@ def make_prior(
     n: int,
     alpha: float = 1.0,
     beta: float = 1.0,
-    features: np.ndarray | None = None,
-    state: Mapping[str, np.ndarray] | None = None,
+    features: NDArray | None = None,
+    state: State | None = None,
     seed: int = 0,
 ) -> Prior:
-    """The prior `name` for a data set of `n` prompts. ValueError for a name that is none."""
-    if name != "fixed":
-        raise ValueError(f"prior: {name!r} is none of fixed")
-    return FixedPrior(alpha, beta)
+    """The prior of that name for a data set of n prompts.
+
+    alpha, beta: of the fixed prior. features: (n, d), one row per prompt, for the learned ones (see `features`).
+    state: arrays of an earlier `state_dict()`, fitted offline or saved by a run. ValueError for an unknown name, and
+    for features that are missing, not finite or of another number of prompts.
+    """
+    if name not in NAMES:
+        raise ValueError(f"prior: {name!r} is none of {', '.join(NAMES)}")
+    if name == "fixed":
+        return FixedPrior(alpha, beta)
+    checked = _features(name, n, features)
+    prior = (
+        GaussianProcessPrior(checked, seed)
+        if name == "gp"
+        else ProbePrior(name, checked, *PROBES[name], seed)
+    )
+    if state is not None:
+        prior.load_state_dict(state)
+    return prior
+
+
+def _features(name: str, n: int, features: NDArray | None) -> NDArray:
+    if features is None:
+        raise ValueError(
+            f"prior {name}: needs features, one row per prompt; compute them with allocator.priors.features"
+        )
+    if features.ndim != 2 or len(features) != n:
+        raise ValueError(f"prior {name}: features must have shape ({n}, d), not {features.shape}")
+    bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
+    if bad.size:
+        raise ValueError(f"prior {name}: features of prompt {bad[0]} are not finite")
+    return features

@@ -1,0 +1,75 @@
+"""Frozen features for the learned priors, computed once per data set. Needs torch and transformers, only when called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BATCH = 16
+
+
+def hidden_state_features(
+    model: str, token_lists: Sequence[Sequence[int]], device: str = "cpu"
+) -> NDArray[np.float32]:
+    """Last-token hidden state after block floor(0.6 L) of the model at `model` (name or path): (n, hidden size).
+
+    token_lists: each prompt's tokens as the policy sees them, none empty.
+    """
+    import torch
+    from transformers import AutoModel
+
+    network = AutoModel.from_pretrained(model, dtype="auto").eval().to(device)
+    block = int(0.6 * network.config.num_hidden_layers)
+    rows = []
+    with torch.inference_mode():
+        for start in range(0, len(token_lists), BATCH):
+            tokens, mask = _padded(torch, token_lists[start : start + BATCH])
+            states = network(
+                input_ids=tokens.to(device), attention_mask=mask.to(device), output_hidden_states=True
+            ).hidden_states
+            # Index 0 holds the embeddings, so block k (counted from 1) is at k. Padding is on the right.
+            last = mask.sum(1) - 1
+            rows.append(states[block][torch.arange(len(tokens)), last].float().cpu().numpy())
+    return np.concatenate(rows)
+
+
+def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> NDArray[np.float32]:
+    """Sentence embeddings of texts, (n, d): mean of the last hidden states over tokens, scaled to length 1.
+
+    That is what sentence-transformers does for all-mpnet-base-v2 and most of its models; `model` is a name or path.
+    """
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    network = AutoModel.from_pretrained(model).eval().to(device)
+    longest = min(tokenizer.model_max_length, network.config.max_position_embeddings - 2)
+    rows = []
+    with torch.inference_mode():
+        for start in range(0, len(texts), BATCH):
+            batch = tokenizer(
+                list(texts[start : start + BATCH]),
+                padding=True,
+                truncation=True,
+                max_length=longest,
+                return_tensors="pt",
+            ).to(device)
+            states = network(**batch).last_hidden_state.float()
+            mask = batch["attention_mask"].unsqueeze(-1).float()
+            mean = (states * mask).sum(1) / mask.sum(1)
+            rows.append(torch.nn.functional.normalize(mean, dim=1).cpu().numpy())
+    return np.concatenate(rows)
+
+
+def _padded(torch: Any, lists: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Tokens and mask (b, longest), padded on the right."""
+    longest = max(len(tokens) for tokens in lists)
+    tokens = torch.zeros((len(lists), longest), dtype=torch.long)
+    mask = torch.zeros((len(lists), longest), dtype=torch.long)
+    for row, values in enumerate(lists):
+        tokens[row, : len(values)] = torch.tensor(list(values))
+        mask[row, : len(values)] = 1
+    return tokens, mask

@@ -1,0 +1,204 @@
+"""Learned priors: the paper's losses and schedule against torch, state that survives, the process against its formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from allocator.calibration import log_loss, reliability
+from allocator.priors import make_prior
+from allocator.priors.files import load_state, save_state
+from allocator.priors.gp import NOISE, GaussianProcessPrior
+from allocator.priors.make import NAMES, PROBES
+from allocator.priors.probe import ProbePrior
+
+N, D, G0 = 80, 12, 8
+LEARNED = [name for name in NAMES if name != "fixed"]
+
+
+def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features and success rates that depend on them."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(N, D)).astype(np.float32)
+    return features, 1 / (1 + np.exp(-2 * features[:, 0]))
+
+
+def cycles(count: int, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    _, rate = data()
+    chosen = [rng.permutation(N)[:15] for _ in range(count)]
+    return [(prompts, rng.binomial(G0, rate[prompts])) for prompts in chosen]
+
+
+class TorchProbe(torch.nn.Module):
+    """The paper's probe in torch, to compare with."""
+
+    def __init__(self, dual: bool) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(D)
+        self.rate = torch.nn.Linear(D, 1)
+        self.strength = torch.nn.Linear(D, 1) if dual else None
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.norm(x)
+        rate = torch.sigmoid(self.rate(hidden)[:, 0])
+        if self.strength is None:
+            return rate, torch.full_like(rate, 2.0)
+        return rate, torch.nn.functional.softplus(self.strength(hidden)[:, 0]).clamp(0.25, 16)
+
+    def loss(self, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        p, s = self(x)
+        if self.strength is None:
+            return -(c * p.log() + (G0 - c) * (1 - p).log())
+
+        def log_beta(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
+
+        return log_beta(s * p, s * (1 - p)) - log_beta(c + s * p, G0 - c + s * (1 - p))
+
+
+def torch_copy(prior: ProbePrior, dual: bool) -> TorchProbe:
+    state = {k: torch.from_numpy(v) for k, v in prior.state_dict().items() if k.startswith("now.")}
+    probe = TorchProbe(dual).double()
+    with torch.no_grad():
+        probe.norm.weight.copy_(state["now.scale"])
+        probe.norm.bias.copy_(state["now.offset"])
+        for head, name in ((probe.rate, "rate"), (probe.strength, "strength")):
+            if head is not None:
+                head.weight.copy_(state[f"now.{name}"][None])
+                head.bias.copy_(state[f"now.{name}_bias"])
+    return probe
+
+
+@pytest.mark.parametrize("name", ["hidden-online", "hidden-dual"])
+def test_thirteen_cycles_of_the_papers_schedule_equal_torch(name: str) -> None:
+    features, _ = data()
+    prior = make_prior(name, N, features=features, seed=3)
+    assert isinstance(prior, ProbePrior)
+    probe = torch_copy(prior, PROBES[name][0])
+    adam = torch.optim.Adam(probe.parameters(), lr=1e-3, weight_decay=1e-2)
+    shadow = [p.detach().clone() for p in probe.parameters()]
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for prompts, successes in cycles(13):
+        prior.update(prompts, successes, G0)
+        seen = [*seen, (torch.from_numpy(features[prompts]).double(), torch.from_numpy(successes).double())][
+            -10:
+        ]
+        weights = torch.cat(
+            [
+                torch.full((len(c),), 0.97**age).double()
+                for age, (_, c) in zip(range(len(seen) - 1, -1, -1), seen, strict=True)
+            ]
+        )
+        for _ in range(5):
+            adam.zero_grad()
+            losses = torch.cat([probe.loss(x, c) for x, c in seen])
+            ((weights * losses).sum() / weights.sum()).backward()
+            adam.step()
+            for average, now in zip(shadow, probe.parameters(), strict=True):
+                average.mul_(0.99).add_(now.detach(), alpha=0.01)
+    with torch.no_grad():
+        for now, average in zip(probe.parameters(), shadow, strict=True):
+            now.copy_(average)
+        rate, strength = probe(torch.from_numpy(features).double())
+    alpha, beta = prior.predict(np.arange(N))
+    np.testing.assert_allclose(alpha / (alpha + beta), rate.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(alpha + beta, strength.numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_prior_restored_from_a_file_goes_on_as_if_never_stopped(name: str, tmp_path: Path) -> None:
+    features, _ = data()
+    prior = make_prior(name, N, features=features)
+    first, second = cycles(12), cycles(3, seed=5)
+    for prompts, successes in first:
+        prior.update(prompts, successes, G0)
+    save_state(tmp_path / "prior.npz", name, prior.state_dict())
+    again = make_prior(name, N, features=features, state=load_state(tmp_path / "prior.npz", name), seed=9)
+    for prompts, successes in second:
+        prior.update(prompts, successes, G0)
+        again.update(prompts, successes, G0)
+    for a, b in zip(prior.predict(np.arange(N)), again.predict(np.arange(N)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+    with pytest.raises(ValueError, match="not of fixed"):
+        load_state(tmp_path / "prior.npz", "fixed")
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_fitting_on_recorded_rollouts_foretells_unseen_prompts_better_than_a_coin(name: str) -> None:
+    features, rate = data()
+    successes, trials = np.random.default_rng(2).binomial(G0, rate), np.full(N, G0)
+    prior = make_prior(name, N, features=features)
+    assert isinstance(prior, ProbePrior | GaussianProcessPrior)
+    prior.fit(np.arange(60), successes[:60], trials[:60])
+    alpha, beta = prior.predict(np.arange(60, N))
+    assert log_loss(alpha / (alpha + beta), successes[60:], trials[60:]) < 0.66
+
+
+def test_the_static_probe_does_not_change_during_training() -> None:
+    features, _ = data()
+    prior = make_prior("hidden-static", N, features=features)
+    before = prior.predict(np.arange(N))
+    for prompts, successes in cycles(3):
+        prior.update(prompts, successes, G0)
+    np.testing.assert_array_equal(before, prior.predict(np.arange(N)))
+
+
+def test_the_process_updated_by_cycles_equals_conditioning_on_everything_at_once() -> None:
+    features, _ = data()
+    prior = make_prior("gp", N, features=features)
+    assert isinstance(prior, GaussianProcessPrior)
+    alpha, beta = prior.predict(np.arange(N))
+    np.testing.assert_allclose(alpha / (alpha + beta), 1 / (1 + np.e))
+    np.testing.assert_allclose(alpha + beta, 2)
+    rows, values = [], []
+    for prompts, successes in cycles(9):
+        prior.update(prompts, successes, G0)
+        p = np.clip(successes / G0, 0.5 / G0, 1 - 0.5 / G0)
+        rows.append(prompts)
+        values.append(np.log(p / (1 - p)))
+    x, y = np.concatenate(rows), np.concatenate(values)
+    assert len(set(x.tolist())) < len(x)  # some prompts were observed again
+    everything = np.arange(N)
+    covariance = prior._kernel(x, x) + NOISE * np.eye(len(x))
+    mean = -1 + prior._kernel(everything, x) @ np.linalg.solve(covariance, y + 1)
+    alpha, _ = prior.predict(everything)
+    np.testing.assert_allclose(alpha / 2, 1 / (1 + np.exp(-mean)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_prior_that_turns_nan_stops_with_its_name(name: str) -> None:
+    features, _ = data()
+    prior = make_prior(name, N, features=features)
+    prior.update(*cycles(1)[0], G0)
+    state = {k: np.full_like(v, np.nan) if v.dtype.kind == "f" else v for k, v in prior.state_dict().items()}
+    if name == "gp":
+        state = {"count": np.ones(N), "sum": np.full(N, np.nan)}
+    prior.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"prior {name}: predicts Beta"):
+        prior.predict(np.arange(3))
+
+
+def test_missing_or_foreign_features_are_refused_with_the_priors_name() -> None:
+    with pytest.raises(ValueError, match="hidden-dual: needs features"):
+        make_prior("hidden-dual", N)
+    with pytest.raises(ValueError, match=r"gp: features must have shape \(80, d\)"):
+        make_prior("gp", N, features=np.zeros((3, 4), dtype=np.float32))
+    with pytest.raises(ValueError, match="features of prompt 2 are not finite"):
+        make_prior("gp", 3, features=np.array([[1.0], [2.0], [np.nan]]))
+    with pytest.raises(ValueError, match="none of fixed, hidden-static"):
+        make_prior("hidden", N)
+
+
+def test_calibration_of_known_counts() -> None:
+    rate, successes, trials = np.array([0.11, 0.19, 0.75, 1.0]), np.array([1, 1, 6, 8]), np.full(4, 8)
+    found = reliability(rate, successes, trials)
+    assert found.prompts.tolist() == [2, 1, 1]
+    np.testing.assert_allclose(found.predicted, [0.15, 0.75, 1.0])
+    np.testing.assert_allclose(found.observed, [2 / 16, 6 / 8, 1.0])
+    np.testing.assert_allclose(log_loss(np.full(2, 0.5), np.array([0, 8]), np.full(2, 8)), np.log(2))
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        log_loss(rate, successes, trials)
