@@ -138,13 +138,18 @@ def _known(location: Sequence[Any]) -> list[str]:
 
 
 def _found(config: Config) -> Config:
-    """Shipped files (deploy/demo/model, …) are found from any working folder."""
-    model, data = config.model, config.data
-    if _looks_local(model.path) and not Path(model.path).exists() and (ROOT / model.path).exists():
-        model = model.model_copy(update={"path": str(ROOT / model.path)})
-    if _looks_local(data.path) and not Path(data.path).exists() and (ROOT / data.path).exists():
-        data = data.model_copy(update={"path": str(ROOT / data.path)})
-    return config.model_copy(update={"model": model, "data": data})
+    """Local paths made absolute, for workers have another working folder; shipped files are found from anywhere."""
+    sections: dict[str, Any] = {}
+    for section in ("model", "data", "evaluation"):
+        path = getattr(config, section).path
+        if path is not None and _looks_local(path):
+            sections[section] = getattr(config, section).model_copy(update={"path": _absolute(path)})
+    return config.model_copy(update=sections)
+
+
+def _absolute(path: str) -> str:
+    here, shipped = Path(path).expanduser(), ROOT / path
+    return str((shipped if not here.exists() and shipped.exists() else here).absolute())
 
 
 def _looks_local(path: str) -> bool:
@@ -153,7 +158,7 @@ def _looks_local(path: str) -> bool:
         path.startswith((".", "/", "~"))
         or path.count("/") > 1
         or path.endswith((".jsonl", ".json"))
-        or Path(path).exists()
+        or ("/" in path and Path(path).exists())
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -83,4 +84,5 @@ def reason(error: BaseException) -> str:
         if text:
             seen.append(text.splitlines()[-1])
         current = current.__cause__ or getattr(current, "cause", None)
-    return f"the learner stopped: {seen[-1] if seen else type(error).__name__}"
+    last = re.sub(r"^(\w+\.)+\w+: ", "", seen[-1]) if seen else type(error).__name__
+    return f"the learner stopped: {last}"
