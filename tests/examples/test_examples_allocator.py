@@ -1,0 +1,141 @@
+"""The allocator outside the system: in a plain loop, and in TRL's trainer with the paper's objective."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from trl import GRPOConfig
+
+from examples.allocate_alone import train
+from examples.trl_grpo_hora import HoraTrainer
+
+WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(14))]
+GAMMA, G, G0, LENGTH = 3, 8, 2, 5
+WEIGHTS = [0.25, 1.0]
+
+
+def test_a_plain_training_loop_learns_more_with_hora_than_with_grpo() -> None:
+    uniform, hora = (
+        np.mean([train(rule, seed) for seed in range(20)]) for rule in ("uniform", "hit_utility")
+    )
+    assert hora > uniform
+
+
+def short(completions: list[str], **_: object) -> list[float]:
+    return [1.0 - len(set(c.split())) / LENGTH for c in completions]
+
+
+def accuracy(completions: list[str], answer: list[str], **_: object) -> list[float]:
+    return [
+        float(any(word in a.split() for word in c.split())) for c, a in zip(completions, answer, strict=True)
+    ]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> HoraTrainer:
+    torch.manual_seed(0)
+    vocabulary = {word: i for i, word in enumerate(WORDS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=len(WORDS),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            attention_dropout=0.0,
+            pad_token_id=0,
+            eos_token_id=1,
+        )
+    )
+    # One prompt that nothing answers, one that nearly everything does, one between.
+    answers = ["none", " ".join(WORDS[2:14]), "w3"]
+    rows = [{"prompt": f"w{i} w{i + 4}", "answer": answers[i]} for i in range(GAMMA)]
+    args = GRPOConfig(
+        output_dir=str(tmp_path),
+        num_generations=G,
+        per_device_train_batch_size=GAMMA * G // 2,
+        gradient_accumulation_steps=2,
+        max_completion_length=LENGTH,
+        loss_type="dr_grpo",
+        beta=0.0,
+        reward_weights=WEIGHTS,
+        max_steps=2,
+        learning_rate=1e-2,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+    )
+    return HoraTrainer(
+        pre_rollouts=G0,
+        hit=1,
+        model=model,
+        reward_funcs=[short, accuracy],
+        args=args,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=fast,
+    )
+
+
+def rows_of(trainer: HoraTrainer) -> list[dict[str, str]]:
+    return [dict(row) for row in trainer.train_dataset for _ in range(G)]
+
+
+def paper_loss(trainer: HoraTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """-(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A_ij log π, row by row: its gradient is the objective's where ρ = 1."""
+    answers, loss = [row["answer"] for row in trainer.train_dataset], torch.zeros(())
+    for i, answer in enumerate(answers):
+        members = np.flatnonzero(trainer.last_owner == i)
+        texts = trainer.processing_class.batch_decode(
+            batch["completion_ids"][members], skip_special_tokens=True
+        )
+        rewards = WEIGHTS[0] * np.array(short(texts)) + WEIGHTS[1] * np.array(
+            accuracy(texts, [answer] * len(texts))
+        )
+        spread = rewards.std(ddof=1)
+        for row, reward in zip(members, rewards, strict=True):
+            advantage = (reward - rewards.mean()) / (spread + 1e-4) if np.ptp(rewards) else 0.0
+            prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+            completion = batch["completion_ids"][row][batch["completion_mask"][row].bool()]
+            tokens = torch.cat([prompt, completion])
+            logits = trainer.model(input_ids=tokens[None]).logits[0, len(prompt) - 1 : -1]
+            taken = logits.log_softmax(-1).gather(1, completion[:, None]).sum()
+            loss = loss - float(advantage) * taken / (GAMMA * len(members) * LENGTH)
+    return loss
+
+
+def gradient(trainer: HoraTrainer, loss: torch.Tensor) -> torch.Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(trainer.model.parameters()))])
+
+
+def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> None:
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer._generate_and_score_completions(rows_of(trainer))
+    sizes = np.bincount(trainer.last_owner, minlength=GAMMA)
+    assert sizes.sum() == GAMMA * G
+    assert sizes.min() >= G0
+    assert len(set(sizes.tolist())) > 1  # otherwise the factor G/G_i is 1 and nothing is compared
+    ours = gradient(trainer, paper_loss(trainer, batch))
+    assert ours.abs().max() > 1e-4
+    torch.testing.assert_close(
+        gradient(trainer, trainer.compute_loss(trainer.model, batch)), ours, atol=1e-6, rtol=1e-4
+    )
+
+
+def test_trl_trains_with_hora(trainer: HoraTrainer) -> None:
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.model.parameters(), strict=True))
