@@ -16,7 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.calls import generator_calls, verifier_calls
 from actors.coordination import Coordination, Services
 from actors.cycles import Cycles
-from allocator.priors import make_prior
+from actors.priors import prior_of
 from common import logs
 from common.config import Config
 from common.datasets import load_dataset
@@ -59,7 +59,7 @@ class Coordinator:
             generate_at=lambda version: generator_calls(generator, config, version),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
-            cycles=Cycles(self._redis, config, _prior(config, len(prompts)), self._name),
+            cycles=Cycles(self._redis, config, prior_of(config, prompts), self._name),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
         )
@@ -109,9 +109,3 @@ def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
         else:
             prompts.append(Prompt(index=len(prompts), text=row.problem, answer=row.answer, tokens=tokens))
     return prompts
-
-
-def _prior(config: Config, n: int) -> Any:
-    return make_prior(
-        config.allocation.prior, n=n, alpha=config.allocation.alpha, beta=config.allocation.beta
-    )

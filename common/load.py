@@ -144,6 +144,9 @@ def _found(config: Config) -> Config:
         path = getattr(config, section).path
         if path is not None and _looks_local(path):
             sections[section] = getattr(config, section).model_copy(update={"path": _absolute(path)})
+    if config.allocation.prior_state is not None:
+        state = {"prior_state": _absolute(config.allocation.prior_state)}
+        sections["allocation"] = config.allocation.model_copy(update=state)
     return config.model_copy(update=sections)
 
 

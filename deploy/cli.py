@@ -163,6 +163,35 @@ def demo_model(
     print(build(out, seed=seed))
 
 
+prior = typer.Typer(
+    help="Learned priors: fit them on recorded rollouts, see how right they were.", no_args_is_help=True
+)
+app.add_typer(prior, name="prior")
+
+
+@prior.command()
+def fit(
+    run: RunFolder,
+    name: Annotated[str, typer.Option(help="hidden-static, hidden-online, hidden-dual, mpnet-dual or gp.")],
+    features: Annotated[
+        str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
+) -> None:
+    """Fit a prior offline on the Phase A outcomes of a run."""
+    from deploy.priors import fit as fit_prior
+
+    fit_prior(run, name, features, out)
+
+
+@prior.command()
+def calibrate(run: RunFolder) -> None:
+    """Reliability and log-loss of the prior a run used, against the outcomes that followed."""
+    from deploy.priors import calibrate as show
+
+    show(run)
+
+
 def main() -> None:
     try:
         app()

@@ -1,0 +1,85 @@
+"""`hora prior fit RUN` and `hora prior calibrate RUN`: learned priors from recorded rollouts, and how right they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from actors.coordinator import render_prompts
+from actors.priors import features_of
+from allocator.calibration import log_loss, reliability
+from allocator.priors import make_prior
+from allocator.priors.files import save_state
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.load import load
+from common.prompts import load_tokenizer
+
+
+def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
+    """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for allocation.prior_state."""
+    config = _configured(run, name, features)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompts = render_prompts(config, tokenizer)
+    records = _records(run)
+    prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
+    if not hasattr(prior, "fit"):
+        raise ConfigError(
+            f"prior {name} learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
+        )
+    loss = prior.fit(
+        np.array([r["prompt_index"] for r in records]),
+        np.array([r["successes"] for r in records]),
+        np.array([r["trials"] for r in records]),
+    )
+    path = out or run / f"prior-{name}.npz"
+    save_state(path, name, prior.state_dict())
+    Console().print(
+        f"{name}: fitted on {len(records)} groups of {run}, log-loss {loss:.4f} per prompt. Use it with\n"
+        f"  allocation.prior={name} allocation.prior_state={path}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return path
+
+
+def calibrate(run: Path) -> None:
+    """How the prior that a run used agrees with the Phase A outcomes that followed: reliability and log-loss."""
+    records = _records(run)
+    alpha = np.array([r["prior_alpha"] for r in records])
+    rate = alpha / (alpha + np.array([r["prior_beta"] for r in records]))
+    successes, trials = np.array([r["successes"] for r in records]), np.array([r["trials"] for r in records])
+    found = reliability(rate, successes, trials)
+    table = Table(
+        title=f"{records[0]['prior']}: log-loss {log_loss(rate, successes, trials):.4f} per rollout"
+    )
+    for column in ("predicted", "observed", "prompts"):
+        table.add_column(column, justify="right")
+    for predicted, observed, count in zip(found.predicted, found.observed, found.prompts, strict=True):
+        table.add_row(f"{predicted:.3f}", f"{observed:.3f}", str(int(count)))
+    Console().print(table)
+
+
+def _configured(run: Path, name: str, features: str | None) -> Config:
+    overrides = [
+        f"allocation.prior={name}",
+        f"run.folder={run.resolve().parent}",
+        f"run.name={run.resolve().name}",
+    ]
+    return load(
+        str(run / "config.yaml"), [*overrides, *([f"allocation.features={features}"] if features else [])]
+    )
+
+
+def _records(run: Path) -> list[dict]:
+    path = run / "groups.jsonl"
+    if not path.exists():
+        raise RunError(f"{path}: no such file; a run writes it from its first step on")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    if not records:
+        raise RunError(f"{path} is empty: the run has not trained a step yet")
+    return records
