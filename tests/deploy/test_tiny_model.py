@@ -1,0 +1,124 @@
+"""The committed demo model: loads everywhere, follows the format, and is neither too good nor too bad to learn."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from common.arithmetic import generate
+from common.rewards import format_reward
+from deploy.demo.build import build, make_model, warm_start
+from deploy.demo.measure import measure
+from deploy.demo.tokenizer import make_tokenizer
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "demo" / "model"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return AutoModelForCausalLM.from_pretrained(FOLDER)
+
+
+def test_the_model_loads_as_a_small_float32_qwen2(model):
+    assert model.config.model_type == "qwen2"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert 700_000 < sum(p.numel() for p in model.parameters()) < 1_000_000
+    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 4 * 2**20
+
+
+def test_every_token_that_can_be_sampled_has_a_text(model, tokenizer):
+    assert model.config.vocab_size == len(tokenizer) == len(make_tokenizer(512))
+    assert all(tokenizer.decode([token]) for token in range(len(tokenizer)))
+
+
+def test_tags_and_end_are_single_tokens_and_tags_survive_decoding(tokenizer):
+    problem = generate(0, "train", 1)[0]
+    tokens = tokenizer.encode(problem.completion)
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == problem.completion
+    assert format_reward(problem.completion) == 1.0
+    for tag in ("<think>", "</think>", "<answer>", "</answer>", "<eos>", "<pad>"):
+        assert len(tokenizer.encode(tag)) == 1
+    assert tokenizer.eos_token == "<eos>"
+    assert tokenizer.pad_token != tokenizer.eos_token
+
+
+def test_what_the_tokenizer_writes_it_reads(tokenizer):
+    text = "Find $\\frac{1}{2}$ of 10%:\n\t(a) [b] {c} ~ ^ _ | # @ ! \" ' ; < > & *? caf\u00e9"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.slow
+def test_success_is_spread_from_almost_never_to_nearly_solved_and_the_format_is_followed(model, tokenizer):
+    found = measure(model, tokenizer, seed=1, problems=60, samples=16)
+    assert found["format"] > 0.85
+    assert 0.2 < found["success"] < 0.8
+    assert found["nearly_solved"] >= 0.15
+    assert found["between"] >= 0.15
+    assert found["almost_never"] >= 0.15
+
+
+def test_the_committed_figures_describe_a_model_worth_training():
+    found = json.loads((FOLDER / "measured.json").read_text())
+    assert found["format"] > 0.85
+    assert min(found["nearly_solved"], found["between"], found["almost_never"]) >= 0.2
+    assert sum(found[share] for share in ("nearly_solved", "between", "almost_never")) == pytest.approx(
+        1, abs=1e-3
+    )
+
+
+def test_the_warm_start_learns_and_repeats_itself_exactly():
+    tokenizer = make_tokenizer(512)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        twice = []
+        for _ in range(2):
+            model = make_model(tokenizer, seed=5)
+            before = model.lm_head.weight.detach().clone()
+            warm_start(model, tokenizer, seed=5, steps=2)
+            assert not torch.equal(before, model.lm_head.weight)
+            twice.append(model.state_dict())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(twice[0][name], twice[1][name]) for name in twice[0])
+
+
+def test_building_never_overwrites_a_folder(tmp_path):
+    (tmp_path / "kept").touch()
+    with pytest.raises(FileExistsError, match="not empty"):
+        build(tmp_path)
+
+
+@pytest.mark.system
+def test_vllm_loads_the_model_and_it_answers_in_the_format(tokenizer):
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(str(FOLDER), dtype="float32", max_model_len=256, enforce_eager=True, max_num_seqs=64)
+    try:
+        problems = generate(0, "held-out", 16, {2: 1.0})
+        prompts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": p.problem}], add_generation_prompt=True, tokenize=False
+            )
+            for p in problems
+        ]
+        outputs = llm.generate(prompts, SamplingParams(n=8, temperature=1.0, max_tokens=128, seed=0))
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+    texts = [[completion.text for completion in output.outputs] for output in outputs]
+    assert sum(format_reward(text) for row in texts for text in row) / 128 > 0.85
+    right = [
+        sum(text.endswith(f"<answer>{p.answer}</answer>") for text in row)
+        for p, row in zip(problems, texts, strict=True)
+    ]
+    assert sum(right) / 128 > 0.4
