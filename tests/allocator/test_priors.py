@@ -11,6 +11,7 @@ import torch
 from allocator.calibration import log_loss, reliability
 from allocator.priors import make_prior
 from allocator.priors.files import load_state, save_state
+from allocator.priors.fit import fit_prior, outcomes
 from allocator.priors.gp import NOISE, GaussianProcessPrior
 from allocator.priors.make import NAMES, PROBES
 from allocator.priors.probe import ProbePrior
@@ -202,3 +203,18 @@ def test_calibration_of_known_counts() -> None:
     np.testing.assert_allclose(log_loss(np.full(2, 0.5), np.array([0, 8]), np.full(2, 8)), np.log(2))
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
         log_loss(rate, successes, trials)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_fit_from_a_runs_records_is_judged_on_prompts_it_has_not_seen(name: str) -> None:
+    features, rate = data()
+    successes = np.random.default_rng(4).binomial(G0, rate)
+    records = [{"prompt_index": i, "successes": int(c), "trials": G0} for i, c in enumerate(successes)]
+    prior = make_prior(name, N, features=features)
+    found = fit_prior(prior, *outcomes(records), held_out=0.25)
+    assert (found.fitted_on, found.held_out) == (60, 20)
+    assert found.log_loss < found.mean_rate_log_loss
+    with pytest.raises(ValueError, match="fixed: has nothing to fit"):
+        fit_prior(make_prior("fixed", N), *outcomes(records))
+    with pytest.raises(ValueError, match="records: there are none"):
+        outcomes([])

@@ -1,0 +1,61 @@
+"""Pretraining a learned prior on recorded rollouts, such as the groups.jsonl of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from allocator.calibration import log_loss
+from allocator.posterior import Int
+from allocator.priors.base import Prior
+from allocator.priors.gp import GaussianProcessPrior
+from allocator.priors.probe import ProbePrior
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Log-losses in nats per rollout on held-out prompts: the fitted prior's, and that of the mean rate alone."""
+
+    fitted_on: int
+    held_out: int
+    log_loss: float
+    mean_rate_log_loss: float
+
+
+def outcomes(records: Iterable[Mapping[str, Any]]) -> tuple[Int, Int, Int]:
+    """(prompts, successes, trials), each (m,), of records with the keys prompt_index, successes and trials."""
+    rows = [(r["prompt_index"], r["successes"], r["trials"]) for r in records]
+    if not rows:
+        raise ValueError("records: there are none to fit a prior on; let the run train a few steps first")
+    prompts, successes, trials = np.array(rows, dtype=np.int64).T
+    return prompts, successes, trials
+
+
+def fit_prior(
+    prior: Prior, prompts: Int, successes: Int, trials: Int, held_out: float = 0.1, seed: int = 0
+) -> Fit:
+    """Fit `prior` in place on all but a share of the prompts and judge it on those; arrays (m,).
+
+    The split is by prompt, so a prompt met in two epochs is never on both sides. ValueError for a prior that learns
+    nothing, and for fewer than two prompts.
+    """
+    if not isinstance(prior, ProbePrior | GaussianProcessPrior):
+        raise ValueError(f"prior {prior.name}: has nothing to fit")
+    different = np.unique(prompts)
+    if len(different) < 2:
+        raise ValueError("prompts: a fit needs at least two different ones, one of them to judge it by")
+    kept_out = np.random.default_rng(seed).permutation(different)[: max(1, round(held_out * len(different)))]
+    out = np.isin(prompts, kept_out)
+    prior.fit(prompts[~out], successes[~out], trials[~out])
+    alpha, beta = prior.predict(prompts[out])
+    # Half a success and half a failure more, so that a record without either has a finite loss.
+    mean = (successes[~out].sum() + 0.5) / (trials[~out].sum() + 1)
+    return Fit(
+        fitted_on=len(different) - len(kept_out),
+        held_out=len(kept_out),
+        log_loss=log_loss(alpha / (alpha + beta), successes[out], trials[out]),
+        mean_rate_log_loss=log_loss(np.full(int(out.sum()), mean), successes[out], trials[out]),
+    )
