@@ -1,0 +1,241 @@
+"""The queue on a real Redis: nothing lost, nothing doubled, also when Redis itself is killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.leases import Leases
+from common.queue import Consumer, Ledger, Producer, Row
+from common.redis import connect, connect_async, hidden
+from common.types import Group, Rollout, VersionSpan
+from common.weights import Manifest, advance, announce, newest_now
+from deploy.redis_server import RedisServer
+
+CONFIG = Config.model_validate(
+    {
+        "run": {"name": "q"},
+        "model": {"path": "m"},
+        "data": {"path": "arithmetic"},
+        "rollout": {"prompts_per_batch": 4},
+    }
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as running:
+        yield running
+
+
+def group(index: int, batch: int = 0) -> Group:
+    def rollout(phase: Any) -> Rollout:
+        logprobs = -np.ones(3, dtype=np.float32)
+        return Rollout(
+            np.arange(3, dtype=np.int32),
+            logprobs,
+            "stop",
+            (VersionSpan(0, 0, 3),),
+            phase,
+            {"accuracy": 1.0, "format": 1.0},
+        )
+
+    return Group(
+        "q",
+        0,
+        index,
+        batch,
+        0,
+        "uniform",
+        (1.0, 1.0),
+        "t",
+        1,
+        np.array([1], np.int32),
+        (rollout("A"), rollout("B")),
+    )
+
+
+def run(server: RedisServer, work: Any) -> Any:
+    async def inside() -> Any:
+        client = connect_async(server.url)
+        try:
+            result: Coroutine[Any, Any, Any] = work(client, Producer(client, CONFIG))
+            return await result
+        finally:
+            await client.aclose()
+
+    return asyncio.run(inside())
+
+
+def push(server: RedisServer, *indices: int) -> list[bool]:
+    async def work(client: Any, producer: Producer) -> list[bool]:
+        return [await producer.push(group(i)) for i in indices]
+
+    return run(server, work)
+
+
+def depth(server: RedisServer) -> int:
+    return run(server, lambda client, producer: producer.depth())
+
+
+def rows(entries: list[Any]) -> list[Row]:
+    return [Row(e.group, e.id, e.batch, 1) for e in entries]
+
+
+def test_pushing_a_group_again_adds_nothing(server: RedisServer) -> None:
+    assert push(server, 1, 2, 1) == [True, True, False]
+    assert depth(server) == 2
+
+
+def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server: RedisServer) -> None:
+    push(server, 1, 2, 3, 4)
+    consumer = Consumer(connect(server.url), CONFIG)
+    entries = consumer.claim(1.0)
+    Ledger(connect(server.url), "q").record(0, rows(entries))
+    consumer.acknowledge([e.id for e in entries], 1)
+    assert push(server, 1) == [False]
+    assert depth(server) == 0
+
+
+def test_depth_counts_what_no_step_has_taken(server: RedisServer) -> None:
+    push(server, *range(6))
+    client = connect(server.url)
+    consumer, ledger = Consumer(client, CONFIG), Ledger(client, "q")
+    entries = consumer.claim(1.0)
+    assert depth(server) == 6, "claiming is not taking"
+    ledger.record(0, rows(entries[:4]))
+    assert depth(server) == 2, "taken, though nothing was let go yet"
+    consumer.acknowledge([e.id for e in entries[:4]], 1)
+    assert depth(server) == 2
+
+
+def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(server: RedisServer) -> None:
+    push(server, *range(5))
+    consumer = Consumer(connect(server.url), CONFIG)
+    entries = consumer.claim(1.0)
+    consumer.acknowledge([entries[0].id], 0)
+    again = Consumer(connect(server.url), CONFIG)
+    assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
+    assert again.claim(0.01) == []
+    assert len(again.read([entries[1].id])) == 1
+    with pytest.raises(KeyError):
+        again.read([entries[0].id])
+
+
+def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(server: RedisServer) -> None:
+    push(server, 1, 2)
+    client = connect(server.url)
+    consumer = Consumer(client, CONFIG)
+    bad = consumer.claim(1.0)[0]
+    consumer.dead_letter(bad, "the reason")
+    [(_, dead)] = client.xrange(Keys("q").dead)
+    assert dead[b"reason"] == b"the reason"
+    assert client.hget(Keys("q").counters, "dead_letters") == b"1"
+
+    async def ids(client: Any, producer: Producer) -> list[str]:
+        return await producer.redo()
+
+    assert run(server, ids) == [bad.group]
+    assert push(server, 1) == [True], "its id is free again"
+    assert run(server, ids) == []
+    assert len(consumer.pending()) == 1
+
+
+def test_a_foreign_message_is_claimed_as_one_that_cannot_be_decoded(server: RedisServer) -> None:
+    client = connect(server.url)
+    consumer = Consumer(client, CONFIG)
+    client.xadd(Keys("q").groups, {"hello": "world"})
+    [entry] = consumer.claim(1.0)
+    assert (entry.group, entry.batch, entry.payload) == ("", -1, b"")
+    consumer.dead_letter(entry, "no group")
+    assert client.scard(Keys("q").redo) == 0, "nobody knows which group it was"
+    assert consumer.pending() == []
+
+
+def test_the_ledger_never_changes(server: RedisServer) -> None:
+    ledger = Ledger(connect(server.url), "q")
+    first, other = [Row("0:1", "1-0", 0, 9)], [Row("0:2", "2-0", 0, 9)]
+    ledger.record(0, first)
+    ledger.record(0, first)
+    with pytest.raises(ValueError, match="step 0 is in the ledger with other groups"):
+        ledger.record(0, other)
+    assert ledger.steps() == {0: first}
+    assert ledger.step(1) is None
+
+
+def test_nothing_that_was_acknowledged_is_lost_when_redis_is_killed(server: RedisServer) -> None:
+    async def work(client: Any, producer: Producer) -> int:
+        done = 0
+        for i in range(300):
+            if i == 150:
+                os.kill(server.pid, signal.SIGKILL)
+                await asyncio.to_thread(_reap_and_start, server)
+            done += await producer.push(group(i))
+        return done
+
+    assert run(server, work) == 300
+    assert depth(server) == 300
+    entries = Consumer(connect(server.url), CONFIG).claim(1.0, count=1000)
+    assert sorted(int(e.group.split(":")[1]) for e in entries) == list(range(300))
+
+
+def _reap_and_start(server: RedisServer) -> None:
+    assert server._process is not None
+    server._process.wait()
+    server._process = None
+    server.start()
+
+
+def test_a_lease_is_held_by_one_and_passes_on_when_its_owner_is_silent(server: RedisServer) -> None:
+    async def work(client: Any, producer: Producer) -> None:
+        one, two = Leases(client, "q", "one", 0.2), Leases(client, "q", "two", 0.2)
+        assert await one.acquire("0:0")
+        assert not await two.acquire("0:0")
+        async with one.held("0:0"):
+            await asyncio.sleep(0.5)
+            assert not await two.acquire("0:0"), "it is renewed while it is used"
+        assert await two.acquire("0:0")
+        await asyncio.sleep(0.3)
+        assert await one.acquire("0:0"), "a silent owner loses it"
+        await two.release("0:0")
+        assert not await two.acquire("0:0"), "releasing another's lease does nothing"
+
+    run(server, work)
+
+
+def test_a_published_version_never_falls(server: RedisServer) -> None:
+    client = connect(server.url)
+    assert [advance(client, "q", v) for v in (0, 3, 2, 4)] == [0, 3, 3, 4]
+    manifest = Manifest("q", 4, "/x", "abc", 12)
+    announce(client, manifest)
+    assert newest_now(client, "q") == manifest
+
+
+def test_a_wrong_password_and_a_silent_address_are_one_line_without_the_password(server: RedisServer) -> None:
+    socket = server.url.split("?")[0]
+    with pytest.raises(RunError, match="refuses"):
+        connect(socket.replace("unix://", "unix://:wrong@"))
+    with pytest.raises(RunError, match=r"no Redis answers at redis://127\.0\.0\.1:1/0"):
+        connect("redis://:secret@127.0.0.1:1/0")
+    assert hidden("redis://user:secret@host:1/0") == "redis://host:1/0"
+
+
+def test_the_embedded_server_is_private_and_gone_after_its_block(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        pid = server.pid
+        assert (tmp_path / "redis").stat().st_mode & 0o077 == 0
+        assert (tmp_path / "redis" / "password").stat().st_mode & 0o077 == 0
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_very_long_folder_name_is_no_obstacle_to_the_socket(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / ("x" * 120) / "redis") as server:
+        assert connect(server.url).ping()

@@ -1,0 +1,125 @@
+import random
+
+import msgpack
+import numpy as np
+import pytest
+
+from common.errors import WireError
+from common.types import Group, Plan, Rollout, VersionSpan
+from common.wire import decode_group, decode_plan, encode_group, encode_plan
+
+
+def rollout(phase: str = "A", n: int = 5) -> Rollout:
+    spans = (VersionSpan(3, 0, 2), VersionSpan(4, 2, n))
+    tokens, logprobs = np.arange(n, dtype=np.int32), -np.linspace(0.0, 2.0, n, dtype=np.float32)
+    return Rollout(
+        tokens, logprobs, "stop", spans, phase, {"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25}
+    )  # type: ignore[arg-type]
+
+
+def group() -> Group:
+    rollouts = (rollout(), rollout(), rollout("B", 7))
+    return Group(
+        "run", 2, 17, 5, 1, "hit_utility", (1.0, 1.5), "tok", 2, np.array([7, 8], np.int32), rollouts
+    )
+
+
+def damaged(change) -> bytes:  # type: ignore[no-untyped-def]
+    raw = msgpack.unpackb(encode_group(group()))
+    change(raw)
+    return msgpack.packb(raw)
+
+
+def test_a_group_comes_back_as_it_was() -> None:
+    found = decode_group(encode_group(group()), run="run", tokenizer="tok", vocabulary=9)
+    assert (found.id, found.batch, found.shard, found.rule, found.prior) == (
+        "2:17",
+        5,
+        1,
+        "hit_utility",
+        (1.0, 1.5),
+    )
+    assert (found.size, found.extra, found.successes, found.hits, found.tokens) == (3, 1, 2, 3, 17)
+    for ours, theirs in zip(group().rollouts, found.rollouts, strict=True):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
+        assert (ours.spans, ours.phase, ours.rewards, ours.finish_reason) == (
+            theirs.spans,
+            theirs.phase,
+            theirs.rewards,
+            theirs.finish_reason,
+        )
+
+
+def test_a_plan_comes_back_as_it_was() -> None:
+    found = decode_plan(encode_plan(Plan((group(), group()), (4, 0))))
+    assert found.extra == (4, 0)
+    assert [g.id for g in found.groups] == ["2:17", "2:17"]
+
+
+def first(raw, **values):  # type: ignore[no-untyped-def]
+    raw["rollouts"][0].update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r.update(schema=99), "schema version 99"),
+        (lambda r: r.pop("schema"), "schema version None"),
+        (lambda r: r.update(epoch=-1), "epoch must be a whole number"),
+        (lambda r: r.update(prompt=b""), "the prompt is empty"),
+        (lambda r: r.update(prompt=b"abc"), "prompt must be a buffer of 4-byte values"),
+        (lambda r: r.update(pre_rollouts=3), "exactly G0 = 3 rollouts of Phase A"),
+        (lambda r: r.update(pre_rollouts=9), "1 <= G0 <= G_i"),
+        (lambda r: r.update(prior=[0.0, 1.0]), "prior must be two positive numbers"),
+        (lambda r: first(r, tokens=b"\0" * 16), "5 log-probs for 4 tokens"),
+        (lambda r: first(r, logprobs=np.full(5, 0.1, "<f4").tobytes()), "finite and at most 0"),
+        (lambda r: first(r, logprobs=np.full(5, np.nan, "<f4").tobytes()), "finite and at most 0"),
+        (lambda r: first(r, spans=[[0, 0, 4]]), "spans cover 4 of 5 tokens"),
+        (lambda r: first(r, spans=[[5, 0, 2], [4, 2, 5]]), "versions never falling"),
+        (lambda r: first(r, spans=[[0, 1, 5]]), "spans must follow each other"),
+        (lambda r: first(r, phase="C"), "phase must be A or B"),
+        (lambda r: first(r, finish="abort"), "finish must be stop or length"),
+        (lambda r: first(r, rewards={"accuracy": 1.0}), "rewards must name accuracy and format"),
+        (lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}), "a finite number"),
+        (
+            lambda r: first(r, tokens=np.array([1, 2, 3, 4, 9], "<i4").tobytes()),
+            "outside the vocabulary of 9",
+        ),
+        (lambda r: first(r, tokens=np.array([1, -2, 3, 4, 5], "<i4").tobytes()), "outside the vocabulary"),
+        (lambda r: r.update(run="other"), "is of run 'other', not 'run'"),
+        (lambda r: r.update(tokenizer="other"), "was written with tokenizer 'other'"),
+    ],
+)
+def test_what_a_learner_could_not_train_on_is_refused_with_the_reason(change, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(WireError, match=message):
+        decode_group(damaged(change), run="run", tokenizer="tok", vocabulary=9)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93\x01", b"\xdd\xff\xff\xff\xff", b"\x81" * 5000, b"pickle"]
+)
+def test_what_is_no_message_is_refused_without_taking_memory(data: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_group(data)
+
+
+def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
+    data = encode_group(group())
+    with pytest.raises(WireError, match=f"{len(data)} bytes exceeds the limit of 10"):
+        decode_group(data, max_bytes=10)
+
+
+def test_twenty_thousand_mutations_decode_or_are_refused() -> None:
+    rng, data, refused = random.Random(0), encode_group(group()), 0
+    for _ in range(20_000):
+        mutated = bytearray(data)
+        for _ in range(rng.randint(1, 4)):
+            mutated[rng.randrange(len(mutated))] = rng.randrange(256)
+        if rng.random() < 0.2:
+            del mutated[rng.randrange(len(mutated)) :]
+        try:
+            decode_group(bytes(mutated), run="run", tokenizer="tok", vocabulary=9)
+        except WireError:
+            refused += 1
+    assert refused > 5_000
