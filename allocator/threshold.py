@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -12,9 +11,8 @@ from allocator.posterior import Float, Int, Posterior
 from allocator.rules.base import Marginal
 from allocator.ties import NEAR, exact_order
 
-SAMPLE = 8192
+SAMPLE = 16  # every so manyth prompt
 TABLE_PROMPTS = 512
-HALVINGS = 24
 
 
 def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
@@ -23,8 +21,7 @@ def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> In
         return _by_table(rule, post, budget, room)
     step = len(post) // 64
     refuse_rising(rule, rule.log_table(post[::step], 64))
-    low, high = _bracket(rule, post, budget, room)
-    sure, all_ = _levels(rule, post, high, room), _levels(rule, post, low, room)
+    sure, all_ = _bracket(rule, post, budget, room)
     extra, left = sure.copy(), budget - int(sure.sum())
     prompts = np.repeat(np.arange(len(post)), all_ - sure)
     first = np.cumsum(all_ - sure) - (all_ - sure)
@@ -61,37 +58,27 @@ def _enough(gains: Float, budget: int, room: Int) -> bool:
     return int(np.count_nonzero((gains > deeper.max() + NEAR) & allowed)) >= budget
 
 
-def _bracket(rule: Marginal, post: Posterior, budget: int, room: Int) -> tuple[float, float]:
-    """Log gains low < high with taken(high) <= budget <= taken(low); close together."""
-    top = float(rule.log_gain(post, np.zeros(len(post), dtype=np.int64)).max()) + 1e-6
-
-    def taken(x: float) -> int:
-        return int(_levels(rule, post, x, room).sum())
-
-    # A sample tells the gain to a percent; the bracket is widened until all prompts agree.
-    step = max(1, len(post) // SAMPLE)
-    part, part_room = post[::step], room[::step]
-    share = int(budget * len(part) / len(post))
-    guess = _search(lambda x: int(_levels(rule, part, x, part_room).sum()), share, top)
-    low, high, width = guess, guess, 0.002
-    while taken(high) > budget:
-        high, width = min(top, high + width), width * 4
-    width = 0.002
-    while taken(low) < budget:
-        low, width = low - width, width * 4
-    return low, high
+def _bracket(rule: Marginal, post: Posterior, budget: int, room: Int) -> tuple[Int, Int]:
+    """Levels (n,) that are taken for sure and levels that may be: their sums hold the budget between them."""
+    # A sample's threshold is off by about 1/sqrt(its size); a bracket that is too narrow is widened.
+    part, part_room = post[::SAMPLE], room[::SAMPLE]
+    share = min(max(1, round(budget * len(part) / len(post))), int(part_room.sum()))
+    gain = _cut_gain(rule, part, share, part_room)
+    width = 1 / np.sqrt(len(part))
+    step = width
+    while int((sure := _levels(rule, post, gain + step, room)).sum()) > budget:
+        step *= 2
+    step = width
+    while int((all_ := _levels(rule, post, gain - step, room)).sum()) < budget:
+        step *= 2
+    return sure, all_
 
 
-def _search(taken: Callable[[float], int], budget: int, top: float) -> float:
-    """About the highest gain at which `taken` reaches `budget`."""
-    low, width = top - 1.0, 1.0
-    while taken(low) < budget and width < 1e6:
-        low, width = low - width, width * 2
-    high = top
-    for _ in range(HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if taken(middle) >= budget else (low, middle)
-    return low
+def _cut_gain(rule: Marginal, post: Posterior, budget: int, room: Int) -> float:
+    """The lowest log gain among the `budget` rollouts of an optimum."""
+    extra = allocate_each(rule, post, budget, room)
+    given = np.flatnonzero(extra)
+    return float(rule.log_gain(post[given], extra[given] - 1).min())
 
 
 def _levels(rule: Marginal, post: Posterior, x: float, room: Int) -> Int:

@@ -55,7 +55,8 @@ def from_gain(name: str, gain: Callable[[Posterior, Int], Float]) -> Marginal:
             raise ValueError(f"rule {name}: must return shape {shape}, not {values.shape}")
         if not np.all(np.isfinite(values) & (values >= 0)):
             raise ValueError(f"rule {name}: gains must be finite and not negative")
+        # The smallest float64 above zero has a logarithm of -745; a finite one for zero keeps differences defined.
         with np.errstate(divide="ignore"):
-            return np.log(values)
+            return np.maximum(np.log(values), -1000.0)
 
     return Marginal(name, log_gain)

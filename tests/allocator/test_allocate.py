@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 from allocator import allocate
+from allocator.posterior import posterior
+from allocator.rules import get_rule
+from allocator.rules.base import Marginal
 
 
 def marginal(alpha: Fraction, beta: Fraction, level: int) -> Fraction:
@@ -221,3 +224,36 @@ def test_a_shard_of_solved_prompts_costs_no_more_than_its_own_levels() -> None:
     for group_size in (32, 128, 1024):
         extra = allocate([8] * 15, 8, 15 * (group_size - 8))
         assert extra.tolist() == [group_size - 8] * 15
+
+
+def zero_when_solved(posterior, level):  # type: ignore[no-untyped-def]
+    return np.where(posterior.successes < posterior.trials, 1.0 / (1 + level), 0.0) * (level < 5)
+
+
+@pytest.mark.parametrize("n", [20, 2000])
+def test_a_users_rule_may_gain_nothing_and_the_budget_is_spent_all_the_same(n: int) -> None:
+    rng = np.random.default_rng(0)
+    successes = rng.integers(0, 9, n)
+    prior = (rng.uniform(0.5, 2, n), rng.uniform(0.5, 2, n))
+    rule = f"{__name__}:zero_when_solved"
+    extra = allocate(successes, 8, 24 * n, prior=prior, rule=rule, max_group_size=64)
+    assert extra.sum() == 24 * n
+    assert extra[successes < 8].min() >= 5
+
+
+@pytest.mark.parametrize("rule", ["hit_utility", "variance", "knapsack"])
+@pytest.mark.parametrize("cap", [None, 40])
+def test_many_different_prompts_get_what_a_full_sort_of_their_gains_gives(rule: str, cap: int | None) -> None:
+    rng = np.random.default_rng(1)
+    n, budget = 1500, 24 * 1500
+    successes, trials = rng.integers(0, 9, n), np.full(n, 8)
+    prior = (rng.uniform(0.3, 3, n), rng.uniform(0.3, 3, n))
+    extra = allocate(successes, trials, budget, prior=prior, rule=rule, max_group_size=cap)
+    marginal_rule = get_rule(rule)
+    assert isinstance(marginal_rule, Marginal)
+    depth = 1200 if cap is None else cap - 8
+    table = marginal_rule.log_table(posterior(successes, trials, *prior), depth)
+    taken = np.arange(depth) < extra[:, None]
+    assert extra.sum() == budget
+    assert extra.max() < depth or cap is not None
+    assert table[taken].min() >= table[~taken].max() - 1e-9
