@@ -14,6 +14,7 @@ from actors.priors import features_of
 from allocator.calibration import log_loss, reliability
 from allocator.priors import make_prior
 from allocator.priors.files import save_state
+from allocator.priors.fit import fit_prior, outcomes
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import load
@@ -27,19 +28,16 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     prompts = render_prompts(config, tokenizer)
     records = _records(run)
     prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
-    if not hasattr(prior, "fit"):
+    if name == "fixed":
         raise ConfigError(
-            f"prior {name} learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
+            "prior fixed learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
         )
-    loss = prior.fit(
-        np.array([r["prompt_index"] for r in records]),
-        np.array([r["successes"] for r in records]),
-        np.array([r["trials"] for r in records]),
-    )
+    found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
     Console().print(
-        f"{name}: fitted on {len(records)} groups of {run}, log-loss {loss:.4f} per prompt. Use it with\n"
+        f"{name}: fitted on {found.fitted_on} prompts of {run}; on {found.held_out} held out its log-loss is "
+        f"{found.log_loss:.4f} per rollout, that of their mean rate alone {found.mean_rate_log_loss:.4f}. Use it with\n"
         f"  allocation.prior={name} allocation.prior_state={path}",
         markup=False,
         soft_wrap=True,
