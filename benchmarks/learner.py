@@ -1,0 +1,227 @@
+"""Learner tokens per second against TRL's GRPO loss on the same ragged batch padded. Both sides in one run, on CPU.
+
+    python -m benchmarks.learner [--samples 64] [--rounds 3]
+
+Same model (random Qwen2 weights, float32), same threads, same completions; forward and backward of the whole batch on
+either side, no optimizer. TRL pads its generation batch to the longest completion and cuts it into micro-batches of
+equal count; ours are cut to a token budget that gives both sides about as much memory. TRL's advantages carry the
+factor N/(Γ G_i), with which its `dr_grpo` loss is our objective: the gradients are compared before anything is timed.
+The batch is drawn from a seed: long-tailed lengths, group sizes such as an adaptive rule gives. Every group has signal;
+groups without it are left out of the computation by our side and would only raise the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from common.config import Objective
+from common.types import Group, Rollout, VersionSpan
+from learner.batch import MicroBatch, Sample, micro_batches, samples_of
+from learner.logprobs import Policy
+from learner.objective import policy_loss
+
+WEIGHTS = {"accuracy": 0.5, "format": 0.5}
+TEMPERATURE = 0.7
+
+
+def small_model(vocabulary: int = 8192, hidden: int = 256, layers: int = 4) -> Any:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=hidden * 8 // 3 // 8 * 8,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    return Qwen2ForCausalLM(config).float()
+
+
+def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0) -> list[Group]:
+    """Groups of unequal size; lengths lognormal (median a quarter of the maximum), cut at the maximum."""
+    rng = np.random.default_rng(seed)
+    sizes = [2] * (samples // 8) + [samples // 8] * 2
+    sizes.append(samples - sum(sizes))
+    groups = []
+    for i, size in enumerate(sizes):
+        prompt = rng.integers(2, vocabulary, int(rng.integers(20, 75))).astype(np.int32)
+        rollouts = []
+        for j in range(size):
+            n = int(np.clip(rng.lognormal(np.log(max_response / 4), 0.6), 1, max_response))
+            tokens = rng.integers(2, vocabulary, n).astype(np.int32)
+            logprobs = np.full(n, -np.log(vocabulary), dtype=np.float32)
+            rewards = {"accuracy": float(j == 0), "format": 1.0}
+            rollouts.append(Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, n),), "A", rewards))
+        groups.append(Group("bench", 0, i, 0, 0, "hit_utility", (1.0, 1.0), "t", 1, prompt, tuple(rollouts)))
+    return groups
+
+
+def trl_trainer(model: Any, max_response: int, folder: str) -> Any:
+    """A real GRPOTrainer around `model`, ready for `_compute_loss` on tensors of ours."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from trl import GRPOConfig, GRPOTrainer
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>")),
+        pad_token="<pad>",
+        eos_token="<eos>",
+    )
+    args = GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        fp16=False,
+        report_to=[],
+        loss_type="dr_grpo",
+        beta=0.0,
+        temperature=TEMPERATURE,
+        num_generations=2,
+        per_device_train_batch_size=2,
+        max_completion_length=max_response,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    data = Dataset.from_dict({"prompt": ["<pad>"] * 2})
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=[lambda completions, **_: [0.0] * len(completions)],
+        args=args,
+        train_dataset=data,
+        processing_class=tokenizer,
+    )
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def trl_inputs(samples: Sequence[Sample], max_response: int) -> dict[str, torch.Tensor]:
+    """The samples as TRL lays them out: prompts padded left, completions right, all to the longest.
+
+    `advantages` carry N · Z · scale = N/(Γ G_i), so that TRL's mean over rows is our sum.
+    """
+    n = len(samples)
+    width, length = max(len(s.prompt) for s in samples), max(len(s.tokens) for s in samples)
+    prompts, completions = np.zeros((n, width), np.int64), np.zeros((n, length), np.int64)
+    prompt_mask, mask = np.zeros_like(prompts), np.zeros_like(completions)
+    for i, s in enumerate(samples):
+        prompts[i, width - len(s.prompt) :], prompt_mask[i, width - len(s.prompt) :] = s.prompt, 1
+        completions[i, : len(s.tokens)], mask[i, : len(s.tokens)] = s.tokens, 1
+    advantages = [s.advantage * s.scale * n * max_response for s in samples]
+    return {
+        "prompt_ids": torch.from_numpy(prompts),
+        "prompt_mask": torch.from_numpy(prompt_mask),
+        "completion_ids": torch.from_numpy(completions),
+        "completion_mask": torch.from_numpy(mask),
+        "advantages": torch.tensor(advantages, dtype=torch.float32),
+        "num_items_in_batch": torch.tensor(int(mask.sum())),
+    }
+
+
+def trl_pass(trainer: Any, inputs: dict[str, torch.Tensor], rows: int) -> None:
+    """Forward and backward over the padded batch, `rows` completions at a time."""
+    total = len(inputs["advantages"])
+    for at in range(0, total, rows):
+        part = {k: v[at : at + rows] if v.dim() else v for k, v in inputs.items()}
+        loss = trainer._compute_loss(trainer.model, part)
+        (loss * len(part["advantages"]) / total).backward()
+
+
+def our_pass(policy: Policy, micro: Sequence[MicroBatch], objective: Objective, chunk: int) -> None:
+    for m in micro:
+        logprobs, _ = policy(m, TEMPERATURE, chunk)
+        policy_loss(logprobs, logprobs.detach(), m, objective)[0].backward()
+
+
+def gradient(model: Any) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def timed(run: Any, model: Any) -> float:
+    model.zero_grad()
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def compare(samples: int, rounds: int, rows: int, max_response: int) -> SimpleNamespace:
+    objective = Objective(importance="none")
+    model = small_model().train()
+    vocabulary = model.config.vocab_size
+    groups = ragged_batch(samples, max_response, vocabulary)
+    ours = samples_of(groups, WEIGHTS, objective, len(groups), max_response, version=0)
+    tokens = sum(s.length for s in ours)
+    inputs = trl_inputs(ours, max_response)
+    padded = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
+    micro, figures = micro_batches(ours, rows * padded // len(ours), packed=False)
+    policy = Policy(model)
+
+    def our() -> None:
+        our_pass(policy, micro, objective, 1024)
+
+    # Timed once before TRL wraps the forward of the model too, so that its wrapper cannot slow our side unseen.
+    timed(our, model)
+    expected = gradient(model)
+    alone = timed(our, model)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = trl_trainer(model, max_response, folder)
+        model.train()
+
+        def trl() -> None:
+            trl_pass(trainer, inputs, rows)
+
+        timed(trl, model)
+        difference = float((gradient(model) - expected).norm() / expected.norm())
+        pairs = [(timed(our, model), timed(trl, model)) for _ in range(rounds)]
+    return SimpleNamespace(
+        tokens=tokens,
+        real_ours=figures["packing/tokens"] / figures["packing/processed"],
+        real_trl=tokens / padded,
+        difference=difference,
+        alone=alone,
+        ours=statistics.median(a for a, _ in pairs),
+        trl=statistics.median(b for _, b in pairs),
+        ratios=[b / a for a, b in pairs],
+        sizes=[g.size for g in groups],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--samples", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, default=8, help="completions of one TRL micro-batch")
+    parser.add_argument("--max-response", type=int, default=512)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    r = compare(args.samples, args.rounds, args.rows, args.max_response)
+    out = Console(soft_wrap=True)
+    out.print(f"groups of {r.sizes} completions, {r.tokens} real tokens, {args.threads} thread(s), float32")
+    out.print(f"gradients differ by {r.difference:.1e} relative")
+    if r.difference > 1e-3:
+        raise SystemExit("the two sides do not compute the same gradient: the times say nothing")
+    out.print(f"TRL   {r.tokens / r.trl:8.0f} tokens/s, {r.real_trl:.1%} of processed tokens real")
+    out.print(f"ours  {r.tokens / r.ours:8.0f} tokens/s, {r.real_ours:.1%} of processed tokens real")
+    out.print(
+        f"ratio {statistics.median(r.ratios):.2f} (rounds {', '.join(f'{x:.2f}' for x in r.ratios)}; before TRL had the model: {r.tokens / r.alone:.0f} tokens/s)"
+    )
+
+
+if __name__ == "__main__":
+    main()
