@@ -1,0 +1,119 @@
+"""Where TRL's GRPOTrainer computes the same quantity, it computes the same numbers. Where it differs: 1/G_i."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.learner import (
+    WEIGHTS,
+    gradient,
+    our_pass,
+    ragged_batch,
+    small_model,
+    trl_inputs,
+    trl_pass,
+    trl_trainer,
+)
+from common.config import Objective
+from learner.advantages import advantages
+from learner.batch import Sample, micro_batches, samples_of
+from learner.logprobs import Policy
+from learner.objective import policy_loss
+
+LONGEST, VOCABULARY = 24, 48
+
+
+@pytest.fixture
+def trainer(tmp_path: Path):  # type: ignore[no-untyped-def]
+    model = small_model(VOCABULARY, hidden=32, layers=2).train()
+    return trl_trainer(model, LONGEST, str(tmp_path))
+
+
+def batch(objective: Objective) -> tuple[list[Sample], int]:
+    groups = ragged_batch(24, LONGEST, VOCABULARY)
+    return samples_of(groups, WEIGHTS, objective, len(groups), LONGEST, version=0), len(groups)
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+def test_the_gradient_is_that_of_dr_grpo_with_rows_weighted_by_one_over_the_group(trainer) -> None:  # type: ignore[no-untyped-def]
+    objective = Objective(importance="none")
+    samples, _ = batch(objective)
+    micro, _ = micro_batches(samples, 300, packed=False)
+    trainer.model.zero_grad()
+    our_pass(Policy(trainer.model), micro, objective, 16)
+    ours = gradient(trainer.model)
+    trainer.model.zero_grad()
+    trl_pass(trainer, trl_inputs(samples, LONGEST), 5)
+    assert relative(ours, gradient(trainer.model)) < 1e-5
+
+
+def test_trl_itself_weights_every_completion_alike_and_so_differs_on_ragged_groups(trainer) -> None:  # type: ignore[no-untyped-def]
+    objective = Objective(importance="none")
+    samples, _ = batch(objective)
+    inputs = trl_inputs(samples, LONGEST)
+    trl_pass(trainer, inputs, 24)
+    weighted = gradient(trainer.model)
+    trainer.model.zero_grad()
+    plain = {**inputs, "advantages": torch.tensor([s.advantage for s in samples], dtype=torch.float32)}
+    trl_pass(trainer, plain, 24)
+    assert relative(gradient(trainer.model), weighted) > 0.05
+
+
+def test_clipping_of_a_later_update_is_trls(trainer) -> None:  # type: ignore[no-untyped-def]
+    objective = Objective(importance="none")
+    samples, _ = batch(objective)
+    inputs = trl_inputs(samples, LONGEST)
+    rng = np.random.default_rng(0)
+    noise = torch.from_numpy(rng.normal(0.0, 0.4, inputs["completion_ids"].shape)).float()
+    with torch.no_grad():
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        old = (
+            trainer._get_per_token_logps_and_entropies(
+                trainer.model, ids, mask, noise.shape[1], compute_entropy=True
+            )[0]
+            + noise
+        )
+    trl_loss = trainer._compute_loss(trainer.model, {**inputs, "old_per_token_logps": old})
+    total, limited = 0.0, 0.0
+    for i, sample in enumerate(samples):
+        [micro], _ = micro_batches([sample], 300, packed=False)
+        logprobs, _ = Policy(trainer.model)(micro, 0.7, 16)
+        loss, stats = policy_loss(logprobs, old[i, : len(sample.tokens)], micro, objective)
+        total, limited = total + float(loss), limited + stats["clip"]
+    assert limited > 10
+    assert total == pytest.approx(float(trl_loss), rel=1e-4)
+
+
+def test_log_probs_and_entropy_are_trls(trainer) -> None:  # type: ignore[no-untyped-def]
+    samples, _ = batch(Objective())
+    inputs = trl_inputs(samples, LONGEST)
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        expected = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, inputs["completion_ids"].shape[1], compute_entropy=True
+        )
+        for i, sample in enumerate(samples):
+            [micro], _ = micro_batches([sample], 300, packed=True)
+            n = len(sample.tokens)
+            for ours, theirs in zip(Policy(trainer.model)(micro, 0.7, 7), expected[:2], strict=True):
+                torch.testing.assert_close(ours, theirs[i, :n].float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 8, 200])
+def test_grpo_advantages_are_trls_reward_minus_mean_over_deviation(size: int) -> None:
+    from trl.trainer.utils import nanstd
+
+    rewards = torch.from_numpy(np.random.default_rng(size).random(size)).float()
+    grouped = rewards.view(1, size)
+    # The lines of GRPOTrainer for scale_rewards="group" and "none".
+    centred = rewards - grouped.mean(dim=1)
+    scaled = centred / (nanstd(grouped, dim=1) + 1e-4)
+    assert advantages(rewards.numpy(), "grpo") == pytest.approx(scaled.numpy(), rel=1e-4, abs=1e-6)
+    assert advantages(rewards.numpy(), "dr_grpo") == pytest.approx(centred.numpy(), rel=1e-4, abs=1e-6)
