@@ -19,19 +19,20 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import load
 from common.prompts import load_tokenizer
+from evaluation.figures import reliability_figure, save
 
 
 def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for allocation.prior_state."""
+    if name == "fixed":
+        raise ConfigError(
+            "prior fixed learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
+        )
     config = _configured(run, name, features)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts = render_prompts(config, tokenizer)
     records = _records(run)
     prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
-    if name == "fixed":
-        raise ConfigError(
-            "prior fixed learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
-        )
     found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
@@ -46,7 +47,10 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
 
 
 def calibrate(run: Path) -> None:
-    """How the prior that a run used agrees with the Phase A outcomes that followed: reliability and log-loss."""
+    """How the prior that a run used agrees with the Phase A outcomes that followed: reliability and log-loss.
+
+    Prints both and draws RUN/calibration.png and .svg.
+    """
     records = _records(run)
     alpha = np.array([r["prior_alpha"] for r in records])
     rate = alpha / (alpha + np.array([r["prior_beta"] for r in records]))
@@ -60,6 +64,8 @@ def calibrate(run: Path) -> None:
     for predicted, observed, count in zip(found.predicted, found.observed, found.prompts, strict=True):
         table.add_row(f"{predicted:.3f}", f"{observed:.3f}", str(int(count)))
     Console().print(table)
+    save(reliability_figure(found, records[0]["prior"]), run, "calibration")
+    Console().print(f"reliability diagram: {run / 'calibration.png'}", markup=False, soft_wrap=True)
 
 
 def _configured(run: Path, name: str, features: str | None) -> Config:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from allocator.calibration import Reliability
 from evaluation.pass_at_k import Estimate
 from evaluation.smoothing import moving_average
 
@@ -130,6 +131,20 @@ def curves_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -
             axis.legend(frameon=False, fontsize=8)
         else:
             axis.text(0.5, 0.5, f"no {metric} in steps.jsonl", ha="center", transform=axis.transAxes)
+    return figure
+
+
+def reliability_figure(found: Reliability, name: str) -> Figure:
+    """Observed against predicted success rate of a prior; the size of a point is the number of its prompts."""
+    figure, [axis] = _grid(1, width=4.6, height=4.2)
+    axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
+    sizes = 20 + 180 * found.prompts / found.prompts.max()
+    axis.scatter(found.predicted, found.observed, s=sizes, alpha=0.8)
+    for axis_of in (axis.xaxis, axis.yaxis):
+        axis_of.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.set(
+        title=f"Prior {name}", xlabel="predicted success", ylabel="observed success", xlim=(0, 1), ylim=(0, 1)
+    )
     return figure
 
 

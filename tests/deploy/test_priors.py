@@ -1,0 +1,76 @@
+"""Learned priors from a run's records: features by a real model, fitted, saved, loaded by the run that uses them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.coordinator import render_prompts
+from actors.priors import features_of, prior_of
+from common.errors import ConfigError, RunError
+from common.load import dump_yaml, load
+from common.prompts import load_tokenizer
+from deploy.priors import calibrate, fit
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Records in which short problems are solved and long ones are not."""
+    folder = tmp_path / "recorded"
+    folder.mkdir()
+    config = load("tiny", [f"run.folder={tmp_path}", "run.name=recorded", "data.limit=200"])
+    (folder / "config.yaml").write_text(dump_yaml(config))
+    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    rng = np.random.default_rng(0)
+    with (folder / "groups.jsonl").open("w") as file:
+        for p in prompts:
+            c = int(rng.binomial(8, 0.9 if len(p.tokens) < 10 else 0.1))
+            record = {
+                "prompt_index": p.index,
+                "successes": c,
+                "trials": 8,
+                "prior": "fixed",
+                "prior_alpha": 1.0,
+                "prior_beta": 1.0,
+            }
+            file.write(json.dumps(record) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["hidden-static", "hidden-dual"])
+def test_a_prior_fitted_on_a_run_tells_its_easy_prompts_from_its_hard_ones(run: Path, name: str) -> None:
+    path = fit(run, name, None, None)
+    overrides = [f"allocation.prior={name}", f"allocation.prior_state={path}"]
+    config = load(str(run / "config.yaml"), overrides)
+    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    alpha, beta = prior_of(config, prompts).predict(np.arange(len(prompts)))
+    rate, short = alpha / (alpha + beta), np.array([len(p.tokens) < 10 for p in prompts])
+    assert rate[short].mean() > 0.7
+    assert rate[~short].mean() < 0.3
+
+
+def test_features_are_computed_once_and_kept_with_the_run(run: Path) -> None:
+    config = load(str(run / "config.yaml"), ["allocation.prior=hidden-static"])
+    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    first = features_of(config, prompts)
+    assert first.shape == (200, 128)
+    stamp = (run / "features-hidden.npy").stat().st_mtime_ns
+    np.testing.assert_array_equal(features_of(config, prompts), first)
+    assert (run / "features-hidden.npy").stat().st_mtime_ns == stamp
+
+
+def test_calibration_is_printed_and_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calibrate(run)
+    assert "log-loss 0.6931 per rollout" in capsys.readouterr().out
+    assert (run / "calibration.png").stat().st_size > 5000
+
+
+def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
+    with pytest.raises(ConfigError, match="prior fixed learns nothing"):
+        fit(run, "fixed", None, None)
+    with pytest.raises(ConfigError, match=r"allocation\.features is not set"):
+        fit(run, "gp", None, None)
+    (run / "groups.jsonl").write_text("")
+    with pytest.raises(RunError, match="is empty"):
+        calibrate(run)
