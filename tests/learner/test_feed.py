@@ -1,0 +1,159 @@
+"""Which groups a step takes, on a real Redis: bad messages never stop it, a crash repeats it on the same groups."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.queue import Producer, Row
+from common.redis import connect, connect_async
+from common.types import Group, Rollout, VersionSpan
+from deploy.redis_server import RedisServer
+from learner.feed import Planner, Reader, Vocabulary, divide
+
+GAMMA = 3
+VOCABULARY = Vocabulary("tok", 9)
+
+
+def config(**learner: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "f"},
+            "model": {"path": "m"},
+            "data": {"path": "arithmetic"},
+            "rollout": {"prompts_per_batch": GAMMA, "shards": 1, "max_staleness": 1},
+            "learner": {"wait_limit_s": 2.0, **learner},
+        }
+    )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as running:
+        yield running
+
+
+def group(index: int, **changes: Any) -> Group:
+    def rollout(phase: Any) -> Rollout:
+        logprobs, span = -np.ones(3, dtype=np.float32), (VersionSpan(0, 0, 3),)
+        return Rollout(
+            np.arange(3, dtype=np.int32), logprobs, "stop", span, phase, {"accuracy": 1.0, "format": 1.0}
+        )
+
+    values = {
+        "run": "f",
+        "epoch": 0,
+        "prompt_index": index,
+        "batch": index // GAMMA,
+        "shard": 0,
+        "rule": "uniform",
+        "prior": (1.0, 1.0),
+        "tokenizer": "tok",
+        "pre_rollouts": 1,
+        "prompt_tokens": np.array([1], np.int32),
+        "rollouts": (rollout("A"), rollout("B")),
+    }
+    return Group(**{**values, **changes})
+
+
+def push(server: RedisServer, *groups: Group) -> None:
+    async def work() -> None:
+        client = connect_async(server.url)
+        for g in groups:
+            await Producer(client, config()).push(g)
+        await client.aclose()
+
+    asyncio.run(work())
+
+
+def planner(server: RedisServer, start: int = 0, **learner: Any) -> Planner:
+    return Planner(connect(server.url), config(**learner), VOCABULARY, start)
+
+
+def trained(server: RedisServer, step: int) -> list[str]:
+    return sorted(g.id for g in Reader(connect(server.url), config(), 0, 1).read(step))
+
+
+def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_goes_on(
+    server: RedisServer,
+) -> None:
+    client, keys = connect(server.url), Keys("f")
+    client.xadd(keys.groups, {"id": "0:77", "batch": "0", "group": b"\xc1garbage"})
+    bad = [
+        group(90, tokenizer="other"),
+        group(91, run="other"),
+        group(92, prompt_tokens=np.array([99], np.int32)),
+    ]
+    push(server, *bad, *(group(i) for i in range(GAMMA)))
+    feed = planner(server)
+    feed.plan(0, lambda: None)
+    assert trained(server, 0) == ["0:0", "0:1", "0:2"]
+    reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
+    assert len(reasons) == 4
+    for words in ("not a message", "tokenizer 'other'", "is of run 'other'", "outside the vocabulary of 9"):
+        assert any(words in r for r in reasons), words
+    assert client.hget(keys.counters, "dead_letters") == b"4"
+    assert client.smembers(keys.redo) == {b"0:77", b"0:90", b"0:91", b"0:92"}
+
+
+def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(server: RedisServer) -> None:
+    push(server, *(group(i, tokenizer="other") for i in range(10)))
+    with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer 'other'"):
+        planner(server).plan(0, lambda: None)
+
+
+def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups(server: RedisServer) -> None:
+    push(server, *(group(i) for i in (4, 0, 5, 1, 2, 3)))
+    first = planner(server)
+    first.plan(0, lambda: None)
+    first.plan(1, lambda: None)
+    before = [trained(server, s) for s in (0, 1)]
+    assert sorted(before[0] + before[1]) == [f"0:{i}" for i in range(6)]
+    second = planner(server)
+    assert second.plan(0, lambda: None) == second.plan(1, lambda: None) == 0.0
+    assert [trained(server, s) for s in (0, 1)] == before
+
+
+def test_only_what_a_checkpoint_holds_is_let_go_and_a_crash_in_between_is_mended(server: RedisServer) -> None:
+    push(server, *(group(i) for i in range(6)))
+    client, keys = connect(server.url), Keys("f")
+    first = planner(server)
+    first.plan(0, lambda: None)
+    first.plan(1, lambda: None)
+    assert client.xlen(keys.groups) == 6
+    first.durable(1)
+    assert client.xlen(keys.groups) == 3
+    # The checkpoint of step 2 was written, but the process died before it could say so.
+    planner(server, start=2)
+    assert client.xlen(keys.groups) == 0
+    assert client.hget(keys.state, "durable_step") == b"2"
+
+
+def test_waiting_for_ever_is_an_error_that_names_the_limit(server: RedisServer) -> None:
+    calls: list[int] = []
+    with pytest.raises(RunError, match=r"step 0 has waited \d+ s for groups \(learner.wait_limit_s\)"):
+        planner(server).plan(0, lambda: calls.append(1))
+    assert calls
+
+
+def test_the_coordinators_reason_stops_the_learner(server: RedisServer) -> None:
+    connect(server.url).hset(Keys("f").state, "error", "generating failed 20 times")
+    with pytest.raises(RunError, match="the coordinator stopped: generating failed 20 times"):
+        planner(server).plan(0, lambda: None)
+
+
+def test_groups_go_to_ranks_balanced_by_cost_and_every_rank_finds_the_same_division() -> None:
+    rng = np.random.default_rng(0)
+    rows = [Row(f"0:{i}", f"{i}-0", 0, int(c)) for i, c in enumerate(rng.lognormal(8, 1, 60))]
+    for ranks in (1, 2, 3, 8):
+        shares = divide(rows, ranks)
+        assert sorted(r.group for s in shares for r in s) == sorted(r.group for r in rows)
+        loads = [sum(r.cost for r in s) for s in shares]
+        assert max(loads) <= sum(loads) / ranks + max(r.cost for r in rows)
+        assert shares == divide(list(rows), ranks)
