@@ -209,7 +209,6 @@ class Generator(Section):
         True,
         description="At an update drop KV entries of old weights and recompute them: later tokens then depend on the new weights alone. False is cheaper and keeps them.",
     )
-    start_limit_s: Seconds = Field(600.0, description="Time a replica gets to come up.")
 
 
 class Verifier(Section):
@@ -247,9 +246,9 @@ class Optimizer(Section):
         "linear", description="Decay over learner.steps."
     )
     warmup_steps: int = Field(0, ge=0, description="Steps of linear increase at the start.")
-    weight_decay: float = Field(0.0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas.")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
 
 
@@ -326,15 +325,12 @@ class Telemetry(Section):
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems, before and after the run and every so many steps."""
+    """Pass@K on held-out problems, before and after the run."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), description="K of Pass@K; each at most N.")
-    every: int = Field(
-        0, ge=0, description="Steps between evaluations during training; 0: at the start and the end only."
-    )
 
     @model_validator(mode="after")
     def _k_within_n(self) -> Self:

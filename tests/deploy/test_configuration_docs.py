@@ -1,0 +1,18 @@
+from pathlib import Path
+
+from deploy.configuration_docs import document
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_says_what_the_models_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == document(), (
+        "run: python -m deploy.configuration_docs > docs/configuration.md"
+    )
+
+
+def test_every_key_is_explained() -> None:
+    rows = [line for line in document().splitlines() if line.startswith("| `")]
+    bare = [row for row in rows if row.endswith("|  |")]
+    assert len(rows) > 80
+    assert not bare
