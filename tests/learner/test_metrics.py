@@ -1,0 +1,74 @@
+"""What a step reports, from groups and sums."""
+
+import math
+
+import numpy as np
+import pytest
+
+from common.config import Config
+from common.types import Group, Rollout, VersionSpan
+from learner.metrics import step_metrics
+
+CONFIG = Config.model_validate(
+    {"model": {"path": "m"}, "data": {"path": "arithmetic"}, "learner": {"workers": 2}}
+)
+
+
+def group(index: int, accuracies: list[float], version: int = 3, length: int = 4) -> Group:
+    rollouts = tuple(
+        Rollout(
+            np.ones(length, np.int32),
+            np.full(length, -1.0, np.float32),
+            "stop",
+            (VersionSpan(version, 0, 1), VersionSpan(version + 1, 1, length)),
+            "A",
+            {"accuracy": a, "format": 1.0},
+        )
+        for a in accuracies
+    )
+    return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, np.ones(2, np.int32), rollouts)
+
+
+def metrics(groups: list[Group], sums: dict[str, float]) -> dict[str, float]:
+    return step_metrics(5, groups, sums, CONFIG, grad_norm=1.0, learning_rate=0.1)
+
+
+def test_groups_without_signal_and_of_size_one_are_counted() -> None:
+    found = metrics([group(0, [1.0]), group(1, [0.0, 0.0]), group(2, [1.0, 0.0]), group(3, [1.0] * 9)], {})
+    assert found["groups/zero_signal"] == 0.75
+    assert found["groups/size_one"] == 0.25
+    assert found["groups/hit"] == 0.75
+
+
+def test_a_step_without_a_trained_token_has_no_means_and_does_not_fail() -> None:
+    found = metrics([group(0, [1.0])], {})
+    assert math.isnan(found["entropy"])
+    assert found["padding/share"] == 0.0
+
+
+def test_rewards_are_means_over_prompts_whatever_the_group_sizes() -> None:
+    found = metrics([group(0, [1.0]), group(1, [0.0] * 99)], {})
+    assert found["reward/accuracy"] == 0.5
+    assert found["reward"] == pytest.approx(0.75)
+    assert found["rollouts"] == 100
+
+
+def test_lag_is_counted_per_token_against_the_version_the_step_starts_from() -> None:
+    found = metrics([group(0, [1.0], version=3, length=4)], {})
+    assert found["lag/mean"] == pytest.approx((2 + 1 + 1 + 1) / 4)
+    assert found["lag/max"] == 2
+
+
+def test_means_are_over_trained_tokens_and_drift_over_matched_ones() -> None:
+    found = metrics(
+        [group(0, [1.0])], {"tokens_trained": 8.0, "entropy": 4.0, "drift": 1.0, "drift_tokens": 2.0}
+    )
+    assert found["entropy"] == 0.5
+    assert found["drift"] == 0.5
+
+
+def test_padding_and_imbalance_come_from_all_ranks() -> None:
+    sums = {"packing/tokens": 90.0, "packing/processed": 100.0, "packing/rank_tokens_max": 54.0}
+    found = metrics([group(0, [1.0])], sums)
+    assert found["padding/share"] == pytest.approx(0.1)
+    assert found["imbalance"] == pytest.approx(54 / 45 - 1)
