@@ -1,0 +1,97 @@
+"""The decoder against a million damaged messages: every one decodes or is refused, in bounded time and memory.
+
+    python -m benchmarks.fuzz_wire [MESSAGES]            # a few minutes for the million
+
+Four kinds of damage, mixed: bytes overwritten, pieces cut out, pieces doubled, and msgpack's own length marks put in
+random places (which ask a careless reader for gigabytes). Anything but a group or a WireError ends the benchmark with
+the message's seed, with which `damage` makes it again.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import time
+
+import numpy as np
+
+from common.errors import WireError
+from common.types import Group, Rollout, VersionSpan
+from common.wire import decode_group, decode_plan, encode_group
+
+HANG_S = 1.0
+LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF])
+
+
+def sample_group() -> Group:
+    """Four rollouts of a dozen tokens: small, so that most damage hits structure, not buffers."""
+    spans = (VersionSpan(3, 0, 5), VersionSpan(4, 5, 12))
+    rollouts = tuple(
+        Rollout(
+            np.arange(12, dtype=np.int32),
+            -np.linspace(0.0, 2.0, 12, dtype=np.float32),
+            "stop",
+            spans,
+            "A" if i < 2 else "B",
+            {"accuracy": 1.0, "format": 0.0},
+        )
+        for i in range(4)
+    )
+    prompt = np.array([7, 8], np.int32)
+    return Group("run", 2, 17, 5, 1, "hit_utility", (1.0, 1.5), "tok", 2, prompt, rollouts)
+
+
+def damage(message: bytes, seed: int) -> bytes:
+    """The same damage for the same seed."""
+    rng, data = random.Random(seed), bytearray(message)
+    for _ in range(rng.randint(1, 4)):
+        kind, at = rng.randrange(8), rng.randrange(max(1, len(data)))
+        end = at + rng.randint(1, 32)
+        if kind < 4:
+            data[at : at + 1] = bytes([rng.randrange(256)])
+        elif kind == 4:
+            del data[at:end]
+        elif kind == 5:
+            data[at:at] = data[at:end]
+        elif kind == 6:
+            data[at : at + 5] = bytes([rng.choice(LENGTH_MARKS), 0xFF, 0xFF, 0xFF, 0xFF])
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+def resident_mib() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 2**20
+
+
+def main(messages: int) -> None:
+    message, decoded, slowest, began = encode_group(sample_group()), 0, 0.0, time.perf_counter()
+    early = 0.0
+    for seed in range(messages):
+        data = damage(message, seed)
+        decode = decode_plan if seed % 16 == 0 else decode_group
+        start = time.thread_time()
+        try:
+            decode(data)
+            decoded += 1
+        except WireError:
+            pass
+        except BaseException as error:
+            raise SystemExit(f"message {seed}: {type(error).__name__}: {error}") from error
+        slowest = max(slowest, time.thread_time() - start)
+        if seed == messages // 10:
+            early = resident_mib()
+    late, peak = resident_mib(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"{messages} messages in {time.perf_counter() - began:.0f} s: {decoded} decode, the others are refused"
+    )
+    print(f"slowest decode {slowest * 1e3:.1f} ms of processor time")
+    print(f"resident after a tenth {early:.1f} MiB, at the end {late:.1f} MiB, peak {peak:.1f} MiB")
+    if slowest > HANG_S or late - early > 16:
+        raise SystemExit("a message hung the decoder, or memory grew")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000)
