@@ -157,7 +157,7 @@ class Engine:
     def _apply(self, finite: bool) -> bool:
         """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped everywhere."""
         if finite or self._config.learner.zero_stage > 0:
-            self._engine.step()  # ZeRO's optimizers refuse gradients that are not finite by themselves.
+            self._engine.step()  # The optimizers refuse gradients that are not finite by themselves.
             return finite and bool(self._engine.was_step_applied())
         self._engine.zero_grad()
         return False
@@ -180,17 +180,23 @@ class Engine:
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`."""
+    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`.
+
+    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every weight's
+    gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the schedule.
+    """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
         super().__init__(parameters, **settings)
         self._max_norm = max_norm
         self.norm = math.nan
+        self.overflow = False
 
     def step(self, closure: Any = None) -> Any:
         parameters = [p for group in self.param_groups for p in group["params"]]
         self.norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_norm))
-        return super().step(closure)
+        self.overflow = not math.isfinite(self.norm)
+        return None if self.overflow else super().step(closure)
 
 
 def load_model(config: Config) -> Any:

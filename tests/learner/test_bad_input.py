@@ -1,0 +1,196 @@
+"""What the learner cannot use never reaches the weights: unusable messages, and losses or gradients not finite."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+import torch
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.load import load
+from common.queue import Producer
+from common.redis import connect, connect_async
+from common.types import Group, Rollout, VersionSpan
+from common.wire import encode_group
+from deploy.redis_server import RedisServer
+from learner.batch import MicroBatch, Sample, make_micro_batch
+from learner.feed import Planner, Vocabulary
+
+VOCABULARY = Vocabulary("tok", 64)
+GAMMA = 4
+
+
+@pytest.fixture
+def config() -> Config:
+    settings = [
+        "run.name=r",
+        f"rollout.prompts_per_batch={GAMMA}",
+        "rollout.shards=1",
+        "learner.wait_limit_s=1",
+        "learner.max_dead_in_a_row=10",
+    ]
+    return load("tiny", settings)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as running:
+        yield running
+
+
+def group(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5, length: int = 6) -> Group:
+    rollouts = tuple(
+        Rollout(
+            np.full(length, token, np.int32),
+            np.full(length, -1.0, np.float32),
+            "stop",
+            (VersionSpan(0, 0, length),),
+            "A",
+            {"accuracy": float(j), "format": 1.0},
+        )
+        for j in range(2)
+    )
+    prompt = np.array([4, 5], dtype=np.int32)
+    return Group(run, 0, index, 0, 0, "hit_utility", (1.0, 1.0), tokenizer, 2, prompt, rollouts)
+
+
+def push(config: Config, server: RedisServer, groups: list[Group]) -> None:
+    async def all_of_them() -> None:
+        client = connect_async(server.url)
+        for one in groups:
+            await Producer(client, config).push(one)
+        await client.aclose()
+
+    asyncio.run(all_of_them())
+
+
+def push_raw(client: redis.Redis, one: Group, payload: bytes) -> None:
+    """What a broken or foreign producer could put in the stream, under the envelope of `one`."""
+    client.xadd(Keys("r").groups, {"id": one.id, "batch": one.batch, "group": payload})
+
+
+def dead(client: redis.Redis) -> list[str]:
+    return [fields[b"reason"].decode() for _, fields in client.xrange(Keys("r").dead)]
+
+
+def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
+    config: Config, server: RedisServer
+) -> None:
+    client = connect(server.url)
+    push(config, server, [group(0), group(1)])
+    push_raw(client, group(10), b"\x00not msgpack")
+    push_raw(client, group(11), encode_group(group(11, tokenizer="another")))
+    push_raw(client, group(12), encode_group(group(12, run="another")))
+    push_raw(client, group(13), encode_group(group(13, token=64)))
+    push_raw(client, group(14), encode_group(group(15)))
+    push_raw(client, group(16), encode_group(group(16, length=config.rollout.max_response_tokens + 1)))
+    push(config, server, [group(2), group(3)])
+    planner = Planner(client, config, VOCABULARY, 0)
+    planner.plan(0, lambda: None)
+    assert sorted(row.group for row in planner._ledger.step(0) or []) == [group(i).id for i in range(4)]
+    reasons = dead(client)
+    assert len(reasons) == 6
+    for reason, word in zip(
+        reasons, ["", "tokenizer", "run", "64", "came as", "max_response_tokens"], strict=True
+    ):
+        assert word in reason
+
+
+def test_ten_unusable_groups_in_a_row_stop_the_run_and_name_the_last_reason(
+    config: Config, server: RedisServer
+) -> None:
+    client = connect(server.url)
+    for index in range(10):
+        push_raw(client, group(index), encode_group(group(index, tokenizer="another")))
+    with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer"):
+        Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
+    assert len(dead(client)) == 10
+
+
+def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
+    config: Config, server: RedisServer
+) -> None:
+    client = connect(server.url)
+    for index in range(9):
+        push_raw(client, group(index), b"x")
+    push(config, server, [group(20 + i) for i in range(GAMMA)])
+    for index in range(9, 18):
+        push_raw(client, group(index), b"x")
+    Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
+    assert len(dead(client)) == 18
+
+
+def test_a_learner_that_hears_nothing_says_so_instead_of_waiting_for_ever(
+    config: Config, server: RedisServer
+) -> None:
+    with pytest.raises(RunError, match="step 0 has waited 1 s for groups"):
+        Planner(connect(server.url), config, VOCABULARY, 0).plan(0, lambda: None)
+
+
+def micro_batch(*advantages: float) -> MicroBatch:
+    rng = np.random.default_rng(0)
+    samples = [
+        Sample(
+            np.arange(4, 9, dtype=np.int32),
+            rng.integers(4, 60, 8).astype(np.int32),
+            np.full(8, -2.0, np.float32),
+            advantage,
+            0.1,
+            np.ones(8, dtype=bool),
+        )
+        for advantage in advantages
+    ]
+    return make_micro_batch(samples, packed=False)
+
+
+class Exploding(torch.autograd.Function):
+    """Values pass unchanged, their gradient becomes infinite."""
+
+    @staticmethod
+    def forward(ctx: object, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * float("inf")
+
+
+@pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One for all tests here: DeepSpeed remembers the first group of a process."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DS_ACCELERATOR", "cpu")
+        environment.setenv("LOCAL_RANK", "0")
+        store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+        yield
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("wrong", ["loss", "gradient"])
+def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone(
+    process_group: None, wrong: str, stage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.engine import Engine
+
+    engine = Engine(load("tiny", [f"learner.zero_stage={stage}"]), 0, 1)
+    assert engine.step([micro_batch(1.0, -1.0)]).applied
+    before = {name: tensor.clone() for name, tensor in engine.gathered()}
+    forward = engine._forward
+    with monkeypatch.context() as broken:
+        if wrong == "gradient":
+            broken.setattr(engine, "_forward", lambda *a: (Exploding.apply(forward(*a)[0]), forward(*a)[1]))
+        refused = engine.step([micro_batch(1.0, float("nan") if wrong == "loss" else -1.0)])
+    assert not refused.applied
+    assert all(torch.equal(before[name], tensor) for name, tensor in engine.gathered())
+    again = engine.step([micro_batch(1.0, -1.0)])
+    assert again.applied
+    assert again.learning_rate == refused.learning_rate
+    assert all(bool(torch.isfinite(tensor).all()) for _, tensor in engine.gathered())
