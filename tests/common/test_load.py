@@ -1,0 +1,115 @@
+"""A configuration loads from a file, a Serve file or a preset; every mistake in it is one clear line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from common.errors import ConfigError
+from common.load import check_paths, differences, dump_yaml, from_args, load
+
+GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
+
+
+def written(tmp_path: Path, value: object) -> str:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(value if isinstance(value, str) else yaml.safe_dump(value))
+    return str(path)
+
+
+def test_a_configuration_comes_back_from_its_own_dump(tmp_path: Path) -> None:
+    config = load(written(tmp_path, GOOD), ["rollout.group_size=16", "reward.weights={accuracy: 1.0}"])
+    assert (config.rollout.group_size, config.reward.weights) == (16, {"accuracy": 1.0})
+    assert load(written(tmp_path, dump_yaml(config))) == config
+
+
+def test_a_serve_file_carries_the_experiment_as_its_arguments(tmp_path: Path) -> None:
+    serve = {"applications": [{"name": "hora", "args": GOOD, "deployments": [{"name": "generator"}]}]}
+    assert load(written(tmp_path, serve)) == from_args(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "line"),
+    [
+        ("rollout", {"group_sise": 4}, "rollout.group_sise: unknown key; did you mean group_size?"),
+        ("rolout", {}, "rolout: unknown key; did you mean rollout?"),
+        ("model", {}, "model.path: is required"),
+        (
+            "rollout",
+            {"pre_rollouts": 32},
+            "rollout.pre_rollouts (32) must be smaller than rollout.group_size",
+        ),
+        ("rollout", {"shards": 7}, "rollout.shards (7) must divide rollout.prompts_per_batch (60)"),
+        ("rollout", {"temperature": 0}, "rollout.temperature (0): Input should be greater than 0"),
+        ("rollout", {"top_p": 0.9}, "rollout.top_p (0.9): must be 1.0"),
+        ("learner", {"zero_stage": 4}, "learner.zero_stage (4): Input should be 0, 1, 2 or 3"),
+        ("queue", {"capacity": 10}, "queue.capacity (10) must be at least"),
+        ("reward", {"weights": {"style": 1.0}}, "unknown reward 'style'"),
+    ],
+)
+def test_each_mistake_is_one_line_with_key_value_and_reason(
+    tmp_path: Path, section: str, values: dict[str, Any], line: str
+) -> None:
+    path = written(tmp_path, {**GOOD, section: values})
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_mistakes_are_several_lines(tmp_path: Path) -> None:
+    path = written(tmp_path, {**GOOD, "rollout": {"a": 1}, "learner": {"steps": 0}})
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: [", "not YAML"),
+        ("- 1", "must hold sections such as model: and rollout:, not list"),
+        ("applications: []", "applications: must list one application"),
+        ("applications: [{name: hora}]", r"applications\[0\].args: must hold the experiment"),
+        ("!!python/object/apply:os.getcwd []", "not YAML"),
+    ],
+)
+def test_a_file_that_holds_no_experiment_says_so(tmp_path: Path, text: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        load(written(tmp_path, text))
+
+
+def test_a_name_that_is_neither_file_nor_preset_is_answered_with_the_presets() -> None:
+    with pytest.raises(ConfigError, match=r"nowhere: no such file, and not one of the presets \(.*tiny"):
+        load("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("rollout.group_size", "write section.key=value"),
+        ("data.path.x=1", "path is not a section"),
+        ("a=[", "is not a YAML"),
+    ],
+)
+def test_an_override_that_cannot_be_applied_is_refused(tmp_path: Path, override: str, line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        load(written(tmp_path, GOOD), [override])
+
+
+def test_a_missing_model_folder_and_data_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path \(.*gone\): no such file or folder"):
+        check_paths(from_args({**GOOD, "model": {"path": str(tmp_path / "gone")}}))
+    with pytest.raises(ConfigError, match=r"data\.path \(.*gone\.jsonl\): no such file"):
+        check_paths(from_args({**GOOD, "data": {"path": "gone.jsonl"}}))
+    with pytest.raises(ConfigError, match=r"holds no config\.json"):
+        check_paths(from_args({**GOOD, "model": {"path": str(tmp_path)}}))
+    check_paths(from_args(GOOD))
+
+
+def test_two_configurations_are_compared_key_by_key() -> None:
+    other = from_args({**GOOD, "rollout": {"group_size": 16}})
+    assert differences(from_args(GOOD), other) == ["rollout.group_size: 32 != 16"]
+    assert differences(other, other.model_dump(mode="json")) == []
