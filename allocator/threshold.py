@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -27,7 +28,7 @@ def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> In
     first = np.cumsum(all_ - sure) - (all_ - sure)
     levels = np.arange(len(prompts)) - first[prompts] + sure[prompts]
     gains = rule.log_gain(post[prompts], levels)
-    order = _cut(rule, post, gains, prompts, levels, left)
+    order = _cut(rule, post, gains, left, lambda e: (prompts[e], levels[e]))
     np.add.at(extra, prompts[order[:left]], 1)
     return extra
 
@@ -35,7 +36,7 @@ def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> In
 def _by_table(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
     """All gains down to a depth that is doubled until no deeper one can be taken."""
     n, deepest = len(post), min(budget, int(room.max()))
-    depth = min(deepest, 4 * (budget // n) + 32)
+    depth = min(deepest, 8 * (budget // n) + 32)
     while True:
         gains = rule.log_table(post, depth)
         if depth >= deepest or _enough(gains, budget, room):
@@ -44,8 +45,7 @@ def _by_table(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
     refuse_rising(rule, gains)
     if bool((room < depth).any()):
         gains = np.where(np.arange(depth) < room[:, None], gains, -np.inf)
-    entries = np.arange(n * depth)
-    order = _cut(rule, post, gains.ravel(), entries // depth, entries % depth, budget)
+    order = _cut(rule, post, gains.ravel(), budget, lambda e: (e // depth, e % depth))
     return np.bincount(order[:budget] // depth, minlength=n)
 
 
@@ -54,8 +54,10 @@ def _enough(gains: Float, budget: int, room: Int) -> bool:
     deeper = gains[room > gains.shape[1], -1]
     if not deeper.size:
         return True
-    allowed = np.arange(gains.shape[1]) < room[:, None]
-    return int(np.count_nonzero((gains > deeper.max() + NEAR) & allowed)) >= budget
+    above = gains > deeper.max() + NEAR
+    if len(deeper) < len(room):
+        above &= np.arange(gains.shape[1]) < room[:, None]
+    return int(np.count_nonzero(above)) >= budget
 
 
 def _bracket(rule: Marginal, post: Posterior, budget: int, room: Int) -> tuple[Int, Int]:
@@ -110,19 +112,27 @@ def _corrected(rule: Marginal, post: Posterior, x: float, room: Int) -> Int:
     return levels
 
 
-def _cut(rule: Marginal, post: Posterior, gains: Float, prompts: Int, levels: Int, left: int) -> Int:
-    """The band's entries with the `left` that are taken in front; only those float64 cannot tell apart are exact."""
+def _cut(
+    rule: Marginal, post: Posterior, gains: Float, left: int, where: Callable[[Int], tuple[Int, Int]]
+) -> Int:
+    """The entries with the `left` that are taken in front; only those float64 cannot tell apart are exact.
+
+    `where` gives the prompts and levels of entries: few are asked for, so no such array is made of the whole table.
+    """
     if left <= 0 or left >= len(gains):
         return np.arange(len(gains))
     cut = np.partition(gains, len(gains) - left)[len(gains) - left]
-    above, near = np.flatnonzero(gains > cut + NEAR), np.flatnonzero(np.abs(gains - cut) <= NEAR)
+    taken = np.flatnonzero(gains >= cut - NEAR)
+    is_near = gains[taken] <= cut + NEAR
+    above, near = taken[~is_near], taken[is_near]
+    prompts, levels = where(near)
     exact = None
     if rule.exact is not None:
         fraction = rule.exact
 
         def exact(e: int) -> Fraction:
-            i, k = int(prompts[near[e]]), int(levels[near[e]])
+            i, k = int(prompts[e]), int(levels[e])
             return fraction(Fraction(post.alpha[i]), Fraction(post.beta[i]), int(post.trials[i]), k)
 
-    order = exact_order(gains[near], post.successes[prompts[near]], prompts[near], exact)
+    order = exact_order(gains[near], post.successes[prompts], prompts, exact)
     return np.concatenate([above, near[order]])
