@@ -63,7 +63,6 @@ class RedisServer:
                 [executable(), str(config)], stdout=log, stderr=log, start_new_session=True
             )
         (self.folder / "pid").write_text(str(self._process.pid))
-        (self.folder / "url").write_text(self.url)
         url = self.folder / "url"
         url.touch(mode=0o600)
         url.write_text(self.url)
@@ -128,16 +127,24 @@ class RedisServer:
     def _end_leftover(self) -> None:
         """A launcher that was killed leaves its server running on our files: end that one, by its id, first."""
         file = self.folder / "pid"
-        if not file.exists():
-            return
-        pid = int(file.read_text())
-        command = Path(f"/proc/{pid}/cmdline")
-        if command.exists() and b"redis" in command.read_bytes():
-            os.kill(pid, signal.SIGTERM)
+        text = file.read_text() if file.exists() else ""
+        if text.isdigit() and self._serves_here(int(text)):
+            os.kill(int(text), signal.SIGTERM)
             deadline = time.monotonic() + STOP_S
-            while command.exists() and time.monotonic() < deadline:
+            while self._serves_here(int(text)) and time.monotonic() < deadline:
                 time.sleep(0.05)
         file.unlink(missing_ok=True)
+
+    def _serves_here(self, pid: int) -> bool:
+        """Whether that process is a Redis on this folder: a number may have passed on to somebody else's process."""
+        process = Path(f"/proc/{pid}")
+        try:
+            return (
+                b"redis" in (process / "cmdline").read_bytes()
+                and (process / "cwd").resolve(strict=True) == self.folder
+            )
+        except OSError:
+            return False
 
 
 def executable() -> str:

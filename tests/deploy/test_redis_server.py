@@ -1,0 +1,75 @@
+"""The embedded Redis keeps to its folder: it takes up after a killed launcher, and ends nobody else's server."""
+
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from common.errors import RunError
+from common.redis import connect
+from deploy.redis_server import RedisServer, executable
+
+
+def test_a_server_that_a_killed_launcher_left_is_ended_and_its_data_found(tmp_path: Path) -> None:
+    left = RedisServer(tmp_path / "redis")
+    left.start()
+    connect(left.url).set("key", "value")
+    with RedisServer(tmp_path / "redis") as server:
+        assert server.pid != left.pid
+        assert left._process is not None
+        assert left._process.wait(10) == 0
+        assert connect(server.url).get("key") == b"value"
+
+
+def test_a_server_that_was_killed_itself_comes_back_with_all_that_it_confirmed(tmp_path: Path) -> None:
+    killed = RedisServer(tmp_path / "redis")
+    killed.start()
+    client = connect(killed.url)
+    for i in range(200):
+        client.rpush("list", i)
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed._process is not None
+    killed._process.wait()
+    with RedisServer(tmp_path / "redis") as server:
+        assert connect(server.url).llen("list") == 200
+
+
+@pytest.mark.parametrize("torn", ["", "12x"])
+def test_a_torn_pid_file_is_no_obstacle(tmp_path: Path, torn: str) -> None:
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "redis" / "pid").write_text(torn)
+    with RedisServer(tmp_path / "redis") as server:
+        assert connect(server.url).ping()
+
+
+def test_another_runs_server_that_got_the_number_of_ours_is_left_alone(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "other") as other:
+        (tmp_path / "redis").mkdir()
+        (tmp_path / "redis" / "pid").write_text(str(other.pid))
+        with RedisServer(tmp_path / "redis") as server:
+            assert server.pid != other.pid
+            assert connect(other.url).ping()
+
+
+def test_password_and_address_are_its_owners_alone_and_no_port_is_open(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        for name in ("password", "redis.conf", "url", "redis.sock"):
+            assert stat.S_IMODE((server.folder / name).stat().st_mode) & 0o077 == 0, name
+        assert (server.folder / "password").read_text() not in server.url
+        assert connect(server.url).config_get("port") == {"port": "0"}
+        with pytest.raises(RunError, match="refuses"):
+            connect(server.url.split("?")[0])
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "redis" / "appendonly.aof").write_text("this is no append-only file\n")
+    with pytest.raises(RunError, match=r"did not start .*see .*redis\.log"):
+        RedisServer(tmp_path / "redis").start()
+    assert not (tmp_path / "redis" / "pid").exists()
+
+
+def test_a_server_of_the_needed_version_is_found() -> None:
+    assert Path(executable()).is_file()
