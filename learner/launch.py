@@ -9,9 +9,10 @@ from typing import Any
 
 from common import logs
 from common.config import Config
-from common.errors import RunError
+from common.errors import HoraError, RunError
 
 RESTARTS = 10
+STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the driver and for a next attempt
 
 
 def run(config: Config, redis_url: str, run_dir: str) -> None:
@@ -23,6 +24,8 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    stopped = Path(run_dir) / STOPPED
+    stopped.unlink(missing_ok=True)
     gpus = ray.cluster_resources().get("GPU", 0) > 0
     trainer = TorchTrainer(
         _worker,
@@ -47,6 +50,8 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         trainer.fit()
     except Exception as error:
         raise RunError(reason(error)) from error
+    if stopped.exists():
+        raise RunError(f"the learner stopped: {stopped.read_text()}")
 
 
 def _worker(arguments: dict[str, Any]) -> None:
@@ -55,6 +60,9 @@ def _worker(arguments: dict[str, Any]) -> None:
     from learner.engine import set_device
     from learner.train import train
 
+    stopped = Path(arguments["run_dir"]) / STOPPED
+    if stopped.exists():
+        return
     config = Config.model_validate(arguments["config"])
     context = ray_train.get_context()
     logs.configure(config.telemetry.logs, run=config.run.name, part=f"learner/{context.get_world_rank()}")
@@ -69,9 +77,10 @@ def _worker(arguments: dict[str, Any]) -> None:
             context.get_world_rank(),
             context.get_world_size(),
         )
-    except RunError as error:
-        # Another try would meet the same wall: stop for good, and let the driver find the reason.
-        (Path(arguments["run_dir"]) / "stopped.txt").write_text(str(error))
+    except HoraError as error:
+        # Raising ends the other ranks, which may be waiting in a collective. Ray Train then starts all ranks again;
+        # another try would meet the same wall, so they find the reason and return, and the driver raises it.
+        stopped.write_text(str(error))
         raise
 
 
