@@ -46,13 +46,16 @@ def direct(config: Config, batches: int) -> float:
 
         async def batch(number: int) -> int:
             rows = batch_rows(number, rollout.prompts_per_batch, len(prompts), config.run.seed)
+            # The requests of a shard under the uniform rule: G0 samples and G - G0 samples of every prompt.
+            sizes = (("A", rollout.pre_rollouts), ("B", rollout.group_size - rollout.pre_rollouts))
             work = [
                 engine.generate(
                     prompts[row].tokens,
-                    rollout.group_size,
-                    sample_seed(0, e, row, "A", 0),
+                    n,
+                    sample_seed(config.run.seed, e, row, phase, 0),
                     rollout.temperature,
                 )
+                for phase, n in sizes
                 for e, row in rows
             ]
             return sum(len(c.tokens) for cs in await asyncio.gather(*work) for c in cs)

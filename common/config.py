@@ -71,7 +71,7 @@ class Rollout(Section):
     )
     pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
     shards: Count = Field(4, description="A batch is cut into so many shards, each allocated on its own.")
-    shards_in_flight: Count = Field(4, description="Shards that one coordinator works on at the same time.")
+    shards_in_flight: Count = Field(8, description="Shards that one coordinator works on at the same time.")
     max_staleness: int = Field(
         1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
     )
