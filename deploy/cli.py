@@ -153,6 +153,15 @@ def stop(run: RunFolder) -> None:
 
 
 @app.command()
+def audit(run: RunFolder) -> None:
+    """Prove from a run's records that no group is missing or doubled and that budgets and staleness held."""
+    from deploy.audit import audit_run
+
+    if not audit_run(run):
+        raise typer.Exit(1)
+
+
+@app.command()
 def demo_model(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
     seed: Annotated[int, typer.Option(help="Seed of initialisation and data.")] = 0,

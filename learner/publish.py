@@ -36,12 +36,14 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from common.config import Config
 from common.errors import RunError
+from common.keys import Keys
 from common.weights import Manifest, advance, announce
 from learner.engine import DTYPES, Engine
 
 log = structlog.get_logger(__name__)
 SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 KEPT_FILES = 2
+SILENT_S = 5.0
 APP, DEPLOYMENT = "hora", "generator"
 
 
@@ -271,12 +273,13 @@ class Publisher:
             self._form_group()
             self._broadcast.version = version
             self._nccl.send_weights()
-        self._published(version, time.monotonic() - began)
+        if self._rank == 0:
+            self._published(version, time.monotonic() - began)
 
     def _form_group(self) -> None:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        members = running_replicas()
+        members = running_replicas(self._redis, self._config.run.name)
         if members == self._members and self._nccl is not None:
             return
         if self._nccl is not None:
@@ -296,16 +299,17 @@ class Publisher:
         self._members = members
 
 
-def running_replicas() -> tuple[str, ...]:
-    """Ids of the generator replicas that serve now. Raises RunError when there is none to send to."""
-    from ray import serve
-
-    status = serve.status().applications.get(APP)
-    deployment = status.deployments.get(DEPLOYMENT) if status else None
-    running = deployment.replica_states.get("RUNNING", 0) if deployment else 0
-    if not running:
+def running_replicas(client: Any, run: str) -> tuple[str, ...]:
+    """Names of the generator replicas that are alive. Raises RunError when there is none to send to."""
+    parts = client.hgetall(Keys(run).parts)
+    alive = [
+        name.decode()
+        for name, text in parts.items()
+        if name.startswith(b"generator/") and time.time() - json.loads(text)["seen"] < SILENT_S
+    ]
+    if not alive:
         raise RunError("no generator replica is running: `serve status` says why")
-    return tuple(str(i) for i in range(running))
+    return tuple(sorted(alive))
 
 
 class _watchdog:

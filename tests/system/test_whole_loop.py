@@ -13,6 +13,7 @@ import redis
 from common.keys import Keys
 from common.redis import connect
 from common.wire import decode_plan
+from deploy.audit import audit_run
 from deploy.redis_server import RedisServer
 
 STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
@@ -89,6 +90,10 @@ def test_weights_change_in_the_generator_and_stay_those_of_the_learner(finished:
     # float32 on both sides: the same tokens on the same version have the same log-probs.
     assert all(s["drift"] < 1e-4 for s in steps if "drift" in s)
     assert any(s["grad_norm"] > 0 for s in steps)
+
+
+def test_the_audit_finds_nothing(finished: tuple[int, Path]) -> None:
+    assert audit_run(finished[1])
 
 
 def test_the_model_loads_and_differs_from_the_initial_one(finished: tuple[int, Path]) -> None:

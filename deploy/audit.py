@@ -1,0 +1,35 @@
+"""`hora audit RUN`: the pure audit on a run's own records, live or finished."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from common.audit import audit, gather
+from common.errors import RunError
+from common.load import load
+from common.redis import connect
+from deploy.redis_server import RedisServer
+from deploy.runs import RunFile
+
+
+def audit_run(run: Path) -> bool:
+    """Print every finding, or that there is none; True when there is none.
+
+    A finished run's embedded Redis is started on its files for the length of the audit. Raises RunError where the
+    folder holds no run or no trained group.
+    """
+    record, groups = RunFile(run).read(), run / "groups.jsonl"
+    if not groups.exists():
+        raise RunError(f"{groups}: no such file; a run writes it from its first step on")
+    with ExitStack() as exits:
+        url = (
+            RunFile(run).redis_url() if record.alive else exits.enter_context(RedisServer(run / "redis")).url
+        )
+        lines = groups.read_text().splitlines()
+        found = audit(load(str(run / "config.yaml")), gather(connect(url), record.run, lines))
+    print(
+        "\n".join(found)
+        or f"{record.run}: {len(lines)} groups, none missing, none doubled, budgets and bounds held"
+    )
+    return not found
