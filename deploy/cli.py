@@ -194,11 +194,17 @@ def fit(
 
 
 @prior.command()
-def calibrate(run: RunFolder) -> None:
-    """Reliability and log-loss of the prior a run used, against the outcomes that followed."""
+def calibrate(
+    run: RunFolder,
+    name: Annotated[str | None, typer.Option(help="Replay this prior; else the one the run used.")] = None,
+    features: Annotated[
+        str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")
+    ] = None,
+) -> None:
+    """Reliability and log-loss of a prior against the outcomes that followed."""
     from deploy.priors import calibrate as show
 
-    show(run)
+    show(run, name, features)
 
 
 def main() -> None:

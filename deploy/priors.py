@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.coordinator import render_prompts
-from actors.priors import features_of
+from actors.priors import features_of, prior_of
 from allocator.calibration import log_loss, reliability
 from allocator.priors import make_prior
 from allocator.priors.files import save_state
@@ -46,26 +46,48 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     return path
 
 
-def calibrate(run: Path) -> None:
-    """How the prior that a run used agrees with the Phase A outcomes that followed: reliability and log-loss.
+def calibrate(run: Path, name: str | None = None, features: str | None = None) -> None:
+    """How a prior's p̂ agrees with the Phase A outcomes that followed it: reliability and log-loss.
 
-    Prints both and draws RUN/calibration.png and .svg.
+    Without `name` the prior that the run used, as it was recorded; with it, any prior replayed over the run: before each
+    batch it predicts, after it it learns, as it would have during training. Prints both figures and draws
+    RUN/calibration-NAME.png and .svg.
     """
     records = _records(run)
-    alpha = np.array([r["prior_alpha"] for r in records])
-    rate = alpha / (alpha + np.array([r["prior_beta"] for r in records]))
+    rate = _recorded(records) if name is None else _replayed(run, records, name, features)
+    name = name or str(records[0]["prior"])
     successes, trials = np.array([r["successes"] for r in records]), np.array([r["trials"] for r in records])
     found = reliability(rate, successes, trials)
-    table = Table(
-        title=f"{records[0]['prior']}: log-loss {log_loss(rate, successes, trials):.4f} per rollout"
-    )
+    table = Table(title=f"{name}: log-loss {log_loss(rate, successes, trials):.4f} per rollout")
     for column in ("predicted", "observed", "prompts"):
         table.add_column(column, justify="right")
     for predicted, observed, count in zip(found.predicted, found.observed, found.prompts, strict=True):
         table.add_row(f"{predicted:.3f}", f"{observed:.3f}", str(int(count)))
-    Console().print(table)
-    save(reliability_figure(found, records[0]["prior"]), run, "calibration")
-    Console().print(f"reliability diagram: {run / 'calibration.png'}", markup=False, soft_wrap=True)
+    console = Console()
+    console.print(table)
+    save(reliability_figure(found, name), run, f"calibration-{name}")
+    console.print(f"reliability diagram: {run / f'calibration-{name}.png'}", markup=False, soft_wrap=True)
+
+
+def _recorded(records: list[dict]) -> np.ndarray:
+    alpha = np.array([r["prior_alpha"] for r in records])
+    return np.asarray(alpha / (alpha + np.array([r["prior_beta"] for r in records])))
+
+
+def _replayed(run: Path, records: list[dict], name: str, features: str | None) -> np.ndarray:
+    """p̂ of each record under prior `name`, which has learned from the batches before it and from no other."""
+    config = _configured(run, name, features)
+    prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
+    prior = prior_of(config, prompts)
+    index, successes, trials = outcomes(records)
+    batches = np.array([r["batch"] for r in records])
+    rate = np.empty(len(records))
+    for batch in np.unique(batches):
+        here = batches == batch
+        alpha, beta = prior.predict(index[here])
+        rate[here] = alpha / (alpha + beta)
+        prior.update(index[here], successes[here], int(trials[here][0]))
+    return rate
 
 
 def _configured(run: Path, name: str, features: str | None) -> Config:

@@ -33,6 +33,7 @@ def run(tmp_path: Path) -> Path:
                 "prior": "fixed",
                 "prior_alpha": 1.0,
                 "prior_beta": 1.0,
+                "batch": p.index // 20,
             }
             file.write(json.dumps(record) + "\n")
     return folder
@@ -63,7 +64,7 @@ def test_features_are_computed_once_and_kept_with_the_run(run: Path) -> None:
 def test_calibration_is_printed_and_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrate(run)
     assert "log-loss 0.6931 per rollout" in capsys.readouterr().out
-    assert (run / "calibration.png").stat().st_size > 5000
+    assert (run / "calibration-fixed.png").stat().st_size > 5000
 
 
 def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
@@ -74,3 +75,15 @@ def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
     (run / "groups.jsonl").write_text("")
     with pytest.raises(RunError, match="is empty"):
         calibrate(run)
+
+
+def test_any_prior_is_replayed_over_a_run_and_an_online_one_learns_as_it_goes(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {}
+    for name in ("fixed", "hidden-online"):
+        calibrate(run, name)
+        losses[name] = float(capsys.readouterr().out.split("log-loss ")[1].split()[0])
+    assert losses["fixed"] == pytest.approx(0.6931, abs=1e-4)
+    assert losses["hidden-online"] < 0.68  # the slow average that predicts has seen ten cycles
+    assert (run / "calibration-hidden-online.png").exists()
