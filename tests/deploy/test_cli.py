@@ -22,7 +22,7 @@ def hora(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.startswith("hora: ")
     assert "Traceback" not in done.stderr
@@ -56,7 +56,7 @@ def test_an_impossible_value_is_named_with_its_key_and_the_reason(
     with pytest.raises(SystemExit) as stopped:
         main()
     out = capsys.readouterr()
-    refused(subprocess.CompletedProcess([], int(stopped.value.code or 0), out.out, out.err), *words)
+    assert_refused(subprocess.CompletedProcess([], int(stopped.value.code or 0), out.out, out.err), *words)
 
 
 def test_a_valid_configuration_says_what_it_would_do() -> None:
@@ -84,7 +84,9 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         settings = ["-s", f"telemetry.http_port={port}", "-s", f"run.folder={tmp_path}"]
-        refused(hora("run", "tiny", *settings), f"127.0.0.1:{port} cannot be used", "telemetry.http_port")
+        assert_refused(
+            hora("run", "tiny", *settings), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
+        )
     assert not (tmp_path / "tiny" / "redis").exists()
 
 
@@ -97,25 +99,27 @@ def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
         "-s",
         "telemetry.http_port=0",
     ]
-    refused(
+    assert_refused(
         hora("run", "tiny", *settings), "too little memory", "generator.replicas = 100000", "GiB are free"
     )
 
 
 def test_an_unreachable_redis_is_named_without_its_password() -> None:
     done = hora("train", "tiny", HORA_REDIS_URL="redis://:secret@127.0.0.1:1/0")
-    refused(done, "no Redis answers at redis://127.0.0.1:1/0", "queue.url or HORA_REDIS_URL")
+    assert_refused(done, "no Redis answers at redis://127.0.0.1:1/0", "queue.url or HORA_REDIS_URL")
     assert "secret" not in done.stderr
 
 
 def test_training_without_a_redis_says_where_to_name_one() -> None:
-    refused(hora("train", "tiny"), "queue.url is not set")
+    assert_refused(hora("train", "tiny"), "queue.url is not set")
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.yaml").write_text("model: {path: x}\n")
-    refused(hora("run", "tiny", "-s", f"run.folder={tmp_path}"), "holds a run already", "--resume", "--fresh")
+    assert_refused(
+        hora("run", "tiny", "-s", f"run.folder={tmp_path}"), "holds a run already", "--resume", "--fresh"
+    )
 
 
 def test_help_answers_without_loading_the_frameworks() -> None:
