@@ -36,6 +36,7 @@ from common.prompts import load_tokenizer, render, render_text
 from common.rewards import extract_answer, format_reward, math_equal, quick_verdict, usable_gold
 
 SETTINGS = (
+    "data.path=arithmetic:3-6",
     "rollout.prompts_per_batch=16",
     "rollout.group_size=8",
     "rollout.pre_rollouts=4",
@@ -44,7 +45,7 @@ SETTINGS = (
     "allocation.rule=uniform",
     "learner.steps=30",
     "learner.checkpoint_every=1000",
-    "learner.optimizer.learning_rate=3.0e-4",
+    "learner.optimizer.learning_rate=1.0e-4",
     "evaluation.path=null",
     "telemetry.http_port=0",
 )

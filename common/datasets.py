@@ -96,14 +96,18 @@ def load_held_out(config: Config, usable: Usable | None = None) -> Dataset:
 
 
 def find_leaks(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[Leak]:
+    """`equal_problems` against JSONL files with a `problem` column; raises DataError when one cannot be read."""
+    return equal_problems(rows, {path: load_dataset(Data(path=path)).rows for path in benchmarks})
+
+
+def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
     """Training rows whose problem equals a benchmark problem but for case, spacing and punctuation marks at the
-    ends. `benchmarks` are JSONL files with a `problem` column; raises DataError when one cannot be read.
+    ends. `benchmarks` are problems by the name that a leak is reported with.
     """
     known: dict[str, tuple[str, int]] = {}
-    for path in benchmarks:
-        problems = load_dataset(Data(path=path)).rows
+    for name, problems in benchmarks.items():
         for number, row in enumerate(problems, start=1):
-            known.setdefault(_normalised(row.problem), (path, number))
+            known.setdefault(_normalised(row.problem), (name, number))
     hits = ((row, known.get(_normalised(row.problem))) for row in rows)
     return [Leak(row.index, hit[0], hit[1], row.problem) for row, hit in hits if hit is not None]
 

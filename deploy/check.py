@@ -10,11 +10,12 @@ import psutil
 from rich.console import Console
 
 from common.config import Config
-from common.datasets import find_leaks, load_dataset, load_held_out
+from common.datasets import load_dataset, load_held_out
 from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
 from common.rewards import usable_gold
+from evaluation.benchmarks import known_leaks
 
 GIB = 2**30
 # Measured on CPU: the three processes of a replica beside its weights, one learner rank, Ray with Redis.
@@ -41,7 +42,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
             f"data.path {config.data.path}: {len(lengths) - too_long} usable prompts are fewer than "
             f"rollout.prompts_per_batch = {config.rollout.prompts_per_batch}; use more rows or a smaller batch"
         )
-    for leak in find_leaks(dataset.rows, config.data.benchmarks):
+    for leak in known_leaks(config, dataset.rows):
         console.print(
             f"warning: training row {leak.index} equals row {leak.row} of {leak.benchmark}", markup=False
         )

@@ -108,8 +108,9 @@ def evaluate(
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
     from common.load import load
     from deploy.local import evaluate_local
+    from evaluation.benchmarks import parse_ks
 
-    ks = tuple(int(part) for part in k.split(",")) if k else None
+    ks = parse_ks(k) if k else None
     names = benchmark.split(",")
     evaluate_local(load(config, [*(set_ or ()), f"model.path={model}"]), names, samples, ks, out)
 

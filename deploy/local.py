@@ -22,7 +22,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import check_paths, differences, dump_yaml, load
 from deploy.check import check_machine, check_memory, free_port
-from deploy.evaluation import evaluate_benchmark, evaluate_run
+from deploy.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
 from deploy.progress import progress
 from deploy.redis_server import RedisServer
 from deploy.runs import RunFile, issue_token
@@ -48,6 +48,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             update={"telemetry": config.telemetry.model_copy(update={"http_port": port})}
         )
     check_machine(config)
+    warn_of_leaks(config, console)
     record = RunFile(run_dir)
     record.start(config.run.name, os.getpid(), http_port=config.telemetry.http_port)
     hint = f"resume with: hora run {run_dir / CONFIG} --resume"
@@ -74,11 +75,20 @@ def evaluate_local(
     """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine."""
     console = Console()
     check_paths(config)
-    chosen = [find_benchmark(name).sized(samples, ks) for name in names]
+    chosen = [find_benchmark(name).sized(samples, ks) for name in dict.fromkeys(names)]
+    problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
     check_memory(config)
-    with stack(config, out.resolve(), console, train=False):
-        for benchmark in chosen:
-            evaluate_benchmark(config, benchmark, out.resolve(), console)
+    try:
+        with stack(config, out.resolve(), console, train=False):
+            for benchmark, its_problems in zip(chosen, problems, strict=True):
+                evaluate_benchmark(config, benchmark, its_problems, out.resolve(), console)
+    except (KeyboardInterrupt, SystemExit):
+        console.print(
+            f"\nstopped; every sample drawn is kept in {out}: the same command goes on",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise SystemExit(130) from None
 
 
 def _prepare(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.config import Config, Data
-from common.datasets import DataError
+from common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
 
 _DATA = Path(__file__).parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)
@@ -15,7 +16,8 @@ _TO_1024 = (*_TO_256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`samples` is N, `ks` the K at which Pass@K is reported. `path` is a JSONL file or a Hugging Face name."""
+    """`samples` is N, `ks` the K at which Pass@K is reported. `path` is a JSONL file, a Hugging Face name or
+    `arithmetic`, whose held-out split it is then."""
 
     name: str
     title: str
@@ -26,11 +28,14 @@ class Benchmark:
     def data(self, like: Data) -> Data:
         """Where its problems are, rendered as the training prompts `like` were."""
         columns = {"prompt_field": "problem", "answer_field": "answer"} if self.name in BENCHMARKS else {}
-        return like.model_copy(update={"path": self.path, "split": "test", "limit": None, **columns})
+        split = "held-out" if _is_arithmetic(self.path) else "test"
+        return like.model_copy(update={"path": self.path, "split": split, "limit": None, **columns})
 
     def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:
         """With another N or K list. K above N is refused if asked for and left out of the benchmark's own list."""
-        n = samples or self.samples
+        n = self.samples if samples is None else samples
+        if n < 1:
+            raise DataError(f"{self.name}: N must be at least 1, not {n}: raise --samples")
         chosen = ks or tuple(k for k in self.ks if k <= n)
         if bad := [k for k in chosen if not 1 <= k <= n]:
             raise DataError(
@@ -55,12 +60,15 @@ BENCHMARKS = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, or one made of a JSONL file or Hugging Face data set (N and K as for MATH500).
+    """A benchmark by its name, or one made of a JSONL file, a Hugging Face data set or `arithmetic` (N and K as for
+    MATH500).
 
     Raises DataError for what is none of these, naming the ones that exist.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
+    if _is_arithmetic(name):
+        return Benchmark("arithmetic", f"{name} (held out)", name, 256, _TO_256)
     path = Path(name)
     if path.is_file():
         return Benchmark(path.stem, path.stem, name, 256, _TO_256)
@@ -71,7 +79,7 @@ def find_benchmark(name: str) -> Benchmark:
     ):
         return Benchmark(name.split("/")[1], name, name, 256, _TO_256)
     raise DataError(
-        f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, a JSONL file or a Hugging Face name"
+        f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, arithmetic, a JSONL file or a Hugging Face name"
     )
 
 
@@ -80,3 +88,26 @@ def held_out(config: Config) -> Benchmark:
     name = Path(config.evaluation.path or "held-out").stem.split(":")[0]
     settings = config.evaluation
     return Benchmark(name, f"{name} (held out)", settings.path or "", settings.samples, settings.k)
+
+
+def parse_ks(text: str) -> tuple[int, ...]:
+    """The K list of a command line, `1,8,64`. Raises DataError for what is none."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise DataError(f"--k {text!r}: write whole numbers with commas, e.g. 1,8,64") from None
+
+
+def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
+    """Training rows that ask the same as a problem of a shipped benchmark, of `data.benchmarks` or of the run's own
+    held-out problems. Raises DataError when one of these cannot be read.
+    """
+    paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
+    known = {path: load_dataset(Data(path=path)).rows for path in paths}
+    if config.evaluation.path is not None:
+        known[config.evaluation.path] = load_held_out(config).rows
+    return equal_problems(rows, known)
+
+
+def _is_arithmetic(path: str) -> bool:
+    return path.split(":")[0] == "arithmetic"

@@ -10,14 +10,18 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
 from common.types import Prompt
 
+CHUNK = 1 << 16
 
-class SampleFileError(ValueError):
+
+class SampleFileError(ConfigError):
     """A sample file that cannot be gone on with: names the file, the difference and the remedy."""
 
 
@@ -60,24 +64,43 @@ def open_samples(path: Path, about: Mapping[str, Any], problems: Sequence[Prompt
         append(path, [header])
         return
     with path.open(encoding="utf-8") as lines:
-        _compare(path, json.loads(next(lines)), header)
+        _compare(path, _first(next(lines)), header)
         for number, line in enumerate(lines, start=2):
             yield _sample(path, number, line)
 
 
 def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Add lines and hand them to the operating system: a crash of this process loses none."""
+    """Add lines and hand them to the operating system: a crash of this process loses none.
+
+    Raises SampleFileError when they cannot be written (no space, say); the file is then as it was.
+    """
     text = "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
+    before = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        with suppress(OSError):
+            os.truncate(path, before)
+        raise SampleFileError(
+            f"{path}: cannot be written ({error.strerror}): what it holds is kept; make room, then repeat the command"
+        ) from error
 
 
 def _cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line end, reading no more than that from a file that may hold gigabytes."""
     if not path.exists():
         return
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
+    with path.open("rb") as file:
+        end = whole = file.seek(0, os.SEEK_END)
+        while whole > 0:
+            start = max(0, whole - CHUNK)
+            file.seek(start)
+            found = file.read(whole - start).rfind(b"\n")
+            whole = start + found + 1
+            if found >= 0:
+                break
+    if whole < end:
         os.truncate(path, whole)
 
 
@@ -92,6 +115,13 @@ def _compare(path: Path, found: Any, expected: Mapping[str, Any]) -> None:
                 f"{path}: was sampled with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: choose another output "
                 "folder, or delete the file to start again"
             )
+
+
+def _first(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def _sample(path: Path, number: int, line: str) -> Sample:

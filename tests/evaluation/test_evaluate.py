@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +12,10 @@ import numpy as np
 import pytest
 
 from common.config import Config, Data
-from common.datasets import DataError, load_dataset
+from common.datasets import DataError, Leak, load_dataset
 from common.rewards import extract_answer
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
-from evaluation.benchmarks import BENCHMARKS, find_benchmark, held_out
+from evaluation.benchmarks import BENCHMARKS, find_benchmark, held_out, known_leaks, parse_ks
 from evaluation.evaluate import Counts, Progress, evaluate
 from evaluation.samples import SampleFileError
 
@@ -213,3 +215,71 @@ def test_a_runs_own_evaluation_has_the_sizes_of_its_configuration(path: str, nam
     config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "evaluation": evaluation})
     benchmark = held_out(config)
     assert (benchmark.name, benchmark.samples, benchmark.ks) == (name, 32, (1, 4))
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was_and_says_what_to_do(tmp_path: Path) -> None:
+    out = tmp_path / "s.jsonl"
+    run(out, Dice(), samples=8)
+    before = out.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))  # a disk with 100 bytes left
+    try:
+        with pytest.raises(SampleFileError, match=r"s\.jsonl: cannot be written \(File too large\)"):
+            run(out, Dice(), samples=16)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+    assert out.read_bytes() == before
+    run(out, Dice(), samples=16)
+    assert len(lines(out)) == 1 + 64
+
+
+def test_a_first_line_that_is_not_ours_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "s.jsonl"
+    out.write_text("no JSON\n")
+    with pytest.raises(SampleFileError, match=r"s\.jsonl: line 1 does not say what was sampled"):
+        run(out, Dice())
+
+
+@pytest.mark.parametrize("text", ["1,x", "", "1;8", "1,,8"])
+def test_a_list_of_k_that_is_none_is_one_clear_line(text: str) -> None:
+    with pytest.raises(DataError, match=r"--k .*: write whole numbers with commas"):
+        parse_ks(text)
+    assert parse_ks("1, 8,64") == (1, 8, 64)
+
+
+@pytest.mark.parametrize("samples", [0, -4])
+def test_no_samples_at_all_are_refused(samples: int) -> None:
+    with pytest.raises(DataError, match=r"amc23: N must be at least 1"):
+        find_benchmark("amc23").sized(samples, None)
+
+
+def test_arithmetic_is_a_benchmark_of_problems_that_training_never_meets() -> None:
+    benchmark = find_benchmark("arithmetic:2-3")
+    data = benchmark.data(Data(path="arithmetic", limit=7))
+    assert (benchmark.name, data.split, data.limit) == ("arithmetic", "held-out", None)
+    train = {r.problem for r in load_dataset(Data(path="arithmetic:2-3")).rows}
+    assert not train & {r.problem for r in load_dataset(data).rows}
+
+
+def leaky(tmp_path: Path, problems: list[str], **evaluation: object) -> list[Leak]:
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
+    config = Config.model_validate(
+        {"model": {"path": "m"}, "data": {"path": str(path)}, "evaluation": evaluation}
+    )
+    return known_leaks(config, load_dataset(config.data).rows)
+
+
+def test_a_training_prompt_that_is_a_benchmark_problem_is_found_without_asking(tmp_path: Path) -> None:
+    known = load_dataset(find_benchmark("aime24").data(Data(path="x"))).rows[4].problem
+    [leak] = leaky(tmp_path, ["1+1=?", "  " + known.upper() + " "])
+    assert (leak.index, leak.row, Path(leak.benchmark).name) == (1, 5, "aime24.jsonl")
+
+
+def test_a_training_prompt_that_is_a_held_out_problem_of_the_run_is_found(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"problem": "2+2=?", "answer": 4}\n{"problem": "3+3=?", "answer": 6}\n')
+    [leak] = leaky(tmp_path, ["1+1=?", "3+3 = ?"], path=str(held))
+    assert (leak.index, leak.row, leak.benchmark) == (1, 2, str(held))

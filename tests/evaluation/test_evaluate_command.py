@@ -1,0 +1,167 @@
+"""What can be wrong with an evaluation is one line before a generator is started."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from deploy.evaluation import (
+    evaluate_run,
+    in_flight,
+    load_benchmark,
+    newest_version,
+    on_version,
+    warn_of_leaks,
+    weights_digest,
+)
+from deploy.local import evaluate_local
+from deploy.redis_server import RedisServer
+from evaluation.benchmarks import find_benchmark
+
+
+@pytest.fixture
+def shown() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture
+def console(shown: io.StringIO) -> Console:
+    return Console(file=shown, width=400)
+
+
+def benchmark_file(tmp_path: Path, rows: Sequence[dict]) -> str:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+ROWS = [{"problem": "1+1=?", "answer": 2}, {"problem": "2+2=?", "answer": 4}]
+
+
+def refused(tmp_path: Path, rows: Sequence[dict], console: Console, *settings: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_benchmark(load("tiny", settings), find_benchmark(benchmark_file(tmp_path, rows)), console)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, console: Console) -> None:
+    rows = [{"question": "1+1=?", "answer": 2}]
+    found = refused(tmp_path, rows, console)
+    assert "own.jsonl: no column 'problem'; it has answer, question: set data.prompt_field" in found
+
+
+def test_rows_without_a_usable_answer_are_reported(
+    tmp_path: Path, console: Console, shown: io.StringIO
+) -> None:
+    rows = [*ROWS, {"problem": "3+3=?", "answer": None}, {"problem": "4+4=?"}]
+    benchmark = find_benchmark(benchmark_file(tmp_path, rows))
+    assert len(load_benchmark(load("tiny"), benchmark, console)) == 2
+    assert "left out: " in shown.getvalue()
+    assert "own.jsonl:3: 'answer' is not an answer: None" in shown.getvalue()
+    assert "own.jsonl:4: no column 'answer'" in shown.getvalue()
+
+
+def test_a_problem_that_does_not_fit_is_refused_and_never_left_out(tmp_path: Path, console: Console) -> None:
+    rows = [*ROWS, {"problem": "1+" * 40 + "1=?", "answer": 41}]
+    found = refused(tmp_path, rows, console)
+    assert "1 of 3 prompts are longer than rollout.max_prompt_tokens = 32; set it to 84" in found
+
+
+def test_limits_beyond_the_models_positions_are_refused(tmp_path: Path, console: Console) -> None:
+    found = refused(tmp_path, ROWS, console, "rollout.max_prompt_tokens=500")
+    assert "500 + 128 = 628 exceed the 512 positions" in found
+
+
+def test_a_model_without_a_tokenizer_or_chat_template_is_one_clear_line(
+    tmp_path: Path, console: Console
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(load("tiny").model.path, model)
+    (model / "chat_template.jinja").unlink()
+    assert "has no chat template: set data.chat: false" in refused(
+        tmp_path, ROWS, console, f"model.path={model}"
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    assert "no usable tokenizer" in refused(tmp_path, ROWS, console, f"model.path={model}")
+
+
+def test_k_above_n_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"amc23: Pass@64 needs K between 1 and N = 16"):
+        evaluate_local(load("tiny"), ["amc23"], 16, (1, 64), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_is_told_of_training_prompts_that_are_benchmark_problems(
+    tmp_path: Path, console: Console, shown: io.StringIO
+) -> None:
+    train = tmp_path / "train.jsonl"
+    shutil.copy(find_benchmark("aime25").path, train)
+    warn_of_leaks(load("tiny", [f"data.path={train}"]), console)
+    lines = shown.getvalue().splitlines()
+    assert lines[0].startswith("warning: training row 0 equals row 1 of ")
+    assert lines[-1].startswith("warning: 30 training rows equal benchmark problems")
+    assert len(lines) == 6
+
+
+def test_a_run_on_arithmetic_is_told_nothing(console: Console, shown: io.StringIO) -> None:
+    warn_of_leaks(load("tiny"), console)
+    assert shown.getvalue() == ""
+
+
+def test_more_replicas_are_asked_for_more_at_a_time() -> None:
+    one, two = (in_flight(load("tiny", [f"generator.replicas={n}"])) for n in (1, 2))
+    config = load("tiny")
+    assert one * config.rollout.samples_per_request == 2 * config.generator.max_sequences
+    assert two == 2 * one
+    assert in_flight(load("tiny", ["generator.max_requests=5"])) == 5
+
+
+def test_an_answer_of_other_weights_is_refused() -> None:
+    async def generate(request: SamplingRequest) -> list[Completion]:
+        spans = (VersionSpan(2, 0, 1), VersionSpan(3, 1, 2))
+        return [Completion("x", np.zeros(2, np.int32), np.zeros(2, np.float32), "stop", spans)]
+
+    request = SamplingRequest(Prompt(0, "p", "1", np.zeros(1, np.int32)), 1, 0)
+    with pytest.raises(RunError, match="an evaluation of version 2 was answered by version 3"):
+        asyncio.run(on_version(generate, 2)(request))
+
+
+def test_a_model_that_was_trained_in_place_is_told_from_before(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(5 * 2**20))
+    before = weights_digest(tmp_path)
+    assert weights_digest(tmp_path) == before
+    weights.write_bytes(bytes(5 * 2**20 - 1) + b"1")
+    assert weights_digest(tmp_path) != before
+    assert weights_digest(tmp_path / "Qwen") is None
+
+
+def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
+    tmp_path: Path, console: Console, shown: io.StringIO
+) -> None:
+    config: Config = load("tiny", ["run.name=resumed"])
+    with RedisServer(tmp_path / "redis") as server:
+        assert newest_version(config, server.url) == 0
+        connect(server.url).hset(Keys("resumed").state, "version", 7)
+        evaluate_run(config, server.url, tmp_path, 0, console)
+    assert not (tmp_path / "evaluation").exists()
+    assert shown.getvalue().startswith(
+        "step 0 is not evaluated: the generators hold version 7 by now, and older weights cannot be sampled"
+    )
+    assert len(shown.getvalue().splitlines()) == 1
