@@ -1,0 +1,93 @@
+"""`hora eval` on the real stack, two replicas: stopped by Ctrl-C, it goes on to its end without repeating a sample."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.datasets import load_dataset
+from common.load import load
+from evaluation.benchmarks import find_benchmark
+
+HORA = str(Path(sys.executable).with_name("hora"))
+SAMPLES, SUMS, CONTESTS = 48, 60, 2
+SETTINGS = {
+    "generator.replicas": 2,
+    "rollout.max_prompt_tokens": 384,
+    "rollout.max_response_tokens": 96,
+    "telemetry.http_port": 0,
+}
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+
+
+def write_rows(path: Path, rows: list) -> str:
+    path.write_text("".join(json.dumps({"problem": r.problem, "answer": r.answer}) + "\n" for r in rows))
+    return str(path)
+
+
+def command(folder: Path) -> list[str]:
+    like = load("tiny").data
+    sums = list(load_dataset(find_benchmark("arithmetic").data(like)).rows[:SUMS])
+    contests = sorted(load_dataset(find_benchmark("amc23").data(like)).rows, key=lambda r: len(r.problem))
+    files = [
+        write_rows(folder / "sums.jsonl", sums),
+        write_rows(folder / "contests.jsonl", contests[:CONTESTS]),
+    ]
+    settings = [part for key, value in SETTINGS.items() for part in ("-s", f"{key}={value}")]
+    where = ["--out", str(folder / "out"), "--samples", str(SAMPLES), "--k", "1,8,48"]
+    return [HORA, "eval", load("tiny").model.path, "--benchmark", ",".join(files), *where, *settings]
+
+
+def samples(path: Path) -> list[dict]:
+    """The whole lines after the first."""
+    if not path.exists():
+        return []
+    whole = path.read_text().rpartition("\n")[0].splitlines()
+    return [json.loads(line) for line in whole[1:]]
+
+
+def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample(tmp_path: Path) -> None:
+    out, log = tmp_path / "out", tmp_path / "first.log"
+    drawn = out / "sums-step0.samples.jsonl"
+    ask, env = command(tmp_path), {**os.environ, "COLUMNS": "200"}
+    with log.open("wb") as file:
+        first = subprocess.Popen(ask, stdout=file, stderr=file, env=env, start_new_session=True)
+        deadline = time.monotonic() + 200
+        while len(samples(drawn)) < 100:
+            assert first.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        family = psutil.Process(first.pid).children(recursive=True)
+        os.kill(first.pid, signal.SIGINT)
+        assert first.wait(120) == 130
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert "the same command goes on" in log.read_text()
+    assert not list(out.glob("*-step0.json"))
+    kept = samples(drawn)
+    assert 100 <= len(kept) < SUMS * SAMPLES
+
+    again = subprocess.run(ask, capture_output=True, text=True, timeout=300, env=env)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert samples(drawn)[: len(kept)] == kept
+    for name, problems in (("sums", SUMS), ("contests", CONTESTS)):
+        found = samples(out / f"{name}-step0.samples.jsonl")
+        assert sorted((s["problem"], s["sample"]) for s in found) == [
+            (p, j) for p in range(problems) for j in range(SAMPLES)
+        ]
+        assert {v for s in found for v in s["versions"]} == {0}
+        result = json.loads((out / f"{name}-step0.json").read_text())
+        correct = [s["rewards"]["accuracy"] for s in sorted(found, key=lambda s: s["problem"])]
+        assert sum(result["correct"]) == sum(correct)
+        pass_at = {e["k"]: e["value"] for e in result["pass_at_k"]}
+        assert pass_at[1] == pytest.approx(sum(correct) / len(correct))
+        assert pass_at[1] <= pass_at[8] <= pass_at[48]
+        assert all((out / f"{name}-step0.{kind}").stat().st_size for kind in ("csv", "md", "png", "svg"))
+    assert sum(s["rewards"]["accuracy"] for s in samples(drawn)) > 0
