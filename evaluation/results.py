@@ -8,17 +8,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
 from evaluation.benchmarks import Benchmark
 from evaluation.evaluate import Counts
 from evaluation.pass_at_k import Estimate, estimates
 
 
-class ResultError(ValueError):
+class ResultError(ConfigError):
     """A result file that cannot be read: names the file and what is wrong with it."""
 
 
@@ -84,7 +86,9 @@ def write_result(folder: Path, result: Result) -> Path:
     save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
     summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
     path = folder / f"{name}.json"  # last: a reader that sees it finds the others
-    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    fresh = folder / f"{name}.json.new"
+    fresh.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    os.replace(fresh, path)  # never half of it: its being there means that the evaluation is done
     return path
 
 
