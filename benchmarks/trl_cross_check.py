@@ -36,7 +36,7 @@ from common.prompts import load_tokenizer, render, render_text
 from common.rewards import extract_answer, format_reward, math_equal, quick_verdict, usable_gold
 
 SETTINGS = (
-    "data.path=arithmetic:3-6",
+    "data.path=arithmetic:2-5",
     "rollout.prompts_per_batch=16",
     "rollout.group_size=8",
     "rollout.pre_rollouts=4",
