@@ -22,7 +22,7 @@ ROWS: Mapping[Split, int] = {"train": 2000, "held-out": 500}
 # Weight of each count of digits. Chosen for the demo model: at its warm start about a third of these problems is
 # nearly solved, a third lies in between and a third is almost never solved. There are only 100 problems of one
 # digit, so they weigh little: a class that runs out leaves its share to the others.
-DEFAULT_DIGITS: Mapping[int, float] = {1: 0.04, 2: 0.2, 3: 0.14, 4: 0.14, 5: 0.14, 6: 0.34}
+DEFAULT_DIGITS: Mapping[int, float] = {1: 0.05, 2: 0.35, 3: 0.3, 4: 0.2, 5: 0.1}
 
 
 @dataclass(frozen=True, slots=True)

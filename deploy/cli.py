@@ -127,6 +127,23 @@ def report(
 
 
 @app.command()
+def study(
+    file: Annotated[str, typer.Argument(help="Study: a YAML file, or the name of a shipped one.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the cells and the report; studies/NAME.")
+    ] = None,
+    parallel: Annotated[
+        int | None, typer.Option(min=1, help="Cells at once; by default as many as the processors hold.")
+    ] = None,
+) -> None:
+    """Compare arms of an experiment over seeds at equal compute. The same command goes on after an interruption."""
+    from deploy.study_run import study as run_study
+
+    if not run_study(file, out, parallel):
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(config: ConfigPath, set_: Overrides = None) -> None:
     """Check this machine or cluster for a configuration and say how to mend what would fail."""
     from common.load import load
@@ -214,3 +231,7 @@ def main() -> None:
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

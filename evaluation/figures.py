@@ -134,6 +134,28 @@ def curves_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -
     return figure
 
 
+def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, str]]) -> Figure:
+    """Step metrics of the arms of a study: mean over seeds with their range from least to most as a band.
+
+    Smoothed as `curves_figure`. A step counts when every seed of its arm reached it.
+    """
+    figure, axes = _grid(len(metrics), width=4.6, height=3.2)
+    styles = _styles(list(arms))
+    for axis, (metric, label) in zip(axes, metrics, strict=True):
+        for name, runs in arms.items():
+            steps = min(len(run.steps[metric]) for run in runs)
+            window = max(5, steps // 30)
+            smooth = np.stack([moving_average(run.steps[metric][:steps], window) for run in runs])
+            color = styles[name]["color"]
+            axis.fill_between(
+                np.arange(steps), smooth.min(axis=0), smooth.max(axis=0), alpha=0.15, color=color
+            )
+            axis.plot(np.arange(steps), smooth.mean(axis=0), label=name, color=color)
+        axis.set(title=label, xlabel="optimizer step")
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def reliability_figure(found: Reliability, name: str) -> Figure:
     """Observed against predicted success rate of a prior; the size of a point is the number of its prompts."""
     figure, [axis] = _grid(1, width=4.6, height=4.2)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from evaluation.results import Result, read_result
 
-GROUP_FIELDS = ("step", "trials", "successes", "extra", "size", "hits", "tokens")
+GROUP_FIELDS = ("step", "batch", "trials", "successes", "extra", "size", "hits", "tokens")
 Array = NDArray[np.float64]
 
 

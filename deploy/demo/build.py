@@ -2,16 +2,19 @@
 
     python -m deploy.demo.build OUT [--seed 0]
 
-The warm start stops early on purpose. The model then follows the answer format almost always, but its success
-depends on the problem: two digits nearly always, six almost never. That spread is what allocation of
-rollouts is about; a model trained to the end would leave nothing to allocate. Every run on one thread of the
-same machine and package versions gives the same weights.
+The worked additions it imitates come from somebody who misremembers some sums of two digits: two pairs in three
+never, one in five every other time, the rest almost always (`recall`). The model then follows the answer format almost
+always, but a problem's success is the product over its columns: from nearly always to almost never. That spread is
+what allocation of rollouts is about, and each sum has to be learned by itself, from a rollout that hit it. Every run on
+one thread of the same machine and package versions gives the same weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import random
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -26,19 +29,18 @@ from deploy.demo.measure import measure
 from deploy.demo.tokenizer import make_tokenizer
 
 MAX_TOKENS = 512
-STEPS = 500
+STEPS = 700
 DECAY = 100  # the last steps, in which the rate falls to 0: without it single weights decide what is solved
 BATCH = 128
-LEARNING_RATE = 1e-3
-# Short problems are shown more often than long ones: they are to be nearly solved when the warm start stops.
-WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.35, 3: 0.3, 4: 0.15, 5: 0.07, 6: 0.03}
+LEARNING_RATE = 1.5e-3
+WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.2, 5: 0.1}
 
 
 def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, object]:
     """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
 
     Returns what was measured on held-out problems (see `measure`), which is also written to `out/measured.json`.
-    Takes about seven minutes on one CPU thread. Raises FileExistsError when `out` holds files already.
+    Takes about ten minutes on one CPU thread. Raises FileExistsError when `out` holds files already.
     """
     out = Path(out)
     if out.is_dir() and any(out.iterdir()):
@@ -88,6 +90,7 @@ def warm_start(
     falls to 0 over the last `DECAY`.
     """
     problems = arithmetic.stream(seed, "train", WARM_START_DIGITS)
+    chance = random.Random(f"warm start:{seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / DECAY)
@@ -95,7 +98,8 @@ def warm_start(
     start = time.monotonic()
     model.train()
     for step in range(1, steps + 1):
-        tokens, labels = encode(list(islice(problems, BATCH)), tokenizer)
+        shown = [(p, demonstration(p, chance)) for p in islice(problems, BATCH)]
+        tokens, labels = encode(shown, tokenizer)
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -109,12 +113,39 @@ def warm_start(
     model.eval()
 
 
-def encode(problems: list[arithmetic.Addition], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) padded on the right, and labels (B, T) that are -100 on the prompt and the padding."""
+def demonstration(problem: arithmetic.Addition, chance: random.Random) -> str:
+    """A completion in the format, column by column; a misremembered sum is one too small."""
+    columns, digits, carry = [], "", 0
+    for x, y in zip(reversed(str(problem.a)), reversed(str(problem.b)), strict=True):
+        total = int(x) + int(y) + carry
+        if total and chance.random() >= recall(int(x), int(y)):
+            total -= 1
+        columns.append(f"{x}+{y}+{carry}={total}")
+        digits, carry = f"{total % 10}{digits}", total // 10
+    answer = f"{carry or ''}{digits}"
+    return f"<think>{','.join(columns)}</think><answer>{answer}</answer>"
+
+
+def recall(x: int, y: int) -> float:
+    """How often the demonstrations remember x+y: always for two pairs in three, 0.3 to 0.7 for one in five,
+    0.005 to 0.04 for the rest. Pure in the unordered pair."""
+    low, high = sorted((x, y))
+    digest = hashlib.blake2b(f"sum {low}+{high}".encode(), digest_size=16).digest()
+    kind, level = (int.from_bytes(part, "little") / 2**64 for part in (digest[:8], digest[8:]))
+    if kind < 0.65:
+        return 1.0
+    return 0.3 + 0.4 * level if kind < 0.85 else 0.04 * 0.125**level
+
+
+def encode(
+    shown: list[tuple[arithmetic.Addition, str]], tokenizer: PreTrainedTokenizerBase
+) -> tuple[Tensor, Tensor]:
+    """Tokens (B, T) of problems and completions padded on the right, and labels (B, T) that are -100 on the prompt
+    and the padding."""
     rows, prompts = [], []
-    for p in problems:
+    for p, completion in shown:
         user = {"role": "user", "content": p.problem}
-        assistant = {"role": "assistant", "content": p.completion}
+        assistant = {"role": "assistant", "content": completion}
         prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, tokenize=False)
         prompts.append(len(tokenizer(prompt).input_ids))
         rows.append(tokenizer(tokenizer.apply_chat_template([user, assistant], tokenize=False)).input_ids)

@@ -200,7 +200,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is it a run folder"):
         load_run(tmp_path)
     (tmp_path / "groups.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunFolderError, match=r"groups\.jsonl: a line has no number 'trials'"):
+    with pytest.raises(RunFolderError, match=r"groups\.jsonl: a line has no number 'batch'"):
         load_run(tmp_path)
     (tmp_path / "groups.jsonl").write_text("{\n{}\n")
     with pytest.raises(RunFolderError, match=r"groups\.jsonl:1: not JSON"):

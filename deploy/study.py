@@ -1,0 +1,150 @@
+"""A study: arms × seeds of one experiment at equal compute, each cell a `hora run` of its own.
+
+    FILE (name, base, set, arms, seeds) ─► cells ─► OUT/<arm>-seed<k>/ (run folders) ─► OUT/report/
+
+Cells share nothing but the machine, so one that fails or is interrupted costs itself alone; `hora study FILE` again
+goes on where it stopped. An arm that changes the budget of a batch is refused before anything starts, and the records
+of every cell are counted again before the report is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.config import Config
+from common.errors import ConfigError
+from common.load import ROOT, check_paths, differences, load
+
+STUDIES = ROOT / "deploy" / "studies"
+# What every cell of a study must have in common for their budgets to be the same.
+BUDGET = (
+    "rollout.prompts_per_batch",
+    "rollout.group_size",
+    "rollout.max_response_tokens",
+    "learner.steps",
+    "model.path",
+    "data.path",
+)
+# What an arm may change without changing the held-out evaluation of the initial policy.
+UNSEEN_AT_STEP_0 = ("run.", "allocation.", "learner.", "queue.", "telemetry.", "coordinator.", "weights.")
+UNSEEN_ROLLOUT = (
+    "prompts_per_batch",
+    "group_size",
+    "pre_rollouts",
+    "shards",
+    "shards_in_flight",
+    "max_staleness",
+)
+
+
+class Study(BaseModel):
+    """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run` does."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")
+    title: str = ""
+    base: str = "tiny"
+    set: dict[str, Any] = {}
+    arms: dict[str, dict[str, Any]] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    baseline: str | None = None
+
+    @property
+    def compared_with(self) -> str:
+        """The arm that differences are taken from."""
+        return self.baseline or next(iter(self.arms))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    def folder(self, out: Path) -> Path:
+        return out / self.name
+
+
+def load_study(source: str) -> Study:
+    """The study in file `source`, or the shipped one of that name. Raises ConfigError, a line for each mistake."""
+    path = Path(source)
+    if not path.is_file() and (STUDIES / f"{source}.yaml").is_file():
+        path = STUDIES / f"{source}.yaml"
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.yaml")))
+        raise ConfigError(f"{source}: no such file, and not one of the studies ({known})") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{source}: not a readable YAML file: {' '.join(str(error).split())}") from None
+    try:
+        study = Study.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{source}: {'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+    if study.compared_with not in study.arms:
+        raise ConfigError(
+            f"{source}: baseline ({study.baseline}) is none of the arms ({', '.join(study.arms)})"
+        )
+    if len(set(study.seeds)) < len(study.seeds):
+        raise ConfigError(f"{source}: seeds: the same seed twice ({', '.join(map(str, study.seeds))})")
+    return study
+
+
+def cells(study: Study, out: Path) -> list[Cell]:
+    """Every cell, seed by seed, so that an unfinished study has whole seeds to compare.
+
+    Raises ConfigError for an arm that cannot be, equals another, or is given another budget than the first.
+    """
+    made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
+    first = made[: len(study.arms)]
+    for i, cell in enumerate(first):
+        check_paths(cell.config)
+        for other in first[:i]:
+            if not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
+                raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
+        unequal = [d for d in differences(first[0].config, cell.config) if d.startswith(BUDGET)]
+        unequal += [d for d in differences(first[0].config, cell.config) if d.startswith("evaluation.")]
+        if unequal:
+            raise ConfigError(
+                f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared at equal compute: {'; '.join(unequal)}"
+            )
+    return made
+
+
+def same_at_step_0(a: Config, b: Config) -> bool:
+    """Whether both runs' evaluations of the initial policy draw from the same model on the same problems."""
+    unseen = (*UNSEEN_AT_STEP_0, *(f"rollout.{key}:" for key in UNSEEN_ROLLOUT))
+    return not [d for d in differences(a, b) if not d.startswith(unseen)]
+
+
+def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
+    settings: Mapping[str, Any] = {**study.set, **study.arms[arm]}
+    fixed = [key for key in settings if key.startswith("run.")]
+    if fixed:
+        raise ConfigError(f"{study.name}: arm {arm}: {fixed[0]} is set by the study itself; remove it")
+    own = {
+        "run.name": f"{arm}-seed{seed}",
+        "run.seed": seed,
+        "run.folder": str(out),
+        "telemetry.http_port": 0,
+    }
+    overrides = [f"{key}={json.dumps(value)}" for key, value in {**settings, **own}.items()]
+    try:
+        return Cell(arm, seed, load(study.base, overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{study.name}: arm {arm}: {error}") from None

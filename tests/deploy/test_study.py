@@ -1,0 +1,94 @@
+"""A study's file becomes its cells, or one line that says what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.errors import ConfigError
+from deploy.study import STUDIES, cells, load_study, same_at_step_0
+from deploy.study_run import at_once
+
+GOOD = {
+    "name": "mini",
+    "base": "tiny",
+    "seeds": [0, 1],
+    "set": {"learner.steps": 3},
+    "arms": {"grpo": {"allocation.rule": "uniform"}, "hora": {}},
+}
+
+
+def written(tmp_path: Path, **changes: object) -> str:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump({**GOOD, **changes}, sort_keys=False))
+    return str(path)
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tmp_path: Path) -> None:
+    study = load_study(path.stem)
+    made = cells(study, tmp_path)
+    assert study.name == path.stem
+    assert len(made) == len(study.arms) * len(study.seeds) >= 6
+    assert len({c.name for c in made}) == len(made)
+    assert {(c.config.rollout.group_size, c.config.rollout.prompts_per_batch) for c in made} == {(32, 16)}
+
+
+def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
+    made = cells(load_study(written(tmp_path)), tmp_path)
+    assert [c.name for c in made] == ["grpo-seed0", "hora-seed0", "grpo-seed1", "hora-seed1"]
+    assert [c.config.run.seed for c in made] == [0, 0, 1, 1]
+    assert {c.config.allocation.rule for c in made if c.arm == "grpo"} == {"uniform"}
+    assert all(c.config.learner.steps == 3 and c.config.run.folder == str(tmp_path) for c in made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arms": {"a": {"rollout.groupsize": 4}}}, "arm a: tiny: rollout.groupsize: unknown key; did you mean group_size?"),
+        ({"arms": {"a": {}, "b": {}}}, "arms a and b are the same experiment"),
+        ({"arms": {"a": {}, "b": {"rollout.group_size": 8}}}, "cannot be compared at equal compute: rollout.group_size"),
+        ({"arms": {"a": {}, "b": {"evaluation.samples": 128}}}, "cannot be compared at equal compute: evaluation.samples"),
+        ({"arms": {"a": {"run.seed": 4}}}, "run.seed is set by the study itself"),
+        ({"set": {"evaluation.k": [128]}}, "evaluation.k (128) must be between 1 and evaluation.samples (64)"),
+        ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
+        ({"seeds": [1, 1]}, "the same seed twice"),
+        ({"baseline": "c"}, "baseline (c) is none of the arms (grpo, hora)"),
+        ({"arm": {}}, "arm: Extra inputs are not permitted"),
+        ({"name": "../up"}, "name: String should match pattern"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, changes: dict, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        cells(load_study(written(tmp_path, **changes)), tmp_path)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_study_that_is_not_there_names_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"nothing-such: no such file.*hora-vs-grpo"):
+        load_study("nothing-such")
+
+
+def test_the_initial_policy_is_evaluated_anew_only_where_its_samples_could_differ(tmp_path: Path) -> None:
+    arms = {
+        "a": {},
+        "rule": {"allocation.rule": "uniform", "rollout.pre_rollouts": 2, "learner.optimizer.learning_rate": 1e-3},
+        "hot": {"rollout.temperature": 0.9},
+    }  # fmt: skip
+    a, rule, hot, other_seed, *_ = cells(load_study(written(tmp_path, arms=arms)), tmp_path)
+    assert same_at_step_0(a.config, rule.config)
+    assert same_at_step_0(a.config, other_seed.config)
+    assert not same_at_step_0(a.config, hot.config)
+
+
+def test_as_many_cells_run_at_once_as_the_processors_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cells(load_study(written(tmp_path)), tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    assert at_once(made) == 4  # one engine thread and one learner thread each
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    assert at_once(made) == 1
+    assert at_once([]) == 1

@@ -1,0 +1,119 @@
+"""Intervals that hold what they promise, differences on pairs, and budgets counted from records."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from evaluation.results import Result
+from evaluation.runs import RunFolderError, load_run
+from evaluation.study import write_study_report
+from evaluation.study_statistics import estimate, mean_over_seeds, paired, per_problem, unmatched
+
+KS = [1, 4, 16]
+
+
+def result(correct: list[int], step: int = 2, problems: list[int] | None = None) -> Result:
+    places = problems or list(range(len(correct)))
+    return Result("arithmetic", "arithmetic", "m", step, 1.0, 0, 16, KS, places, correct, 0, 0, 1)
+
+
+def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "uniform") -> Path:
+    """A finished cell of two batches of two groups, Γ·G = 2·4."""
+    (folder / "evaluation").mkdir(parents=True)
+    config = {
+        "rollout": {"prompts_per_batch": 2, "group_size": 4},
+        "allocation": {"rule": rule},
+        "model": {"path": "m"},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    with (folder / "groups.jsonl").open("w") as file:
+        for i, size in enumerate(sizes):
+            group = {
+                "step": i // 2,
+                "batch": i // 2,
+                "rule": rule,
+                "trials": 2,
+                "successes": 1,
+                "extra": size - 2,
+            }
+            file.write(json.dumps({**group, "size": size, "hits": i % 2, "tokens": 10}) + "\n")
+    names = ("reward/accuracy", "groups/hit", "groups/zero_signal", "entropy", "length/mean", "time/step")
+    steps = [json.dumps({"step": s, **dict.fromkeys(names, 0.5)}) for s in range(2)]
+    (folder / "steps.jsonl").write_text("\n".join(steps) + "\n")
+    for step in (0, 2):
+        values = {name: getattr(result(correct, step), name) for name in Result.__slots__}
+        (folder / "evaluation" / f"arithmetic-step{step}.json").write_text(json.dumps(values))
+    return folder  # fmt: skip
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    found = mean_over_seeds([1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert found.high - 2.0 == pytest.approx(4.30265 / np.sqrt(3), rel=1e-4)  # t(0.975, 2) · s / √n
+    assert np.isnan(mean_over_seeds([1.0]).low)
+
+
+def test_ninety_five_percent_intervals_hold_the_truth_about_that_often() -> None:
+    random, held = np.random.default_rng(3), 0
+    for trial in range(100):
+        problems = random.beta(1, 1, 30)
+        seeds = np.clip(problems + random.normal(0, 0.1, (5, 30)), 0, 1)
+        found = estimate(seeds[:, :, None], [1], seed=trial)[0]
+        held += found.low <= 0.5 <= found.high
+    assert 85 <= held <= 100
+
+
+def test_pairing_removes_what_problems_share() -> None:
+    random = np.random.default_rng(0)
+    hard = random.uniform(0, 0.9, (1, 40, 1)) + random.normal(0, 0.01, (5, 40, 1))
+    better = hard + 0.05
+    [difference] = paired(better, hard, [1])
+    assert (difference.low, difference.value, difference.high) == pytest.approx((0.05, 0.05, 0.05))
+    [alone] = estimate(better, [1])
+    assert alone.high - alone.low > 0.1
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired(better[:4], hard, [1])
+
+
+def test_seeds_evaluated_on_different_problems_are_refused() -> None:
+    assert per_problem([result([0, 8, 16]), result([1, 2, 3])], KS).shape == (2, 3, 3)
+    with pytest.raises(RunFolderError, match="different problems"):
+        per_problem([result([0, 8]), result([0, 8], problems=[4, 5])], KS)
+
+
+def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> None:
+    good = load_run(cell(tmp_path / "good", [1, 2], [3, 5, 4, 4]))
+    short = load_run(cell(tmp_path / "short", [1, 2], [3, 5, 4, 3]))
+    also = load_run(cell(tmp_path / "also", [1, 2], [2, 6, 6, 2]))
+    assert unmatched({"good": good, "also": also}) == []
+    assert unmatched({"good": good, "short": short, "also": also}) == [
+        "short: batch 1 holds 7 rollouts, not Γ·G = 8",
+        "short: 15 rollouts in 2 batches, the others 16 in 2",
+    ]
+
+
+def test_the_report_has_every_arm_its_difference_and_what_is_missing(tmp_path: Path) -> None:
+    folders = {
+        "grpo": {s: cell(tmp_path / f"grpo-seed{s}", [2, 4, 0], [4, 4, 4, 4]) for s in (0, 1)},
+        "hora": {s: cell(tmp_path / f"hora-seed{s}", [4, 8, 0], [3, 5, 2, 6], "hit_utility") for s in (0, 1)},
+    }
+    folders["hora"][2] = tmp_path / "hora-seed2"
+    path, problems = write_study_report(tmp_path / "report", "A study", folders, "grpo")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert problems == []
+    assert "Missing cells: hora-seed2" in text
+    assert "| before training | | 12.5" in text
+    assert "| hora | 2 | 25.0" in text
+    assert "| hora | +12.5 (" in text
+    assert path.read_text().count("data:image/png;base64,") == 4
+    assert {p.name for p in path.parent.glob("*.png")} == {
+        "pass_at_k.png", "training.png", "allocation_grpo.png", "allocation_hora.png"
+    }  # fmt: skip
+
+
+def test_a_study_without_a_finished_cell_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no cell of the study has finished"):
+        write_study_report(tmp_path / "report", "A study", {"grpo": {0: tmp_path / "nothing"}}, "grpo")
