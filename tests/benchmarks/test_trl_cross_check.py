@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.learner import (
+    WEIGHTS,
+    gradient,
+    our_pass,
+    ragged_batch,
+    small_model,
+    trl_inputs,
+    trl_pass,
+    trl_trainer,
+)
 from benchmarks.trl_cross_check import _arguments, _ordered, _rewards, prepare
 from benchmarks.trl_cross_check_report import Cell, compare, rates, t_quantile, write_report
+from common.config import Objective
 from common.order import batch_rows
 from common.prompts import load_tokenizer
+from learner.batch import micro_batches, samples_of
+from learner.logprobs import Policy
 
 STEPS, SEEDS = 20, 3
 
@@ -80,3 +95,32 @@ def test_the_report_holds_figures_and_the_cells_they_came_from(tmp_path: Path) -
     assert text.count("| yes |") == 6
     for kind in ("json", "md", "png", "svg"):
         assert (tmp_path / f"trl-cross-check.{kind}").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "normalisation", "equal"),
+    [
+        ("dr_grpo", "constant", True),
+        ("grpo", "sequence", True),
+        ("bnpo", "constant", False),
+        ("bnpo", "sequence", False),
+    ],
+)
+def test_which_of_trls_losses_are_ours_at_equal_group_sizes(
+    tmp_path: Path, loss: str, normalisation: Any, equal: bool
+) -> None:
+    longest, vocabulary = 24, 48
+    groups = [g for g in ragged_batch(48, longest, vocabulary) if g.size == 2]
+    objective = Objective(importance="none", normalisation=normalisation)
+    samples = samples_of(groups, WEIGHTS, objective, len(groups), longest, version=0)
+    model = small_model(vocabulary, hidden=32, layers=2).train()
+    micro, _ = micro_batches(samples, 300, packed=False)
+    our_pass(Policy(model), micro, objective, 16)
+    ours = gradient(model)
+    trainer = trl_trainer(model, longest, str(tmp_path))
+    trainer.loss_type = loss
+    model.train().zero_grad()
+    plain = torch.tensor([s.advantage for s in samples], dtype=torch.float32)
+    trl_pass(trainer, {**trl_inputs(samples, longest), "advantages": plain}, len(samples))
+    difference = float((gradient(model) - ours).norm() / ours.norm())
+    assert (difference < 1e-5) == equal
