@@ -34,6 +34,12 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),
     "hora_replica_cache_ratio": ("Used share of a replica's KV cache.", ("replica",)),
     "hora_replicas_behind": ("Replicas behind by more than the staleness bound.", ()),
+    "hora_verifier_answers_per_second": ("Answers that a verifier replica judged.", ("replica",)),
+    "hora_verifier_waiting_answers": ("Answers that wait in a verifier replica.", ("replica",)),
+    "hora_verifier_killed_answers": (
+        "Answers that cost their process, since the replica's start.",
+        ("replica",),
+    ),
     "hora_parts_alive": ("Parts seen in the last ten seconds, by kind.", ("kind",)),
     "hora_learner_starving": ("1 while the learner waits for groups.", ()),
     "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
@@ -58,7 +64,7 @@ class Exporter:
         self._gauges = {n: Gauge(n, d, ("run", *tags)) for n, (d, tags) in GAUGES.items()}
         self._counters = {n: Counter(n, d, ("run", *tags)) for n, (d, tags) in COUNTERS.items()}
         self._before: dict[tuple[str, str], float] = {}
-        self._replicas: set[str] = set()
+        self._replicas: set[tuple[str, str]] = set()
 
     def __call__(self, state: RunState) -> None:
         for name, tags, value in gauges(state):
@@ -73,13 +79,16 @@ class Exporter:
 
     def _forget_gone(self, state: RunState) -> None:
         """A replica that is gone works on nothing: its last figures must not stand for ever."""
-        now = {p.name for p in state.of("generator")}
-        for gone in self._replicas - now:
-            for what in ("running", "waiting"):
-                self._gauges["hora_replica_requests"].set(
-                    0, {"run": state.run, "replica": gone, "state": what}
-                )
-            self._gauges["hora_replica_cache_ratio"].set(0, {"run": state.run, "replica": gone})
+        now = {(p.kind, p.name) for p in state.parts}
+        for kind, name in self._replicas - now:
+            tags = {"run": state.run, "replica": name}
+            if kind == "generator":
+                for what in ("running", "waiting"):
+                    self._gauges["hora_replica_requests"].set(0, {**tags, "state": what})
+                self._gauges["hora_replica_cache_ratio"].set(0, tags)
+            elif kind == "verifier":
+                for what in ("answers_per_second", "waiting_answers"):
+                    self._gauges[f"hora_verifier_{what}"].set(0, tags)
         self._replicas = now
 
 
@@ -142,6 +151,11 @@ def _parts(state: RunState) -> Iterator[Value]:
         for what in ("running", "waiting"):
             yield "hora_replica_requests", {"replica": part.name, "state": what}, part.state.get(what, 0)
     yield "hora_replicas_behind", {}, behind
-    for kind in ("generator", "coordinator", "learner"):
+    for part in state.of("verifier"):
+        tags = {"replica": part.name}
+        yield "hora_verifier_answers_per_second", tags, part.state.get("answers_per_s", 0.0)
+        yield "hora_verifier_waiting_answers", tags, part.state.get("waiting", 0)
+        yield "hora_verifier_killed_answers", tags, part.state.get("killed", 0)
+    for kind in ("generator", "verifier", "coordinator", "learner"):
         alive = sum(p.silent_s < SILENT_S for p in state.of(kind))
         yield "hora_parts_alive", {"kind": kind}, alive

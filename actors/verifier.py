@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from ray.serve import metrics
+from ray import serve
 
 from actors.verifier_pool import Item, VerifierPool, VerifierUnavailable
+from common import logs
 from common.config import Config
+from common.redis import connect_async
+from common.telemetry import heartbeat
 
 FAULTS_IN_A_ROW = 3
 """So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces it."""
+HEARTBEAT_S = 1.0
 
 
 class Verifier:
-    """Serve deployment `verifier`. `config` is a dumped `Config`."""
+    """Serve deployment `verifier`. `config` is a dumped `Config`, `redis_url` where its heartbeat goes."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
         checked = Config.model_validate(config)
-        self._pool = VerifierPool(checked.reward, checked.verifier.processes)
+        logs.configure(checked.telemetry.logs, run=checked.run.name, part="verifier")
+        self._run, self._redis = checked.run.name, connect_async(redis_url)
+        self._name = f"verifier/{serve.get_replica_context().replica_id.unique_id}"
+        self._processes = checked.verifier.processes
+        self._pool = VerifierPool(checked.reward, self._processes)
         self._faults = 0
-        self._scored = metrics.Counter("hora_verifier_scored", description="Completions scored.")
-        self._killed = metrics.Counter("hora_verifier_killed", description="Answers that cost their process.")
-        self._seen_killed = 0
+        self._beat = asyncio.get_running_loop().create_task(self._heartbeat())
 
     async def score(self, items: Sequence[Item]) -> list[dict[str, float]]:
         """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
@@ -36,8 +46,6 @@ class Verifier:
             self._faults += 1
             raise
         self._faults = 0
-        if items:
-            self._count(len(items))
         return scored
 
     async def stats(self) -> dict[str, int]:
@@ -49,13 +57,28 @@ class Verifier:
         if self._faults >= FAULTS_IN_A_ROW:
             raise RuntimeError(f"the process pool failed {self._faults} times in a row")
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        if hasattr(self, "_beat"):
+            self._beat.cancel()
         if hasattr(self, "_pool"):  # not there where the configuration was refused
             self._pool.close()
 
-    def _count(self, scored: int) -> None:
-        killed = self._pool.stats()["killed"]
-        self._scored.inc(scored)
-        if killed > self._seen_killed:
-            self._killed.inc(killed - self._seen_killed)
-        self._seen_killed = killed
+    async def _heartbeat(self) -> None:
+        """Once a second: what waits here, and the rate since the beat before. It costs no answer its place."""
+        scored, at = 0, time.monotonic()
+        while True:
+            stats, now = self._pool.stats(), time.monotonic()
+            rate = (stats["scored"] - scored) / max(now - at, HEARTBEAT_S)
+            scored, at = stats["scored"], now
+            state = {
+                "state": "failing" if self._faults else "serving",
+                "answers_per_s": round(rate, 2),
+                "waiting": self._pool.waiting,
+                "scored": scored,
+                "killed": stats["killed"],
+                "processes": self._processes,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+            }
+            await heartbeat(self._redis, self._run, self._name, state)
+            await asyncio.sleep(HEARTBEAT_S)

@@ -63,6 +63,7 @@ class VerifierPool:
             rewards.load_reward(name)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
+        self._waiting = 0
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Few calls are in the pool at a time: what waits here is lost with no pool, and starts on the next.
         self._slots = asyncio.Semaphore(2 * processes)
@@ -73,12 +74,21 @@ class VerifierPool:
 
         Raises VerifierUnavailable when the pool failed and ValueError when a user's reward did.
         """
-        results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)
+        self._waiting += len(items)
+        try:
+            results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)
+        finally:
+            self._waiting -= len(items)
         for result in results:  # all have ended: nothing of this batch is still running when it raises
             if isinstance(result, BaseException):
                 raise result
         self._counts["scored"] += len(items)
         return [result for result in results if not isinstance(result, BaseException)]
+
+    @property
+    def waiting(self) -> int:
+        """Completions of batches that are not wholly scored yet."""
+        return self._waiting
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""

@@ -21,6 +21,7 @@ from common.telemetry import Telemetry, count_now, heartbeat_now, record_evaluat
 from common.types import Group, Phase, Rollout, VersionSpan
 
 REPLICAS = ("a1b2c3", "d4e5f6")
+VERIFIER = "verifier/b0b1e5"
 
 
 def config_of(run: str, **sections: Any) -> Config:
@@ -88,8 +89,8 @@ class SyntheticRun:
             entries = [row.entry for s in range(done, step + 1) for row in steps[s]]
             self._consumer.acknowledge(entries, step + 1)
 
-    def beat(self, version: int, running: int = 5, learner: str = "training") -> None:
-        """One heartbeat of every part."""
+    def beat(self, version: int, running: int = 5, learner: str = "training", answers: int = 0) -> None:
+        """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second."""
         run = self.config.run.name
         for i, replica in enumerate(REPLICAS):
             state = {
@@ -101,6 +102,8 @@ class SyntheticRun:
             heartbeat_now(
                 self.redis, run, f"generator/{replica}", {**state, "pause_s": 0.04, "state": "serving"}
             )
+        judged = {"answers_per_s": 40.0, "waiting": answers, "scored": 40 * version, "killed": 1}
+        heartbeat_now(self.redis, run, VERIFIER, {**judged, "processes": 1, "pid": 4711, "state": "serving"})
         waits = {"state": "working", "waiting_for": f"weights of version {version + 1}"}
         heartbeat_now(self.redis, run, "coordinator/c0ffee", waits)
         heartbeat_now(self.redis, run, "learner/rank-0", {"state": learner, "step": version})

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from common.run_state import RunState
+    from common.run_state import Part, RunState
 
 SILENT_S = 10.0
 STARVING = 0.2
+BACKLOG_S = 2.0
 
 
 def warnings(state: RunState, stall_s: float) -> list[str]:
@@ -23,16 +24,14 @@ def warnings(state: RunState, stall_s: float) -> list[str]:
 
 def _silent(state: RunState) -> list[str]:
     found = []
-    for kind in ("generator", "coordinator", "learner"):
+    for kind in ("generator", "verifier", "coordinator", "learner"):
         parts = state.of(kind)
-        if not [p for p in parts if p.silent_s < SILENT_S]:
+        if not _alive(state, kind):
             since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
             found.append(f"no {kind} is alive{since}")
-        elif kind == "generator":
+        elif kind in ("generator", "verifier"):
             found += [
-                f"generator {p.name} is silent for {p.silent_s:.0f} s"
-                for p in parts
-                if p.silent_s >= SILENT_S
+                f"{kind} {p.name} is silent for {p.silent_s:.0f} s" for p in parts if p.silent_s >= SILENT_S
             ]
     return found
 
@@ -40,8 +39,7 @@ def _silent(state: RunState) -> list[str]:
 def _flow(state: RunState) -> list[str]:
     found = []
     if _starving(state):
-        running = sum(p.state.get("running", 0) for p in state.of("generator"))
-        found.append(f"learner starving: {'generators' if running else 'verifiers'} are the bottleneck")
+        found.append(f"learner starving: {_bottleneck(state)}")
     if state.queue_depth >= state.queue_capacity:
         found.append("queue full: the learner is the bottleneck")
     if state.dead_letters:
@@ -52,6 +50,34 @@ def _flow(state: RunState) -> list[str]:
     return found + [
         f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}" for p in behind
     ]
+
+
+def _bottleneck(state: RunState) -> str:
+    """Who keeps the learner waiting, by what each part says it has to do.
+
+    Verifiers: answers wait for them while no generator runs a request, or for longer than BACKLOG_S at their rate.
+    """
+    running = sum(p.state.get("running", 0) for p in _alive(state, "generator"))
+    answers = sum(p.state.get("waiting", 0) for p in _alive(state, "verifier"))
+    rate = sum(p.state.get("answers_per_s", 0.0) for p in _alive(state, "verifier"))
+    if answers and (not running or answers > BACKLOG_S * rate):
+        return f"verifiers are the bottleneck ({answers} answers wait)"
+    if running:
+        return "generators are the bottleneck"
+    waits = _waits(state)
+    return "neither generators nor verifiers have work" + (
+        f"; the coordinator waits for {waits}" if waits else ""
+    )
+
+
+def _alive(state: RunState, kind: str) -> list[Part]:
+    return [p for p in state.of(kind) if p.silent_s < SILENT_S]
+
+
+def _waits(state: RunState) -> str:
+    return ", ".join(
+        sorted({p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state})
+    )
 
 
 def _starving(state: RunState) -> bool:
@@ -71,6 +97,6 @@ def _starving(state: RunState) -> bool:
 def _stalled(state: RunState, stall_s: float) -> list[str]:
     if state.paused or state.last_step_s is None or state.last_step_s < stall_s:
         return []
-    waits = sorted({p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state})
-    what = f"; the coordinator waits for {', '.join(waits)}" if waits else ""
+    waits = _waits(state)
+    what = f"; the coordinator waits for {waits}" if waits else ""
     return [f"no optimizer step for {state.last_step_s:.0f} s{what}"]

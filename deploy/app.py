@@ -33,7 +33,7 @@ def build(args: dict[str, Any]) -> Application:
     url = redis_url(config)
     plain = config.model_dump(mode="json")
     generator = _generator(config).bind(plain, url)
-    verifier = _verifier(config).bind(plain)
+    verifier = _verifier(config).bind(plain, url)
     coordinator = _coordinator(config).bind(plain, url, generator, verifier)
     # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block all.
     ingress = serve.deployment(
@@ -54,9 +54,10 @@ def build_sampler(args: dict[str, Any]) -> Application:
     config = from_args(args)
     check_paths(config)
     plain = config.model_dump(mode="json")
-    generator = _generator(config).bind(plain, redis_url(config))
+    url = redis_url(config)
+    generator = _generator(config).bind(plain, url)
     root = serve.deployment(Sampler, name="sampler", ray_actor_options={"num_cpus": 0})
-    return root.bind(generator, _verifier(config).bind(plain))
+    return root.bind(generator, _verifier(config).bind(plain, url))
 
 
 def redis_url(config: Config) -> str:

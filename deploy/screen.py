@@ -136,9 +136,31 @@ def _replicas(state: RunState) -> RenderableType:
     others = [
         Text(_other(p.kind, p.name, p.silent_s, p.state), "dim", no_wrap=True)
         for p in state.parts
-        if p.kind != "generator"
+        if p.kind not in ("generator", "verifier")
     ]
-    return Group(table if state.of("generator") else Text("no generator has reported", "dim"), *others)
+    return Group(
+        table if state.of("generator") else Text("no generator has reported", "dim"),
+        *([_verifiers(state)] if state.of("verifier") else []),
+        *others,
+    )
+
+
+def _verifiers(state: RunState) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("verifier", max_width=20, overflow="ellipsis", no_wrap=True)
+    for name in ("answers/s", "waiting", "killed", "pid", "seen"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in state.of("verifier"):
+        said = part.state
+        table.add_row(
+            Text(part.name),
+            _number(said.get("answers_per_s", 0.0)),
+            str(said.get("waiting", "")),
+            Text(str(said.get("killed", "")), "yellow" if said.get("killed") else ""),
+            str(said.get("pid", "")),
+            Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim"),
+        )
+    return table
 
 
 def _other(kind: str, name: str, silent_s: float, said: dict[str, object]) -> str:

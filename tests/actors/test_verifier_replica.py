@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +12,36 @@ from ray import serve
 
 from actors.verifier import Verifier
 from common.config import Config
+from common.keys import Keys
+from common.redis import connect
+from deploy.redis_server import RedisServer
+
+RUN = "judged"
 
 
 @pytest.fixture(scope="module")
-def handle() -> Iterator[Any]:
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def handle(redis_url: str) -> Iterator[Any]:
     started = not ray.is_initialized()
     if started:
         ray.init(num_cpus=2, include_dashboard=False)
     try:
-        config = {"model": {"path": "m"}, "data": {"path": "d"}, "reward": {"time_limit_s": 1.0}}
+        config = {
+            "run": {"name": RUN},
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "reward": {"time_limit_s": 1.0},
+        }
         deployment = serve.deployment(
             Verifier, name="verifier", ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=100
         )
         yield serve.run(
-            deployment.bind(Config.model_validate(config).model_dump(mode="json")),
+            deployment.bind(Config.model_validate(config).model_dump(mode="json"), redis_url),
             name="verifier-test",
             route_prefix=None,
         )
@@ -48,8 +65,24 @@ def workers() -> list[str]:
     return found
 
 
+def beat_with(url: str, **wanted: int) -> dict[str, Any]:
+    """The replica's heartbeat, once it says `wanted`."""
+    client: Any = connect(url)
+    deadline = time.monotonic() + 10
+    while True:
+        ((name, text),) = client.hgetall(Keys(RUN).parts).items()
+        assert name.startswith(b"verifier/")
+        told: dict[str, Any] = json.loads(text)
+        if all(told[k] == v for k, v in wanted.items()):
+            return told
+        assert time.monotonic() < deadline, (wanted, told)
+        time.sleep(0.05)
+
+
 @pytest.mark.system
-def test_a_replica_outlives_hostile_answers_and_leaves_no_process_behind(handle: Any) -> None:
+def test_a_replica_outlives_hostile_answers_says_so_and_leaves_no_process_behind(
+    handle: Any, redis_url: str
+) -> None:
     def ask(answer: str) -> Any:
         return handle.score.remote([("q", f"<think>x</think><answer>{answer}</answer>", r"\frac{3}{7}")])
 
@@ -58,6 +91,13 @@ def test_a_replica_outlives_hostile_answers_and_leaves_no_process_behind(handle:
     assert [h.result() for h in hostile] == [[{"format": 1.0, "accuracy": 0.0}]] * 4
     assert ask("9/21").result() == [{"format": 1.0, "accuracy": 1.0}]
     assert handle.stats.remote().result()["killed"] == 4
+    told = beat_with(redis_url, scored=6)
+    assert (told["killed"], told["waiting"], told["processes"], told["state"]) == (4, 0, 1, "serving")
+    assert "ServeReplica:verifier-test" in Path(f"/proc/{told['pid']}/cmdline").read_text()
+    slow = ask("10^{10^{15}}")
+    assert beat_with(redis_url, waiting=1)["answers_per_s"] >= 0.0
+    slow.result()
+    assert beat_with(redis_url, waiting=0, scored=7)["killed"] == 5
     assert len(workers()) == 1
     ask("10^{10^{20}}")
     serve.delete("verifier-test")

@@ -106,13 +106,20 @@ def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_n
     run = SyntheticRun(redis_url, config_of("starving"))
     play(run, 2)
 
-    def told(wait: float, running: int) -> list[str]:
+    def told(wait: float, running: int, answers: int = 0) -> list[str]:
         record_step(run.redis, "starving", {"step": 1, "time/step": 10.0, "time/wait": wait})
-        run.beat(2, running=running, learner="waiting")
+        run.beat(2, running=running, learner="waiting", answers=answers)
         return [w for w in read_run(run.redis, "starving").warnings if "starving" in w]
 
     assert told(wait=0.5, running=5) == []
     assert told(wait=4.0, running=5) == ["learner starving: generators are the bottleneck"]
-    assert told(wait=4.0, running=0) == ["learner starving: verifiers are the bottleneck"]
+    verifiers = "learner starving: verifiers are the bottleneck ({} answers wait)"
+    assert told(wait=4.0, running=0, answers=7) == [verifiers.format(7)]
+    assert told(wait=4.0, running=5, answers=60) == ["learner starving: generators are the bottleneck"]
+    assert told(wait=4.0, running=5, answers=90) == [verifiers.format(90)], "over two seconds' work at 40/s"
+    (idle,) = told(wait=4.0, running=0)
+    assert idle.startswith(
+        "learner starving: neither generators nor verifiers have work; the coordinator waits"
+    )
     asyncio.run(run.generate(2))
     assert told(wait=4.0, running=5) == [], "a batch is there: it does not starve"
