@@ -114,7 +114,7 @@ def write_report(out: Path, config: Config, cells: Sequence[Cell]) -> str:
     speed = {side: rates(cells, side, per_step) for side in NAMES}
     text = _markdown(config, cells, whole, parts, speed)
     found = {
-        "settings": config.model_dump(mode="json"),
+        "settings": config.model_dump(mode="json", include={"rollout", "reward", "learner"}),
         "whole": asdict(whole),
         "windows": [asdict(p) for p in parts],
         "rollouts_per_second": {s: {"steady": a, "whole": b} for s, (a, b) in speed.items()},
