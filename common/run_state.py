@@ -101,12 +101,63 @@ class RunState:
         return [p for p in self.parts if p.kind == kind]
 
 
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """What one round trip to Redis brought, in the order in which `_fetch` asks."""
+
+    config: bytes | None
+    state: dict[bytes, bytes]
+    counters: dict[bytes, bytes]
+    parts: dict[bytes, bytes]
+    length: int
+    taken: int
+    last: list[tuple[bytes, dict[bytes, bytes]]]
+    history: list[tuple[bytes, dict[bytes, bytes]]]
+    oldest: bytes | None
+    evaluations: dict[bytes, bytes]
+
+
 def read_run(client: redis.Redis, run: str) -> RunState:
     """The state of `run` now. Raises RunError when this Redis knows no such run.
 
     Readers also keep the history that rates are computed from: the first to come in each second writes the sample.
     """
     keys, now = Keys(run), time.time()
+    raw = _fetch(client, keys, now)
+    config = read_config(raw.config, run)
+    totals = {k.decode(): int(v) for k, v in raw.counters.items()}
+    untrained = raw.taken - int(raw.state.get(b"durable_step", 0))
+    depth = max(0, raw.length - untrained * config.rollout.prompts_per_batch)
+    samples = _samples(raw.history)
+    version, parts = int(raw.state.get(b"version", 0)), _parts(raw.parts, now)
+    held = [p.state.get("version", 0) for p in parts if p.kind == "generator" and p.silent_s < SILENT_S]
+    levels = {"depth": depth, "version": version, "oldest_replica": min(held) if held else None}
+    _sample(client, keys, samples, now, {**levels, **{f: totals.get(f, 0) for f in FLOWS}})
+    learner = numbers(raw.last[0][1][b"metrics"]) if raw.last else {}
+    reading = RunState(
+        run=run,
+        time=now,
+        **_progress(config, raw.state),
+        **_plan(config),
+        last_step_s=_age(raw.last[0][0], now) if raw.last else None,
+        version=version,
+        queue_depth=depth,
+        oldest_group_s=_age(raw.oldest, now) if depth and raw.oldest else 0.0,
+        dead_letters=totals.get("dead_letters", 0),
+        rates=_rates(samples, totals, now),
+        totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
+        lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
+        phase_a=_by_count(totals, "phase_a:"),
+        phase_b=_by_count(totals, "phase_b:"),
+        learner=learner,
+        evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
+        parts=parts,
+        sparks=_sparks(samples),
+    )
+    return replace(reading, warnings=tuple(warnings(reading, config.telemetry.stall_s)))
+
+
+def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
     with client.pipeline(transaction=False) as pipe:
         pipe.get(keys.config)
         pipe.hgetall(keys.state)
@@ -118,50 +169,33 @@ def read_run(client: redis.Redis, run: str) -> RunState:
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
         pipe.eval(OLDEST, 2, keys.groups, keys.ledger)
         pipe.hgetall(keys.evaluations)
-        text, state, counters, parts, length, taken, last, history, oldest, evaluations = pipe.execute()
-    config = read_config(text, run)
-    totals = {k.decode(): int(v) for k, v in counters.items()}
-    durable = int(state.get(b"durable_step", 0))
-    depth = max(0, length - (taken - durable) * config.rollout.prompts_per_batch)
-    samples = _samples(history)
-    version, seen = int(state.get(b"version", 0)), _parts(parts, now)
-    held = [p.state.get("version", 0) for p in seen if p.kind == "generator" and p.silent_s < SILENT_S]
-    levels = {"depth": depth, "version": version, "oldest_replica": min(held) if held else None}
-    _sample(client, keys, samples, now, {**levels, **{f: totals.get(f, 0) for f in FLOWS}})
-    learner = numbers(last[0][1][b"metrics"]) if last else {}
+        return _Raw(*pipe.execute())
+
+
+def _progress(config: Config, state: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """How far the run is and whether it goes on."""
     step, paused = int(state.get(b"step", 0)), state.get(b"paused") == b"1"
     error = state[b"error"].decode() if b"error" in state else None
-    reading = RunState(
-        run=run,
-        time=now,
-        status=_status(step, config.learner.steps, error, paused),
-        steps=config.learner.steps,
-        step=step,
-        last_step_s=_age(last[0][0], now) if last else None,
-        version=version,
-        max_staleness=config.rollout.max_staleness,
-        paused=paused,
-        error=error,
-        rule=config.allocation.rule,
-        warm_up=_warm_up(config, state),
-        prompts_per_batch=config.rollout.prompts_per_batch,
-        group_size=config.rollout.group_size,
-        pre_rollouts=config.rollout.pre_rollouts,
-        queue_depth=depth,
-        queue_capacity=config.capacity,
-        oldest_group_s=_age(oldest, now) if depth and oldest else 0.0,
-        dead_letters=totals.get("dead_letters", 0),
-        rates=_rates(samples, totals, now),
-        totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
-        lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
-        phase_a=_by_count(totals, "phase_a:"),
-        phase_b=_by_count(totals, "phase_b:"),
-        learner=learner,
-        evaluations={int(v): numbers(evaluations[v]) for v in sorted(evaluations, key=int)},
-        parts=seen,
-        sparks=_sparks(samples),
-    )
-    return replace(reading, warnings=tuple(warnings(reading, config.telemetry.stall_s)))
+    return {
+        "status": _status(step, config.learner.steps, error, paused),
+        "step": step,
+        "paused": paused,
+        "error": error,
+        "warm_up": _warm_up(config, state),
+    }
+
+
+def _plan(config: Config) -> dict[str, Any]:
+    """What does not change during a run."""
+    return {
+        "steps": config.learner.steps,
+        "max_staleness": config.rollout.max_staleness,
+        "rule": config.allocation.rule,
+        "prompts_per_batch": config.rollout.prompts_per_batch,
+        "group_size": config.rollout.group_size,
+        "pre_rollouts": config.rollout.pre_rollouts,
+        "queue_capacity": config.capacity,
+    }
 
 
 def read_config(text: bytes | None, run: str) -> Config:
