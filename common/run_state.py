@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.watch import SILENT_S, warnings
+from common.watch import SILENT_S, TELEMETRY, warnings
 
 GONE_S = 60.0
 WINDOW_S = 60.0
@@ -93,6 +93,7 @@ class RunState:
     parts: tuple[Part, ...]
     sparks: dict[str, list[float]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    telemetry: int = TELEMETRY
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,6 +17,7 @@ import redis
 from common.keys import Keys
 from common.run_state import FLOWS, HISTORY, Part, RunState, read_run
 from common.types import Group
+from common.watch import TELEMETRY
 
 __all__ = [
     "FLOWS",
@@ -72,12 +73,16 @@ class Telemetry:
 
 async def heartbeat(client: Any, run: str, part: str, state: Mapping[str, Any]) -> None:
     """`part` (kind/name) is alive and in this state."""
-    await client.hset(Keys(run).parts, part, json.dumps({**state, "seen": time.time()}))
+    await client.hset(Keys(run).parts, part, _beat(state))
 
 
 def heartbeat_now(client: redis.Redis, run: str, part: str, state: Mapping[str, Any]) -> None:
     """`heartbeat` for a blocking client."""
-    client.hset(Keys(run).parts, part, json.dumps({**state, "seen": time.time()}))
+    client.hset(Keys(run).parts, part, _beat(state))
+
+
+def _beat(state: Mapping[str, Any]) -> str:
+    return json.dumps({**state, "telemetry": TELEMETRY, "seen": time.time()})
 
 
 def count_now(client: redis.Redis, run: str, amounts: Mapping[str, int]) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from common.run_state import Part, RunState
 
+TELEMETRY = 2
+"""Version of what parts write about themselves: raised when a reader of before would misunderstand it."""
 SILENT_S = 10.0
 STARVING = 0.2
 BACKLOG_S = 2.0
@@ -19,7 +21,17 @@ def warnings(state: RunState, stall_s: float) -> list[str]:
     found = [f"stopped: {state.error}"] if state.error else []
     if state.paused:
         found.append("paused by an operator")
-    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
+    return found + _foreign(state) + _silent(state) + _flow(state) + _stalled(state, stall_s)
+
+
+def _foreign(state: RunState) -> list[str]:
+    said = ((p, p.state.get("telemetry", 1)) for p in state.parts if p.silent_s < SILENT_S)
+    return [
+        f"{p.kind} {p.name} is of {'an older' if version < TELEMETRY else 'a newer'} version of hora (telemetry "
+        f"{version}, here {TELEMETRY}): what it reports may be missing here; use one version for all parts"
+        for p, version in said
+        if version != TELEMETRY
+    ]
 
 
 def _silent(state: RunState) -> list[str]:

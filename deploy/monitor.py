@@ -18,10 +18,11 @@ from deploy.screen import line, screen
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0
+ENDED = ("finished", "stopped")
 
 
 def monitor(redis_url: str, run: str, json_: bool = False, once: bool = False) -> None:
-    """Show `run` until Ctrl-C or its end; one reading with `once` or `json_`.
+    """Show `run` until Ctrl-C or its end, whose last reading stays on the screen; one reading with `once` or `json_`.
 
     Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
     """
@@ -35,7 +36,8 @@ def monitor(redis_url: str, run: str, json_: bool = False, once: bool = False) -
         return
     try:
         if console.is_terminal:
-            _watch(client, redis_url, run, console)
+            last = _watch(client, redis_url, run, console)
+            console.print(screen(last, console.width))
         else:
             _follow(client, redis_url, run)
     except KeyboardInterrupt:
@@ -60,16 +62,17 @@ def _settled(client: Any, run: str) -> RunState:
     return state
 
 
-def _watch(client: Any, url: str, run: str, console: Console) -> None:
+def _watch(client: Any, url: str, run: str, console: Console) -> RunState:
     state, problem = read_run(client, run), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
+        while problem or state.status not in ENDED:
             live.update(screen(state, console.width, problem), refresh=True)
             time.sleep(PERIOD_S)
             try:
                 state, problem = read_run(client, run), ""
             except (RunError, redis.exceptions.RedisError) as error:
                 problem = _sentence(error, url)
+    return state
 
 
 def _follow(client: Any, url: str, run: str) -> None:
@@ -78,7 +81,7 @@ def _follow(client: Any, url: str, run: str) -> None:
         try:
             state = read_run(client, run)
             print(line(state), flush=True)
-            if state.status in ("finished", "stopped"):
+            if state.status in ENDED:
                 return
         except redis.exceptions.RedisError as error:
             print(_sentence(error, url), file=sys.stderr, flush=True)

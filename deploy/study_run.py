@@ -27,12 +27,16 @@ POLL_S = 0.5
 
 def study(source: str, out: Path | None, parallel: int | None) -> bool:
     """`hora study`: run what is missing of the study, then check and report. False when a cell failed or the budgets
-    of two cells were not the same. Raises KeyboardInterrupt after every cell in progress has stopped."""
+    of two cells were not the same. Ctrl-C stops every cell in progress, in order, and exits with 130."""
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
     todo = [c for c in cells(plan, folder) if not _finished(c, folder)]
-    failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+    try:
+        failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+    except KeyboardInterrupt:
+        console.print("\nstopped; nothing is left running. The same command goes on with the study.")
+        raise SystemExit(130) from None
     for cell, reason in failed:
         console.print(
             f"{cell.name} failed: {reason}; log: {_log(cell, folder)}", markup=False, soft_wrap=True

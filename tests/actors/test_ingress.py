@@ -12,6 +12,8 @@ import uvicorn
 
 from actors.web import create_app
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from common.keys import Keys
+from common.redis import connect
 from common.run_state import RunState
 from deploy.redis_server import RedisServer
 
@@ -169,6 +171,33 @@ def test_an_unknown_run_is_a_problem_with_a_sentence_on_every_channel(redis_url,
     assert "knows no run" in event["problem"]
     assert client.get("/nowhere").json()["status"] == 404
     assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("what", ["wrong password", "older version"])
+def test_what_cannot_be_read_is_a_sentence_on_every_channel(redis_url, serve, tmp_path, what):
+    url, sentence = redis_url, "is served by another version of hora"
+    connect(redis_url).set(Keys("older").config, '{"model": {"path": "m"}, "colour": 3}')
+    if what == "wrong password":
+        (tmp_path / "wrong").write_text("wrong")
+        url = f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}"
+        sentence = "refuses the password"
+    client = serve(url, "older")
+    for path in ("/status", "/healthz"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+        assert sentence in answer.json()["detail"]
+        assert "\n" not in answer.json()["detail"]
+    (event,) = events(client, 1)
+    assert sentence in event["problem"]
+
+
+def test_a_finished_run_is_shown_as_such_without_warnings(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 2}))
+    play(run, 2)
+    client = serve(redis_url, "over")
+    status = client.get("/status").json()
+    assert (status["status"], status["step"], status["warnings"]) == ("finished", 2, [])
+    assert client.get("/healthz").status_code == 200
 
 
 def test_the_views_come_back_when_redis_does(tmp_path, serve):

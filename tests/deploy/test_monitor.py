@@ -14,6 +14,8 @@ from rich.console import Console
 
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
+from common.keys import Keys
+from common.redis import connect
 from common.telemetry import read_run
 from deploy.monitor import monitor
 from deploy.screen import screen, sparkline
@@ -112,19 +114,46 @@ def test_a_terminal_is_refreshed_in_place_and_ctrl_c_leaves_no_trace(redis_url, 
     assert b"Traceback" not in seen
 
 
+def test_a_terminal_that_watches_a_finished_run_keeps_its_last_screen_and_ends(redis_url, run):
+    run.redis.hset(run.keys.state, "step", run.config.learner.steps)
+    primary, secondary = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", MONITOR, redis_url, run.config.run.name],
+        stdin=secondary,
+        stdout=secondary,
+        stderr=secondary,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"},
+    )
+    os.close(secondary)
+    seen = b""
+    while select.select([primary], [], [], 30)[0]:
+        try:
+            seen += os.read(primary, 65536)
+        except OSError:  # the other end is closed
+            break
+    os.close(primary)
+    assert process.wait(20) == 0
+    left = seen.rpartition(b"\x1b[?1049l")[2]
+    assert b"finished" in left
+    assert b"step 40 of 40" in left
+
+
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
         ("redis://127.0.0.1:1", "no Redis answers"),
         ("{url}", "knows no run"),
         ("{wrong}", "refuses the password"),
+        ("{older}", "another version of hora"),
     ],
 )
 def test_bad_input_is_a_sentence(redis_url, url, sentence, tmp_path):
     (tmp_path / "wrong").write_text("wrong")
+    name = "older" if url == "{older}" else "missing"
+    connect(redis_url).set(Keys("older").config, '{"model": {"path": "m"}, "colour": 3}')
     wrong = f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}"
     with pytest.raises(RunError, match=sentence) as caught:
-        monitor(url.format(url=redis_url, wrong=wrong), "missing", once=True)
+        monitor(url.format(url=redis_url, wrong=wrong, older=redis_url), name, once=True)
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
 from common.telemetry import heartbeat_now, read_run, record_step
+from common.watch import TELEMETRY
 
 
 async def _depth(url, config) -> int:
@@ -100,6 +102,17 @@ def test_a_run_of_another_version_is_a_sentence(redis_url):
         read_run(client, "older")
     with pytest.raises(RunError, match="knows no run 'nothing'"):
         read_run(client, "nothing")
+
+
+def test_a_part_of_another_version_is_named_and_the_rest_still_shown(redis_url):
+    run = SyntheticRun(redis_url, config_of("mixed"))
+    play(run, 2)
+    for version, word in ((None, "an older"), (TELEMETRY + 1, "a newer")):
+        said = {"version": 2, "running": 3, "seen": time.time()} | ({"telemetry": version} if version else {})
+        run.redis.hset(run.keys.parts, "generator/other", json.dumps(said))
+        state = read_run(run.redis, "mixed")
+        assert [w for w in state.warnings if f"generator other is of {word} version of hora" in w]
+        assert len(state.of("generator")) == 3
 
 
 def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_named(redis_url):
