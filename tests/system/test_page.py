@@ -1,100 +1,23 @@
 """The live page in headless Chromium against a real server on a real Redis, driven through the DevTools protocol."""
 
 import asyncio
-import base64
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
-from websockets.sync.client import connect as websocket
 
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from deploy.redis_server import RedisServer
+from tests.system.browser import Browser, needs_chromium, until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.system,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH (Debian: apt-get install chromium)"),
-]
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--remote-debugging-port=0",
-]
+pytestmark = [pytest.mark.system, needs_chromium]
 SERVER = "import sys; from deploy.monitor import serve_page; serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))"
-
-
-class Browser:
-    """One tab. `js` evaluates an expression in the page and returns its value."""
-
-    def __init__(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        self._profile = tempfile.mkdtemp(prefix="chromium-")
-        assert CHROMIUM is not None
-        self._process = subprocess.Popen(
-            [CHROMIUM, *FLAGS, f"--user-data-dir={self._profile}", "about:blank"],
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-        port_file = Path(self._profile) / "DevToolsActivePort"
-        until(lambda: port_file.exists() and len(port_file.read_text().split()) == 2, 30)
-        port = port_file.read_text().split()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json") as answer:
-            tab = next(t for t in json.load(answer) if t["type"] == "page")
-        self._socket = websocket(tab["webSocketDebuggerUrl"], max_size=2**26)
-        self._id = 0
-        self.errors: list[str] = []
-        self.call("Runtime.enable")
-        self.call("Page.enable")
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
-        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
-        self.call("Page.navigate", url=url)
-
-    def call(self, method: str, **params):
-        self._id += 1
-        self._socket.send(json.dumps({"id": self._id, "method": method, "params": params}))
-        while True:
-            message = json.loads(self._socket.recv(timeout=30))
-            if message.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(message["params"]["exceptionDetails"]["exception"].get("description", "?"))
-            if message.get("id") == self._id:
-                assert "error" not in message, message
-                return message["result"]
-
-    def js(self, expression: str):
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def shot(self, path: str) -> None:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        picture = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        Path(path).write_bytes(base64.b64decode(picture["data"]))
-
-    def close(self) -> None:
-        self._socket.close()
-        self._process.terminate()
-        self._process.wait(20)
-        shutil.rmtree(self._profile, ignore_errors=True)
 
 
 class Server:
@@ -120,20 +43,6 @@ class Server:
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
-
-
-def until(check, limit_s: float):
-    """The first true value of `check()`; what it raises last once the time is up."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            if value := check():
-                return value
-        except (OSError, KeyError):
-            if time.monotonic() > deadline:
-                raise
-        assert time.monotonic() < deadline, f"not within {limit_s} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
