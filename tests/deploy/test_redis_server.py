@@ -5,6 +5,7 @@ import signal
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.errors import RunError
@@ -23,17 +24,17 @@ def test_a_server_that_a_killed_launcher_left_is_ended_and_its_data_found(tmp_pa
         assert connect(server.url).get("key") == b"value"
 
 
-def test_a_server_that_was_killed_itself_comes_back_with_all_that_it_confirmed(tmp_path: Path) -> None:
-    killed = RedisServer(tmp_path / "redis")
-    killed.start()
-    client = connect(killed.url)
-    for i in range(200):
-        client.rpush("list", i)
-    os.kill(killed.pid, signal.SIGKILL)
-    assert killed._process is not None
-    killed._process.wait()
+def test_a_server_that_is_killed_comes_back_by_itself_with_all_that_it_confirmed(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis") as server:
-        assert connect(server.url).llen("list") == 200
+        client, killed = connect(server.url), server.pid
+        for i in range(200):
+            client.rpush("list", i)
+        os.kill(killed, signal.SIGKILL)
+        client.rpush("list", 200)  # a client that was there before waits and goes on
+        assert client.llen("list") == 201
+        assert server.pid != killed
+        last = server.pid
+    assert not psutil.pid_exists(last)
 
 
 @pytest.mark.parametrize("torn", ["", "12x"])
