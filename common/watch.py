@@ -25,12 +25,16 @@ def warnings(state: RunState, stall_s: float) -> list[str]:
 
 
 def _foreign(state: RunState) -> list[str]:
-    said = ((p, p.state.get("telemetry", 1)) for p in state.parts if p.silent_s < SILENT_S)
+    """One sentence per version of telemetry that is not this reader's."""
+    kinds: dict[int, set[str]] = {}
+    for part in state.parts:
+        version = part.state.get("telemetry", 1)
+        if version != TELEMETRY and part.silent_s < SILENT_S:
+            kinds.setdefault(version, set()).add(part.kind)
     return [
-        f"{p.kind} {p.name} is of {'an older' if version < TELEMETRY else 'a newer'} version of hora (telemetry "
-        f"{version}, here {TELEMETRY}): what it reports may be missing here; use one version for all parts"
-        for p, version in said
-        if version != TELEMETRY
+        f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora (telemetry {version}, "
+        f"here {TELEMETRY}): not all they report is shown; use one version for all parts"
+        for version, found in sorted(kinds.items())
     ]
 
 

@@ -100,7 +100,6 @@ def _learner(state: RunState) -> RenderableType:
             ("accuracy", "reward/accuracy", ".0%"),
             ("length", "length/mean", ".0f"),
             ("entropy", "entropy", ".2f"),
-            ("loss", "loss", ".4f"),
         )
         if metrics.get(name) is not None
     ]
@@ -110,9 +109,11 @@ def _learner(state: RunState) -> RenderableType:
     whole = times.pop("step", None) or sum(times.values())
     split = "  ".join(f"{name} {_span(v)}" for name, v in sorted(times.items(), key=lambda x: -x[1])[:5])
     ago = "" if state.last_step_s is None else f", {_span(state.last_step_s)} ago"
+    loss = "" if metrics.get("loss") is None else f"  loss {metrics['loss']:.4f}"
     return Group(
-        Text("learner  " + "  ".join(shown)),
-        Text(f"last step {_span(whole)}{ago}: {split}", "dim"),
+        Text("learner  " + "  ".join(shown), no_wrap=True, overflow="ellipsis"),
+        Text(f"         last step {_span(whole)}{ago}{loss}", "dim"),
+        Text(f"         {split}", "dim", no_wrap=True, overflow="ellipsis"),
     )
 
 
