@@ -9,6 +9,7 @@ from common.audit import audit, gather
 from common.errors import RunError
 from common.load import load
 from common.redis import connect
+from deploy.progress import working
 from deploy.redis_server import RedisServer
 from deploy.runs import RunFile
 
@@ -23,9 +24,12 @@ def audit_run(run: Path) -> bool:
     if not groups.exists():
         raise RunError(f"{groups}: no such file; a run writes it from its first step on")
     with ExitStack() as exits:
+        begin = exits.enter_context(working("audit", 2))
+        begin("opening the run's Redis")
         url = (
             RunFile(run).redis_url() if record.alive else exits.enter_context(RedisServer(run / "redis")).url
         )
+        begin("comparing records, ledger and stream")
         lines = groups.read_text().splitlines()
         found = audit(load(str(run / "config.yaml")), gather(connect(url), record.run, lines))
     print(

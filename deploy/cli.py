@@ -121,9 +121,13 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
     """The paper's tables and figures for any set of runs: one HTML file and PNGs."""
-    from evaluation.report import write_report
+    from deploy.progress import working
 
-    print(write_report(runs, out))
+    with working(f"report of {len(runs)} runs"):
+        from evaluation.report import write_report
+
+        written = write_report(runs, out)
+    print(written)
 
 
 @app.command()

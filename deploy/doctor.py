@@ -13,6 +13,7 @@ from common.config import Config
 from deploy import doctor_machine as machine
 from deploy import doctor_services as services
 from deploy.findings import Finding
+from deploy.progress import working
 
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (
@@ -33,7 +34,12 @@ CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (
 
 def doctor(config: Config) -> list[Finding]:
     """All findings, in the order in which a run would meet them."""
-    return [finding for check in CHECKS for finding in check(config)]
+    found: list[Finding] = []
+    with working("examining", len(CHECKS)) as begin:
+        for check in CHECKS:
+            begin(check.__name__.replace("_", " "))
+            found += check(config)
+    return found
 
 
 def show(findings: list[Finding], console: Console | None = None) -> bool:

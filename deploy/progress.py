@@ -1,9 +1,9 @@
-"""The live line of a training run: steps done, rates, reward, lag, and what it waits for."""
+"""What a person sees while something takes long: a bar over its parts, and the live line of a training run."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from redis.exceptions import RedisError
@@ -16,6 +16,27 @@ from common.redis import connect
 from common.run_state import RunState, read_run
 
 EVERY_S = 1.0
+
+
+@contextmanager
+def working(
+    what: str, total: int | None = None, console: Console | None = None
+) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error while the block runs, gone afterwards; nothing where that is no terminal.
+
+    With `total` parts it fills up: call what it yields as each begins, with its name. Without, it only moves.
+    """
+    console = console or Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task, begun = bar.add_task(what, total=total), 0
+
+        def begin(part: str) -> None:
+            nonlocal begun
+            bar.update(task, description=f"{what}: {part}", completed=begun)
+            begun += 1
+
+        yield begin
 
 
 @contextmanager

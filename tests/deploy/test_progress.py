@@ -1,0 +1,22 @@
+import io
+
+from rich.console import Console
+
+from deploy.progress import working
+
+
+def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_left_of_it():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with working("examining", 2, console) as begin:
+        begin("memory")
+        begin("disk")
+    assert "examining: disk" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K"), "the line is wiped at the end"
+
+
+def test_a_pipe_gets_nothing():
+    pipe = io.StringIO()
+    with working("examining", 2, Console(file=pipe)) as begin:
+        begin("memory")
+    assert pipe.getvalue().strip() == ""
