@@ -19,6 +19,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import load
 from common.prompts import load_tokenizer
+from deploy.progress import working
 from evaluation.figures import reliability_figure, save
 
 
@@ -32,8 +33,11 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts = render_prompts(config, tokenizer)
     records = _records(run)
-    prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
-    found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
+    with working(f"fitting {name}", 2) as begin:
+        begin(f"features of {len(prompts)} prompts")
+        prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
+        begin(f"{len(records)} outcomes")
+        found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
     Console().print(
@@ -82,11 +86,13 @@ def _replayed(run: Path, records: list[dict], name: str, features: str | None) -
     index, successes, trials = outcomes(records)
     batches = np.array([r["batch"] for r in records])
     rate = np.empty(len(records))
-    for batch in np.unique(batches):
-        here = batches == batch
-        alpha, beta = prior.predict(index[here])
-        rate[here] = alpha / (alpha + beta)
-        prior.update(index[here], successes[here], int(trials[here][0]))
+    with working(f"replaying {name}", len(np.unique(batches))) as begin:
+        for batch in np.unique(batches):
+            begin(f"batch {batch}")
+            here = batches == batch
+            alpha, beta = prior.predict(index[here])
+            rate[here] = alpha / (alpha + beta)
+            prior.update(index[here], successes[here], int(trials[here][0]))
     return rate
 
 
