@@ -12,29 +12,39 @@ import urllib.request
 
 import pytest
 
+from actors.web import PAGE
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from deploy.redis_server import RedisServer
 from tests.system.browser import Browser, needs_chromium, until
 
 pytestmark = [pytest.mark.system, needs_chromium]
-SERVER = "import sys; from deploy.monitor import serve_page; serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))"
+SERVER = """
+import sys
+from pathlib import Path
+from actors import web
+from deploy.monitor import serve_page
+web.PAGE = Path(sys.argv[4])
+serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))
+"""
 
 
 class Server:
     """The page's server in a process of its own, so that it can be killed."""
 
-    def __init__(self, redis_url: str, run: str) -> None:
+    def __init__(self, redis_url: str, run: str, healthy: bool = True) -> None:
+        self._path = "healthz" if healthy else "openapi.json"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self._args = [sys.executable, "-c", SERVER, redis_url, run, str(self.port)]
+        self.page = PAGE
         self.url = f"http://127.0.0.1:{self.port}/"
         self.start()
 
     def start(self) -> None:
         environment = {**os.environ, "HORA_TOKEN": "s3same"}
-        self._process = subprocess.Popen(self._args, env=environment)
-        until(lambda: self.get("healthz")["status"] == "ok", 30)
+        self._process = subprocess.Popen([*self._args, str(self.page)], env=environment)
+        until(lambda: self.get(self._path), 30)
 
     def get(self, path: str):
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
@@ -119,6 +129,46 @@ def test_the_page_goes_on_by_itself_when_the_server_is_killed_and_comes_back(sta
     until(lambda: browser.js("document.getElementById('live').textContent") == "live", 20)
     until(lambda: browser.js("document.getElementById('step').textContent").startswith("step 31 "), 10)
     assert browser.errors == []
+
+
+def test_a_page_of_an_older_server_opens_itself_anew_when_a_newer_one_takes_its_place(stage, tmp_path):
+    _run, server, page = stage
+    server.kill()
+    newer, server.page = server.page, tmp_path / "older.html"
+    server.page.write_text(newer.read_text().replace("<h1 ", "<h1 data-age='older' "))
+    server.start()
+    browser = page()
+    assert browser.js("document.querySelector('h1').dataset.age") == "older"
+    server.kill()
+    server.page = newer
+    server.start()
+    until(lambda: browser.js("document.querySelector('h1')?.dataset.age ?? 'newer'") == "newer", 20)
+    until(lambda: browser.js("document.getElementById('live')?.textContent") == "live", 20)
+
+
+@pytest.mark.parametrize("what", ["no run", "wrong password", "older version"])
+def test_what_cannot_be_read_is_a_sentence_on_the_page(redis, tmp_path, what):
+    run = SyntheticRun(redis, config_of("older"))
+    run.redis.set(run.keys.config, '{"model": {"path": "m"}, "colour": 3}')
+    (tmp_path / "wrong").write_text("wrong")
+    url, name, sentence = {
+        "no run": (redis, "nowhere", "knows no run 'nowhere'"),
+        "wrong password": (
+            f"{redis.partition('?')[0]}?password_file={tmp_path / 'wrong'}",
+            "older",
+            "refuses the password",
+        ),
+        "older version": (redis, "older", "is served by another version of hora"),
+    }[what]
+    server = Server(url, name, healthy=False)
+    browser = Browser(server.url)
+    try:
+        until(lambda: sentence in browser.js("document.getElementById('warnings')?.textContent ?? ''"), 20)
+        assert browser.js("document.getElementById('status').textContent") == "no reading"
+        assert browser.errors == []
+    finally:
+        browser.close()
+        server.kill()
 
 
 def test_the_page_fits_a_phone_in_light_and_dark(stage):
