@@ -24,8 +24,6 @@ from common.config import Config
 from common.keys import Keys
 from common.leases import Leases
 
-LOCK_S = 60.0
-
 
 class Cycles:
     """Gate and prior of one run, backed by Redis. `redis` is an asyncio client."""
@@ -41,7 +39,7 @@ class Cycles:
             enabled=config.allocation.warmup.enabled,
         )
         self._next = 0
-        self._locks = Leases(redis, config.run.name, owner, LOCK_S)
+        self._locks = Leases(redis, config.run.name, owner, config.coordinator.lease_s)
 
     @property
     def rule(self) -> str:
@@ -71,13 +69,11 @@ class Cycles:
         await self._redis.hsetnx(self._keys.shards, field, json.dumps(report))
         while not await self._locks.acquire("cycles"):
             await asyncio.sleep(0.05)
-        try:
+        async with self._locks.held("cycles"):
             await self._restore()
             while reports := await self._reports(self._next):
                 self._observe(reports)
                 await self._save()
-        finally:
-            await self._locks.release("cycles")
 
     async def _reports(self, batch: int) -> list[dict[str, Any]]:
         """All shard reports of `batch`, or nothing while one is missing."""

@@ -40,16 +40,18 @@ class Leases:
         A lease that was lost in between (a long stall of this process) is not fatal: whatever two owners of a shard
         do, the first plan and the first push of each group count.
         """
-        renewal = asyncio.create_task(self._keep(name))
+        over = asyncio.Event()
+        renewal = asyncio.create_task(self._keep(name, over))
         try:
             yield
         finally:
+            over.set()  # A cancellation that arrives while redis-py reads an answer can be lost in there.
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
             await self.release(name)
 
-    async def _keep(self, name: str) -> None:
-        while True:
+    async def _keep(self, name: str, over: asyncio.Event) -> None:
+        while not over.is_set():
             await asyncio.sleep(self._seconds / 3)
             await self._renew(keys=[self._key(name)], args=[self._owner, int(self._seconds * 1000)])
 

@@ -1,0 +1,231 @@
+"""Coordinators and a learner that die at random moments, on a real Redis: nothing is lost, nothing is doubled."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulated import Fleet, Learner, Stopped, coordinate, prompts
+from common.audit import audit, gather
+from common.config import Config
+from common.keys import Keys
+from common.leases import Leases
+from common.load import load
+from common.redis import connect
+from common.wire import decode_group
+from deploy.redis_server import RedisServer
+
+PROMPTS, GROUP = 6, 5
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+def config_of(name: str, staleness: int, steps: int = 6, **more: Any) -> Config:
+    settings = {
+        "run.name": name,
+        "rollout.prompts_per_batch": PROMPTS,
+        "rollout.group_size": GROUP,
+        "rollout.pre_rollouts": 2,
+        "rollout.shards": 3,
+        "rollout.shards_in_flight": 4,
+        "rollout.samples_per_request": 3,
+        "rollout.max_staleness": staleness,
+        "learner.steps": steps,
+        "coordinator.lease_s": 0.3,
+        "allocation.warmup.enabled": "false",
+        **more,
+    }
+    return load("tiny", [f"{k}={v}" for k, v in settings.items()])
+
+
+def fleet_of(chance: random.Random, longest_s: float) -> Fleet:
+    return Fleet(
+        seconds_of=lambda request, lengths: chance.random() * longest_s,
+        lengths_of=lambda n: np.array([chance.randint(1, 5) for _ in range(n)]),
+    )
+
+
+def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[str]:
+    """groups.jsonl as the learner would have written it."""
+    import json
+
+    lines = []
+    for step, ids in learner.trained.items():
+        for i in ids:
+            g = payloads[i]
+            line = {"step": step, "batch": g.batch, "group_id": i, "size": g.size, "extra": g.extra}
+            line |= {"version_min": g.versions[0], "version_max": g.versions[1], "hits": g.hits}
+            line |= {"shard": g.shard, "trials": g.pre_rollouts, "successes": g.successes}
+            lines.append(json.dumps(line))
+    return lines
+
+
+async def with_deaths(
+    config: Config, url: str, chance: random.Random, coordinators: int, deaths: int, monkeypatch: Any
+) -> tuple[Learner, dict[str, Any]]:
+    """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
+    data, fleet = prompts(17), fleet_of(chance, 0.02)
+    learner = Learner(config, url, lambda: chance.random() * 0.02, checkpoint_every=2)
+    payloads: dict[str, Any] = {}
+    read = Learner.run.__globals__["Reader"].read
+
+    def remembered(self: Any, step: int) -> Any:
+        groups = read(self, step)
+        payloads.update({g.id: g for g in groups})
+        return groups
+
+    monkeypatch.setattr(Learner.run.__globals__["Reader"], "read", remembered)
+    lives = 0
+
+    def coordinator() -> asyncio.Task[Any]:
+        nonlocal lives
+        lives += 1
+        return asyncio.create_task(coordinate(config, url, data, fleet, f"coordinator-{lives}"))
+
+    failures: list[BaseException] = []
+
+    def learn() -> threading.Thread:
+        def work() -> None:
+            try:
+                learner.run()
+            except Stopped:
+                pass
+            except BaseException as error:
+                failures.append(error)
+
+        learner.stop.clear()
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    tasks, thread = [coordinator() for _ in range(coordinators)], learn()
+    for _ in range(deaths):
+        await asyncio.sleep(chance.random() * 0.15)
+        if chance.random() < 0.4:
+            learner.stop.set()
+            await asyncio.to_thread(thread.join)
+            thread = learn()
+        else:
+            victim = chance.randrange(coordinators)
+            tasks[victim].cancel()
+            await asyncio.gather(tasks[victim], return_exceptions=True)
+            tasks[victim] = coordinator()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*tasks)
+        await asyncio.to_thread(thread.join)
+    assert not failures
+    return learner, payloads
+
+
+async def keeps_its_lease(self: Leases, name: str) -> None:
+    """A killed process releases nothing: its lease runs out."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        await self._release(keys=[self._key(name)], args=[self._owner])
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_group_is_trained_once_whoever_dies_when(
+    url: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(f"{staleness}:{seed}")
+    config = config_of(f"deaths-{staleness}-{seed}", staleness)
+    if seed % 2:
+        monkeypatch.setattr(Leases, "release", keeps_its_lease)
+    learner, payloads = asyncio.run(
+        with_deaths(config, url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch)
+    )
+    steps = [learner.trained[s] for s in range(config.learner.steps)]
+    assert [len(ids) for ids in steps] == [PROMPTS] * config.learner.steps
+    assert len({i for ids in steps for i in ids}) == PROMPTS * config.learner.steps
+    for batch in range(config.learner.steps):
+        assert sum(g.size for g in payloads.values() if g.batch == batch) == PROMPTS * GROUP
+    client = connect(url)
+    assert audit(config, gather(client, config.run.name, records(learner, config, payloads))) == []
+    keys = Keys(config.run.name)
+    assert client.xlen(keys.groups) == 0
+    # A plan outlives its shard only where its coordinator died in between; nobody reads it again.
+    assert set(client.hkeys(keys.plans)) <= set(client.hkeys(keys.shards))
+
+
+def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(url: str) -> None:
+    config = config_of("full", staleness=4, steps=5, **{"rollout.shards_in_flight": 1, "queue.capacity": 30})
+    keys, client = Keys("full"), connect(url)
+
+    async def scenario() -> None:
+        work = asyncio.create_task(
+            coordinate(config, url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
+        )
+        async with asyncio.timeout(20):
+            while client.xlen(keys.groups) < 30:
+                await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        assert client.xlen(keys.groups) == 30
+        learner = Learner(config, url, lambda: 0.0)
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(learner.run)
+            await work
+        assert sorted(learner.trained) == list(range(5))
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(url: str) -> None:
+    config = config_of("paused", staleness=1, steps=3)
+    keys, client = Keys("paused"), connect(url)
+    client.hset(keys.state, "paused", "1")
+
+    async def scenario() -> None:
+        work = asyncio.create_task(
+            coordinate(config, url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
+        )
+        await asyncio.sleep(0.5)
+        assert client.xlen(keys.groups) == 0
+        client.hset(keys.state, "paused", "0")
+        learner = Learner(config, url, lambda: 0.0)
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(learner.run)
+            await work
+
+    asyncio.run(scenario())
+    assert client.hlen(keys.shards) == 9
+
+
+def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(url: str) -> None:
+    config = config_of("redo", staleness=1, steps=2)
+    keys, client = Keys("redo"), connect(url)
+
+    async def scenario() -> Learner:
+        work = asyncio.create_task(
+            coordinate(config, url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
+        )
+        async with asyncio.timeout(20):
+            while (
+                client.hlen(keys.shards) < 3
+            ):  # the first batch is generated; nobody has claimed a group yet
+                await asyncio.sleep(0.02)
+            entry, fields = client.xrange(keys.groups, count=1)[0]
+            size = decode_group(fields[b"group"], max_bytes=2**20).size
+            client.xdel(keys.groups, entry)
+            client.xadd(keys.groups, {**fields, b"group": b"\x00damaged"})
+            learner = Learner(config, url, lambda: 0.0)
+            await asyncio.to_thread(learner.run)
+            await work
+        reports = [g for ids in learner.trained.values() for g in ids]
+        assert fields[b"id"].decode() in reports
+        assert len(set(reports)) == len(reports) == 2 * PROMPTS
+        assert size >= 2
+        return learner
+
+    asyncio.run(scenario())
+    assert client.xlen(keys.dead) == 1
+    assert client.scard(keys.redo) == 0

@@ -1,0 +1,148 @@
+"""Whole runs in the background whose parts can be killed: `hora run tiny` at a small size, on the real stack."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deploy.audit import audit_run
+
+HORA = str(Path(sys.executable).with_name("hora"))
+SMALL = {
+    "rollout.prompts_per_batch": 8,
+    "rollout.group_size": 6,
+    "rollout.pre_rollouts": 2,
+    "rollout.shards": 2,
+    "rollout.max_staleness": 1,
+    "learner.checkpoint_every": 3,
+    "allocation.warmup.enabled": "false",
+    "evaluation.path": "null",
+    "telemetry.http_port": 0,
+}
+# What each part's process calls itself.
+PARTS = {
+    "generator": "ray::ServeReplica:hora:generator",
+    "engine": "VLLM::",
+    "coordinator": "ray::ServeReplica:hora:coordinator",
+    "verifier": "ray::ServeReplica:hora:verifier",
+    "learner": "RayTrainWorker",
+    "redis": "redis-server",
+}
+
+
+class LiveRun:
+    """One `hora run` of `steps` steps in `folder`, and the processes that belong to it."""
+
+    def __init__(self, folder: Path, steps: int, **settings: object) -> None:
+        self.steps, self.run = steps, folder / "live"
+        every = {**SMALL, **settings, "learner.steps": steps, "run.folder": folder, "run.name": "live"}
+        self._command = [HORA, "run", "tiny", *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
+        self._log = folder / "live.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.family: set[psutil.Process] = set()
+
+    def start(self, *more: str) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, *more], stdout=log, stderr=log, start_new_session=True, env={**os.environ, "COLUMNS": "200"}
+            )  # fmt: skip
+
+    def output(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def trained(self) -> int:
+        """Steps that surviving records hold."""
+        file = self.run / "steps.jsonl"
+        return file.read_bytes().count(b"\n") if file.exists() else 0
+
+    def until(self, steps: int, limit_s: float = 240.0) -> None:
+        """Wait for `steps` steps; fail with the run's own words when it ends or stands still."""
+        deadline = time.monotonic() + limit_s
+        assert self._process is not None
+        while self.trained() < steps:
+            assert self._process.poll() is None, self.output()
+            assert time.monotonic() < deadline, f"{self.trained()} of {steps} steps\n{self.output()}"
+            self.processes()
+            time.sleep(0.1)
+
+    def processes(self) -> list[psutil.Process]:
+        """The launcher and all that descends from it; remembered, so that none can be left unseen."""
+        assert self._process is not None
+        try:
+            root = psutil.Process(self._process.pid)
+            alive = [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            alive = []
+        self.family.update(alive)
+        return alive
+
+    def part(self, name: str) -> list[psutil.Process]:
+        found = []
+        for process in self.processes():
+            try:
+                if PARTS[name] in " ".join(process.cmdline()):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+        return found
+
+    def kill(self, name: str, chance: random.Random) -> None:
+        """SIGKILL one process of the part, at a moment within the next second."""
+        time.sleep(chance.random())
+        victims = self.part(name)
+        assert victims, f"no process of {name}: {[p.name() for p in self.processes()]}"
+        os.kill(chance.choice(victims).pid, signal.SIGKILL)
+
+    def kill_everything(self) -> None:
+        for process in reversed(self.processes()):
+            if process.is_running():
+                process.send_signal(signal.SIGKILL)
+        psutil.wait_procs(list(self.family), timeout=20)
+        assert self._process is not None
+        self._process.wait(20)
+
+    def finish(self, limit_s: float = 400.0) -> float:
+        """Seconds until the run ended by itself, in good order."""
+        assert self._process is not None
+        began = time.monotonic()
+        while self._process.poll() is None:
+            assert time.monotonic() - began < limit_s, f"{self.trained()} steps\n{self.output()}"
+            self.processes()
+            time.sleep(0.2)
+        assert self._process.returncode == 0, self.output()
+        return time.monotonic() - began
+
+    def assert_exact(self) -> None:
+        """Every step is there once, the audit finds nothing, and no process is left."""
+        steps = [json.loads(line)["step"] for line in (self.run / "steps.jsonl").read_text().splitlines()]
+        assert steps == list(range(self.steps))
+        assert audit_run(self.run)
+        _, alive = psutil.wait_procs(list(self.family), timeout=20)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
+
+    def end(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill_everything()
+
+
+@pytest.fixture
+def live_run(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
+    """`live_run(steps, **settings)`: a run that has been started; ended with the test, whatever happens."""
+    made: list[LiveRun] = []
+
+    def make(steps: int, **settings: object) -> LiveRun:
+        made.append(LiveRun(tmp_path, steps, **settings))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.end()

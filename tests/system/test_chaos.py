@@ -1,0 +1,53 @@
+"""Parts of a live run are killed without warning, under load. The run ends as if nothing had happened, or `--resume`
+ends it: every group trained in exactly one surviving step, no budget lost, no process left.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+STEPS = 40
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def chance(request: pytest.FixtureRequest) -> random.Random:
+    seed = random.randrange(10_000)
+    print(f"seed of the moment: {seed}")  # shown when the test fails
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize("part", ["generator", "engine", "coordinator", "verifier", "redis", "learner"])
+def test_a_run_survives_the_death_of(part: str, live_run: Callable[..., Any], chance: random.Random) -> None:
+    run = live_run(STEPS)
+    run.until(chance.randint(2, 8))
+    run.kill(part, chance)
+    at = run.trained()
+    seconds = run.finish()
+    print(f"{part}: killed at step {at}, finished by itself after {seconds:.0f} s")
+    run.assert_exact()
+
+
+def test_a_run_survives_many_deaths_in_a_row(live_run: Callable[..., Any], chance: random.Random) -> None:
+    run = live_run(STEPS)
+    for part in ("verifier", "generator", "redis", "coordinator", "learner"):
+        run.until(run.trained() + chance.randint(1, 3), limit_s=300)
+        run.kill(part, chance)
+    run.finish()
+    run.assert_exact()
+
+
+def test_a_run_of_which_everything_was_killed_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(STEPS)
+    run.until(chance.randint(2, 12))
+    run.kill_everything()
+    at = run.trained()
+    run.start("--resume")
+    seconds = run.finish()
+    print(f"everything: killed at step {at}, resumed and finished after {seconds:.0f} s")
+    run.assert_exact()

@@ -1,0 +1,196 @@
+"""A Ray cluster on free ports, the application by `serve deploy`, the learner beside it: parts come and go, training
+does not notice.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from common.audit import audit, gather
+from common.load import ROOT, from_args
+from common.redis import connect
+from common.run_state import read_run
+from deploy.redis_server import RedisServer
+
+BIN = Path(sys.executable).parent
+STEPS = 250
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def free_ports(n: int) -> list[int]:
+    with_socket = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [int(s.getsockname()[1]) for s in with_socket]
+    for s in with_socket:
+        s.close()
+    return ports
+
+
+class Cluster:
+    """One node of Ray with a Redis, and what is deployed on it. Every process is its own or a child's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.redis = folder, RedisServer(folder / "redis")
+        self.gcs, self.dashboard, self.agent, self.http = free_ports(4)
+        # Ray's own sockets lie in here: a short path.
+        self.temporary = Path(tempfile.mkdtemp(prefix="hora-ray-"))
+        self.learner: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.redis.start()
+        self.env = {
+            **os.environ,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_ADDRESS": f"127.0.0.1:{self.gcs}",
+            "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{self.dashboard}",
+            "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self.dashboard}",
+            "HORA_REDIS_URL": self.redis.url,
+            "COLUMNS": "200",
+        }
+        command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=16", "--disable-usage-stats"]
+        command += [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1"]
+        command += [f"--dashboard-agent-listen-port={self.agent}", f"--temp-dir={self.temporary}"]
+        command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={256 * 2**20}"]
+        env = {k: v for k, v in self.env.items() if k not in ("RAY_ADDRESS",)}
+        with (self.folder / "ray.log").open("wb") as log:
+            self.head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+    def deploy(self, **deployments: dict[str, Any]) -> None:
+        """`serve deploy` of deploy/hora.yaml at a small size, with these settings of its deployments."""
+        file = yaml.safe_load((ROOT / "deploy" / "hora.yaml").read_text())
+        file["http_options"]["port"] = self.http
+        application = file["applications"][0]
+        application["deployments"] = [{"name": name, **values} for name, values in deployments.items()]
+        args = application["args"]
+        args["run"] = {"name": "elastic", "folder": str(self.folder / "runs")}
+        args["model"]["path"] = str(ROOT / args["model"]["path"])
+        args["rollout"] |= {"prompts_per_batch": 8, "group_size": 6, "pre_rollouts": 2, "shards": 2}
+        args["learner"] |= {"steps": STEPS, "checkpoint_every": 50}
+        args["queue"] = {}
+        self.config = from_args(args)
+        path = self.folder / "hora.yaml"
+        path.write_text(yaml.safe_dump(file, sort_keys=False))
+        done = self._command("serve", "deploy", str(path))
+        assert done.returncode == 0, done.stdout + done.stderr + (self.folder / "ray.log").read_text()
+
+    def train(self) -> None:
+        with (self.folder / "train.log").open("wb") as log:
+            self.learner = subprocess.Popen(
+                [BIN / "hora", "train", str(self.folder / "hora.yaml")],
+                env=self.env, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def state(self) -> Any:
+        return read_run(connect(self.redis.url), "elastic")
+
+    def alive(self, kind: str) -> list[Any]:
+        return [p for p in self.state().of(kind) if p.silent_s < 5.0]
+
+    def until(self, what: str, holds: Callable[[], bool], limit_s: float = 300.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not holds():
+            log = self.folder / "train.log"
+            said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+            assert time.monotonic() < deadline, f"{what}: {self.state().parts}\n{said}"
+            assert self.learner is None or self.learner.poll() in (None, 0), said
+            time.sleep(0.5)
+
+    def assert_exact(self) -> None:
+        records = (self.folder / "runs" / "elastic" / "groups.jsonl").read_text().splitlines()
+        assert len(records) == STEPS * 8
+        assert audit(self.config, gather(connect(self.redis.url), "elastic", records)) == []
+
+    def end(self) -> None:
+        family = []
+        for process in (self.learner, getattr(self, "head", None)):
+            if process is not None and process.poll() is None:
+                family += psutil.Process(process.pid).children(recursive=True)
+                process.terminate()
+                process.wait(60)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for left in alive:  # Ray's own processes, when the node was ended in the middle of a start
+            left.kill()
+        self.redis.stop()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+    def _command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        for _ in range(30):  # the dashboard listens a while after `ray start`
+            done = subprocess.run(
+                [BIN / words[0], *words[1:]], env=self.env, capture_output=True, text=True, timeout=120
+            )
+            if done.returncode == 0:
+                return done
+            time.sleep(2)
+        return done  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()
+
+
+def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training(cluster: Cluster) -> None:
+    one = {"num_replicas": 1}
+    cluster.deploy(generator=one, verifier=one, coordinator=one)
+    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
+    cluster.train()
+    cluster.until("steps", lambda: cluster.state().step >= 5)
+    [learner] = cluster.alive("learner")
+
+    cluster.deploy(
+        generator={"num_replicas": 3}, verifier={"num_replicas": 2}, coordinator={"num_replicas": 2}
+    )
+    cluster.until("three generators", lambda: len(cluster.alive("generator")) == 3)
+    cluster.until("two coordinators", lambda: len(cluster.alive("coordinator")) == 2)
+    # A replica's first sign of life comes after it has loaded the newest announced weights.
+    cluster.until(
+        "new replicas at the newest version",
+        lambda: all(
+            p.state["version"] >= cluster.state().version - 1 > 0 for p in cluster.alive("generator")
+        ),
+    )
+    at = cluster.state().step
+    cluster.until("steps by three", lambda: cluster.state().step >= at + 5)
+    assert cluster.state().step < STEPS, "the run ended before it could shrink: more steps are needed"
+
+    cluster.deploy(generator=one, verifier=one, coordinator=one)
+    cluster.until("one generator", lambda: len(cluster.alive("generator")) == 1)
+    assert [p.name for p in cluster.alive("learner")] == [learner.name]
+    cluster.until("the end", lambda: cluster.learner is not None and cluster.learner.poll() == 0, 600)
+    cluster.assert_exact()  # fmt: skip
+
+
+def test_serve_scales_the_generators_with_the_requests_in_flight(cluster: Cluster) -> None:
+    scaling = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "target_ongoing_requests": 2,
+        "upscale_delay_s": 1,
+        "downscale_delay_s": 5,
+        "metrics_interval_s": 1,
+        "look_back_period_s": 3,
+    }
+    cluster.deploy(generator={"autoscaling_config": scaling})
+    cluster.train()
+    cluster.until("a second generator", lambda: len(cluster.alive("generator")) == 2)
+    cluster.until("the end", lambda: cluster.learner is not None and cluster.learner.poll() == 0, 600)
+    cluster.until("one generator again", lambda: len(cluster.alive("generator")) == 1, 120)
+    cluster.assert_exact()
