@@ -138,8 +138,8 @@ class Coordination:
 
         async def remember(made: Plan) -> Plan:
             nonlocal plan
-            await self._redis.hsetnx(self._keys.plans, name, encode_plan(made))
-            plan = decode_plan(await self._redis.hget(self._keys.plans, name))
+            first = await self._redis.hsetnx(self._keys.plans, name, encode_plan(made))
+            plan = made if first else decode_plan(await self._redis.hget(self._keys.plans, name))
             return plan
 
         pushed = await self._with.producer.pushed(
@@ -154,9 +154,7 @@ class Coordination:
         assert plan is not None
         await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
         await self._redis.hdel(self._keys.plans, name)
-        self._with.telemetry.allocation(
-            [g.successes for g in plan.groups], list(plan.extra), self._config.rollout.pre_rollouts
-        )
+        self._with.telemetry.allocation([g.successes for g in plan.groups], plan.extra)
         await self._with.telemetry.flush()
 
     async def _redo(self) -> None:
@@ -169,9 +167,8 @@ class Coordination:
         reports = [json.loads(text) for text in await self._redis.hvals(self._keys.shards)]
         report = next((r for r in reports if group_id in r["groups"]), None)
         if report is None:
-            self._again.discard(
-                group_id
-            )  # Its shard is not complete: the group comes with it, or is asked for again.
+            # Its shard is not complete: the group comes with it, or is asked for again.
+            self._again.discard(group_id)
             return
         row = report["groups"].index(group_id)
         extra = np.array([report["extra"][row]], dtype=np.int64)

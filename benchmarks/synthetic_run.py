@@ -65,7 +65,7 @@ class SyntheticRun:
                 successes, extra = [g.successes for g in groups], [g.extra for g in groups]
                 report = {"batch": batch, "shard": shard, "successes": successes, "extra": extra}
                 await client.hset(self.keys.shards, f"{batch}:{shard}", json.dumps(report))
-                telemetry.allocation(successes, extra, self.config.rollout.pre_rollouts)
+                telemetry.allocation(successes, extra)
                 await telemetry.flush()
         finally:
             await client.aclose()

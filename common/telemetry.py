@@ -55,9 +55,8 @@ class Telemetry:
         ):
             self.add(name, amount)
 
-    def allocation(self, successes: Sequence[int], extra: Sequence[int], trials: int) -> None:
+    def allocation(self, successes: Sequence[int], extra: Sequence[int]) -> None:
         """One shard was allocated: Phase A counts c_i, and what each received of Phase B."""
-        self.add("trials", 0)
         for c, e in zip(successes, extra, strict=True):
             self.add(f"phase_a:{c}", 1)
             self.add(f"phase_b:{c}", e)

@@ -12,13 +12,14 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from common.errors import HoraError
 from evaluation.results import Result, read_result
 
 GROUP_FIELDS = ("step", "batch", "trials", "successes", "extra", "size", "hits", "tokens")
 Array = NDArray[np.float64]
 
 
-class RunFolderError(ValueError):
+class RunFolderError(HoraError, ValueError):
     """A run folder that cannot be reported on: names the file and the remedy."""
 
 
