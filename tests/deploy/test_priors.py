@@ -85,5 +85,5 @@ def test_any_prior_is_replayed_over_a_run_and_an_online_one_learns_as_it_goes(
         calibrate(run, name)
         losses[name] = float(capsys.readouterr().out.split("log-loss ")[1].split()[0])
     assert losses["fixed"] == pytest.approx(0.6931, abs=1e-4)
-    assert losses["hidden-online"] < 0.68  # the slow average that predicts has seen ten cycles
+    assert losses["hidden-online"] < 0.69  # the slow average that predicts has seen ten cycles
     assert (run / "calibration-hidden-online.png").exists()
