@@ -137,14 +137,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
         os.environ["HORA_REDIS_URL"] = server.url
         exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
         with console.status("starting Ray"):
-            ray.init(
-                address="local",
-                num_cpus=_cpus(config),
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                object_store_memory=256 * 2**20,
-            )
+            _start_ray(config)
             exits.callback(ray.shutdown)
         _link_logs(run_dir)
         with console.status("starting generators, verifiers and coordinator"):
@@ -160,6 +153,24 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
         )
         console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
         yield server.url
+
+
+def _start_ray(config: Config) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=_cpus(config),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=256 * 2**20,
+        )
+    except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
+        raise RunError(
+            f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it is less so"
+        ) from error
 
 
 def _train(config: Config, url: str, run_dir: Path, console: Console) -> None:
