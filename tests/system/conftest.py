@@ -36,6 +36,8 @@ PARTS = {
     "learner": "RayTrainWorker",
     "redis": "redis-server",
 }
+# A worker has no name of its own: it is what its replica spawned.
+WORKERS = {"verifier worker": ("verifier", "spawn_main")}
 
 
 class LiveRun:
@@ -85,21 +87,31 @@ class LiveRun:
         return alive
 
     def part(self, name: str) -> list[psutil.Process]:
-        found = []
-        for process in self.processes():
-            try:
-                if PARTS[name] in " ".join(process.cmdline()):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
-                continue
-        return found
+        if name in WORKERS:
+            replica, word = WORKERS[name]
+            return _saying(word, [c for p in self.part(replica) for c in p.children(recursive=True)])
+        return _saying(PARTS[name], self.processes())
 
-    def kill(self, name: str, chance: random.Random) -> None:
-        """SIGKILL one process of the part, at a moment within the next second."""
+    def kill(self, name: str, chance: random.Random, how: signal.Signals = signal.SIGKILL) -> psutil.Process:
+        """Send `how` to one process of the part, at a moment within the next second; the process."""
         time.sleep(chance.random())
         victims = self.part(name)
         assert victims, f"no process of {name}: {[p.name() for p in self.processes()]}"
-        os.kill(chance.choice(victims).pid, signal.SIGKILL)
+        victim = chance.choice(victims)
+        victim.send_signal(how)
+        return victim
+
+    def kill_launcher(self) -> float:
+        """SIGKILL the launcher alone; seconds until everything but Redis has ended by itself."""
+        assert self._process is not None
+        kept = self.part("redis")
+        self.processes()
+        self._process.kill()
+        self._process.wait(20)
+        began = time.monotonic()
+        _, alive = psutil.wait_procs([p for p in self.family if p not in kept], timeout=60)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
+        return time.monotonic() - began
 
     def kill_everything(self) -> None:
         for process in reversed(self.processes()):
@@ -131,6 +143,20 @@ class LiveRun:
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill_everything()
+        for left in [p for p in self.family if p.is_running()]:
+            left.kill()
+
+
+def _saying(word: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those whose command line holds `word`."""
+    found = []
+    for process in processes:
+        try:
+            if word in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:  # zombies too
+            continue
+    return found
 
 
 @pytest.fixture

@@ -19,13 +19,15 @@ import pytest
 import yaml
 
 from common.audit import audit, gather
+from common.errors import RunError
+from common.keys import Keys
 from common.load import ROOT, from_args
 from common.redis import connect
 from common.run_state import read_run
 from deploy.redis_server import RedisServer
 
 BIN = Path(sys.executable).parent
-STEPS = 250
+STEPS = 5000  # more than any test waits for: each ends its run when it has seen enough
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -47,6 +49,7 @@ class Cluster:
         # Ray's own sockets lie in here: a short path.
         self.temporary = Path(tempfile.mkdtemp(prefix="hora-ray-"))
         self.learner: subprocess.Popen[bytes] | None = None
+        self.first_version: dict[str, int] = {}  # of each generator, when it was first seen
 
     def start(self) -> None:
         self.redis.start()
@@ -60,7 +63,14 @@ class Cluster:
             "HORA_REDIS_URL": self.redis.url,
             "COLUMNS": "200",
         }
-        command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=16", "--disable-usage-stats"]
+        command: list[str | Path] = [
+            BIN / "ray",
+            "start",
+            "--head",
+            "--block",
+            "--num-cpus=16",
+            "--disable-usage-stats",
+        ]
         command += [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1"]
         command += [f"--dashboard-agent-listen-port={self.agent}", f"--temp-dir={self.temporary}"]
         command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={256 * 2**20}"]
@@ -97,20 +107,44 @@ class Cluster:
         return read_run(connect(self.redis.url), "elastic")
 
     def alive(self, kind: str) -> list[Any]:
-        return [p for p in self.state().of(kind) if p.silent_s < 5.0]
+        try:
+            parts = [p for p in self.state().of(kind) if p.silent_s < 5.0]
+        except RunError:  # no coordinator has written to this Redis yet
+            return []
+        for part in parts if kind == "generator" else []:
+            self.first_version.setdefault(part.name, part.state.get("version", 0))
+        return parts
+
+    def learner_rank(self) -> psutil.Process:
+        """The process that trains. Equal to what it was before unless it was started again."""
+        family = psutil.Process(self.head.pid).children(recursive=True)
+        [rank] = [p for p in family if "RayTrainWorker" in " ".join(p.cmdline())]
+        return rank
+
+    def steps_more(self, n: int) -> None:
+        at = self.state().step
+        self.until(f"{n} steps after {at}", lambda: self.state().step >= at + n)
+
+    def pause(self, paused: bool) -> None:
+        connect(self.redis.url).hset(Keys("elastic").state, "paused", str(int(paused)))
 
     def until(self, what: str, holds: Callable[[], bool], limit_s: float = 300.0) -> None:
         deadline = time.monotonic() + limit_s
         while not holds():
             log = self.folder / "train.log"
             said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
-            assert time.monotonic() < deadline, f"{what}: {self.state().parts}\n{said}"
-            assert self.learner is None or self.learner.poll() in (None, 0), said
+            assert time.monotonic() < deadline, f"{what}: {self._parts()}\n{said}"
+            assert self.learner is None or self.learner.poll() is None, said
             time.sleep(0.5)
 
+    def _parts(self) -> str:
+        kinds = ("generator", "verifier", "coordinator", "learner")
+        return " ".join(f"{kind} {len(self.alive(kind))}" for kind in kinds)
+
     def assert_exact(self) -> None:
+        """So far: the audit judges a run that goes on by what it should have."""
         records = (self.folder / "runs" / "elastic" / "groups.jsonl").read_text().splitlines()
-        assert len(records) == STEPS * 8
+        assert len(records) >= 10 * 8
         assert audit(self.config, gather(connect(self.redis.url), "elastic", records)) == []
 
     def end(self) -> None:
@@ -148,34 +182,30 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training(cluster: Cluster) -> None:
-    one = {"num_replicas": 1}
+    one, two, three = ({"num_replicas": n} for n in (1, 2, 3))
     cluster.deploy(generator=one, verifier=one, coordinator=one)
     cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
     cluster.train()
     cluster.until("steps", lambda: cluster.state().step >= 5)
-    [learner] = cluster.alive("learner")
+    learner, [oldest] = cluster.learner_rank(), cluster.alive("generator")
 
-    cluster.deploy(
-        generator={"num_replicas": 3}, verifier={"num_replicas": 2}, coordinator={"num_replicas": 2}
-    )
+    version = cluster.state().version
+    cluster.deploy(generator=three, verifier=two, coordinator=two)
     cluster.until("three generators", lambda: len(cluster.alive("generator")) == 3)
+    cluster.until("two verifiers", lambda: len(cluster.alive("verifier")) == 2)
     cluster.until("two coordinators", lambda: len(cluster.alive("coordinator")) == 2)
-    # A replica's first sign of life comes after it has loaded the newest announced weights.
-    cluster.until(
-        "new replicas at the newest version",
-        lambda: all(
-            p.state["version"] >= cluster.state().version - 1 > 0 for p in cluster.alive("generator")
-        ),
-    )
-    at = cluster.state().step
-    cluster.until("steps by three", lambda: cluster.state().step >= at + 5)
-    assert cluster.state().step < STEPS, "the run ended before it could shrink: more steps are needed"
+    # A replica's first sign of life comes after it has loaded the newest weights.
+    late = {name: v for name, v in cluster.first_version.items() if name != oldest.name}
+    assert len(late) == 2
+    assert min(late.values()) >= version > 0
+    cluster.steps_more(5)
 
     cluster.deploy(generator=one, verifier=one, coordinator=one)
-    cluster.until("one generator", lambda: len(cluster.alive("generator")) == 1)
-    assert [p.name for p in cluster.alive("learner")] == [learner.name]
-    cluster.until("the end", lambda: cluster.learner is not None and cluster.learner.poll() == 0, 600)
-    cluster.assert_exact()  # fmt: skip
+    kinds = ("generator", "verifier", "coordinator")
+    cluster.until("one of each", lambda: all(len(cluster.alive(kind)) == 1 for kind in kinds))
+    cluster.steps_more(5)
+    assert cluster.learner_rank() == learner
+    cluster.assert_exact()
 
 
 def test_serve_scales_the_generators_with_the_requests_in_flight(cluster: Cluster) -> None:
@@ -191,6 +221,9 @@ def test_serve_scales_the_generators_with_the_requests_in_flight(cluster: Cluste
     cluster.deploy(generator={"autoscaling_config": scaling})
     cluster.train()
     cluster.until("a second generator", lambda: len(cluster.alive("generator")) == 2)
-    cluster.until("the end", lambda: cluster.learner is not None and cluster.learner.poll() == 0, 600)
-    cluster.until("one generator again", lambda: len(cluster.alive("generator")) == 1, 120)
+    cluster.steps_more(5)
+    cluster.pause(True)
+    cluster.until("one generator again", lambda: len(cluster.alive("generator")) == 1)
+    cluster.pause(False)
+    cluster.steps_more(5)
     cluster.assert_exact()
