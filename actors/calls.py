@@ -37,7 +37,9 @@ def generator_calls(
             return await method.remote(request, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
-        return await retry(ask, what, config.rollout.attempts, config.rollout.time_limit_s)
+        # The replica cuts at the limit itself; one that does not answer soon after is lost.
+        limit = config.rollout.time_limit_s + config.weights.update_limit_s
+        return await retry(ask, what, config.rollout.attempts, limit)
 
     return generate
 

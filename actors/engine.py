@@ -6,6 +6,7 @@ version each of its tokens came from: both are vLLM's own records, not reconstru
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import time
@@ -28,12 +29,15 @@ from common.types import Completion, FinishReason, Tokens, VersionSpan
 
 
 class Load(StatLoggerBase):
-    """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use."""
+    """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use, and how
+    many prompt tokens were looked up in the prefix cache and found there since the start."""
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
         self.running = 0
         self.waiting = 0
         self.cache = 0.0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
 
     def record(
         self,
@@ -46,6 +50,8 @@ class Load(StatLoggerBase):
             self.running = scheduler_stats.num_running_reqs
             self.waiting = scheduler_stats.num_waiting_reqs
             self.cache = scheduler_stats.kv_cache_usage
+            self.prefix_queries += scheduler_stats.prefix_cache_stats.queries
+            self.prefix_hits += scheduler_stats.prefix_cache_stats.hits
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
@@ -58,11 +64,15 @@ class Engine:
         self._config = config
         self.load = Load()
         self.paused_since: float | None = None
+        self.cut = 0
         _set_cpu_limits(config)
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
 
     async def generate(self, tokens: Tokens, n: int, seed: int, temperature: float) -> list[Completion]:
-        """`n` completions of the prompt `tokens` (P,). Cancelling the call aborts the sequences."""
+        """`n` completions of the prompt `tokens` (P,). Cancelling the call aborts the sequences.
+
+        What is not complete after rollout.time_limit_s is cut there, like at the token limit; `cut` counts these.
+        """
         params = SamplingParams(
             n=n,
             seed=seed,
@@ -77,11 +87,22 @@ class Engine:
         )
         final = None
         prompt: Any = {"prompt_token_ids": tokens.tolist()}
-        async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
-            final = output
+        request_id, limit = uuid.uuid4().hex, self._config.rollout.time_limit_s
+        # Aborting by hand ends the stream with what every sequence has so far.
+        cut = asyncio.create_task(self._abort_after(limit, request_id))
+        try:
+            async for output in self._llm.generate(prompt, params, request_id=request_id):
+                final = output
+        finally:
+            cut.cancel()
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
+        self.cut += sum(o.finish_reason == "abort" for o in final.outputs)
         return [_completion(o) for o in sorted(final.outputs, key=lambda o: o.index)]
+
+    async def _abort_after(self, seconds: float, request_id: str) -> None:
+        await asyncio.sleep(seconds)
+        await self._llm.abort(request_id)
 
     async def check_health(self) -> None:
         await self._llm.check_health()
@@ -156,7 +177,8 @@ def _completion(output: CompletionOutput) -> Completion:
     flat = cast(Any, output.logprobs)
     # With `logprobs=0` a position holds the sampled token alone; its start index is that token's entry.
     logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
-    if output.finish_reason not in ("stop", "length"):
+    cut = output.finish_reason == "abort" and len(tokens) > 0
+    if output.finish_reason not in ("stop", "length") and not cut:
         raise RuntimeError(
             f"a completion ended with {output.finish_reason!r}: not an answer, to be sampled again"
         )
@@ -166,6 +188,6 @@ def _completion(output: CompletionOutput) -> Completion:
         tokens=tokens,
         # Rounding can lift the log-prob of a sure token a hair above zero.
         logprobs=np.minimum(logprobs, np.float32(0.0)),
-        finish_reason=cast(FinishReason, output.finish_reason),
+        finish_reason="length" if cut else cast(FinishReason, output.finish_reason),
         spans=spans,
     )

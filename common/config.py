@@ -91,7 +91,8 @@ class Rollout(Section):
         description="Most completions of one request: a large Δ_i is split so that no replica keeps the tail.",
     )
     time_limit_s: Seconds = Field(
-        600.0, description="A request that outlives this is tried elsewhere, with the same seed."
+        600.0,
+        description="A completion that takes longer is cut as if at its token limit, and counted; a request lost with its replica is tried elsewhere, with the same seed.",
     )
     attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
 
@@ -198,6 +199,10 @@ class Generator(Section):
     )
     cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica, for Ray's placement.")
     max_requests: Count = Field(64, description="Requests one replica works on at a time.")
+    routing: Literal["prefix", "balance"] = Field(
+        "prefix",
+        description="prefix: a prompt's samples go where its prefix is cached, unless that replica is overloaded; balance: by load alone.",
+    )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
     kv_cache_gib: Count = Field(1, description="KV cache on CPU, in GiB.")

@@ -14,6 +14,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator import Coordinator
@@ -81,12 +82,19 @@ def _generator(config: Config) -> serve.Deployment:
         name="generator",
         num_replicas=generator.replicas,
         max_ongoing_requests=generator.max_requests,
+        request_router_config=_router(generator.routing),
         ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=1.0,
     )
+
+
+def _router(routing: str) -> RequestRouterConfig:
+    if routing == "balance":
+        return RequestRouterConfig()
+    return RequestRouterConfig(request_router_class="actors.router.PrefixRouter")
 
 
 def _verifier(config: Config) -> serve.Deployment:

@@ -1,0 +1,51 @@
+"""Which generator replica gets a request: the one whose prefix cache has the prompt, unless it is overloaded.
+
+Every prompt has a home replica by rendezvous hashing, so routers of any number of coordinators agree without a word,
+and a replica that comes or goes moves only its own share of the prompts. Phase A fills the home's cache and Phase B finds
+it. A home that has `slack` more requests in flight than the least busy replica is passed over: the tail of a shard
+is worth more than a prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+
+def ranked(prompt: int, replicas: Sequence[str], in_flight: Mapping[str, int], slack: int) -> list[str]:
+    """`replicas` (names) in the order in which prompt number `prompt` should try them.
+
+    `in_flight`: requests each is known to have; one that is not in it counts as idle.
+    """
+    home = max(replicas, key=lambda name: _weight(prompt, name))
+    others = sorted((name for name in replicas if name != home), key=lambda name: in_flight.get(name, 0))
+    least = min((in_flight.get(name, 0) for name in replicas), default=0)
+    overloaded = in_flight.get(home, 0) > least + slack
+    return [*others, home] if overloaded else [home, *others]
+
+
+def _weight(prompt: int, replica: str) -> bytes:
+    return hashlib.blake2b(f"{prompt}:{replica}".encode(), digest_size=8).digest()
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]
+    """`ranked` as a router of Ray Serve. Requests whose first argument names no prompt go to the least busy replica."""
+
+    def initialize_state(self, slack: int = 4) -> None:
+        self._slack = slack
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        by_name = {r.replica_id.unique_id: r for r in candidate_replicas}
+        known = {name: self.replica_queue_len_cache.get(r.replica_id) or 0 for name, r in by_name.items()}
+        first: Any = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        prompt = getattr(first, "prompt", None)
+        if prompt is None:
+            order = sorted(by_name, key=lambda name: known[name])
+        else:
+            order = ranked(prompt.index, list(by_name), known, self._slack)
+        return [[by_name[name]] for name in order]
