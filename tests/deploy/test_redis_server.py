@@ -3,6 +3,9 @@
 import os
 import signal
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -12,16 +15,50 @@ from common.errors import RunError
 from common.redis import connect
 from deploy.redis_server import RedisServer, executable
 
+OWNER = """
+import pathlib, sys, time
+from deploy.redis_server import RedisServer
+server = RedisServer(pathlib.Path(sys.argv[1]))
+server.start()
+print(server.pid, flush=True)
+time.sleep(60)
+"""
 
-def test_a_server_that_a_killed_launcher_left_is_ended_and_its_data_found(tmp_path: Path) -> None:
-    left = RedisServer(tmp_path / "redis")
-    left.start()
-    connect(left.url).set("key", "value")
-    with RedisServer(tmp_path / "redis") as server:
-        assert server.pid != left.pid
-        assert left._process is not None
-        assert left._process.wait(10) == 0
-        assert connect(server.url).get("key") == b"value"
+
+def test_a_server_ends_with_its_killed_launcher_and_its_data_is_found(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWNER, str(tmp_path / "redis")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        server = psutil.Process(int(owner.stdout.readline()))
+        connect((tmp_path / "redis" / "url").read_text()).set("key", "value")
+        owner.kill()
+    psutil.wait_procs([server], timeout=10)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    with RedisServer(tmp_path / "redis") as again:
+        assert connect(again.url).get("key") == b"value"
+
+
+def await_answer(url: str) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connect(url)
+            return
+        except RunError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_server_that_is_left_on_our_files_is_ended_first(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as first:
+        connect(first.url).set("key", "value")
+    command = [executable(), str(tmp_path / "redis" / "redis.conf")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=tmp_path / "redis") as left:
+        (tmp_path / "redis" / "pid").write_text(str(left.pid))
+        await_answer(first.url)
+        with RedisServer(tmp_path / "redis") as server:
+            assert left.wait(10) == 0
+            assert connect(server.url).get("key") == b"value"
 
 
 def test_a_server_that_is_killed_comes_back_by_itself_with_all_that_it_confirmed(tmp_path: Path) -> None:
