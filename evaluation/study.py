@@ -18,7 +18,7 @@ from evaluation.figures import allocation_figure, arms_figure, pass_at_k_figure,
 from evaluation.pass_at_k import Estimate
 from evaluation.results import Result
 from evaluation.runs import Run, RunFolderError, load_run
-from evaluation.study_page import MARKDOWN, PAGE
+from evaluation.study_page import PAGE, markdown
 from evaluation.study_statistics import Mean, estimate, mean_over_seeds, paired, per_problem, unmatched
 
 Arms = Mapping[str, Mapping[int, Run]]
@@ -71,7 +71,7 @@ def write_study_report(
         "missing": missing,
         "about": _about(flat, base),
     }
-    (out / "report.md").write_text(Environment().from_string(MARKDOWN).render(facts), encoding="utf-8")
+    (out / "report.md").write_text(markdown(facts), encoding="utf-8")
     page = Environment(autoescape=True).from_string(PAGE).render(facts, figures=figures)
     path = out / "report.html"
     path.write_text(page, encoding="utf-8")

@@ -1,41 +1,62 @@
-"""Templates of `evaluation.study`: the page (one file that needs nothing beside it) and the tables as Markdown."""
+"""The report of a study as text: `markdown`, and `PAGE`, a Jinja template of one file that needs nothing beside it."""
 
-MARKDOWN = """# {{ title }}
+from __future__ import annotations
 
-{{ about }} Intervals are 95%: of Pass@K by bootstrap over seeds and problems, of the other figures by Student's t over seeds.
-{% if problems %}
-**Not compute-matched:** {{ problems | join("; ") }}.
-{% else %}
-Every batch of every cell holds its Γ·G rollouts, and all cells the same total (counted from their records).
-{% endif %}{% if missing %}
-Missing cells: {{ missing | join(", ") }}.
-{% endif %}
-| arm | seeds |{% for k in ks %} Pass@{{ k }} |{% endfor %}
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-|---|---:|{% for k in ks %}---:|{% endfor %}
-{% macro pct(e) %}{{ "%.1f" | format(100 * e.value) }} ({{ "%.1f" | format(100 * e.low) }} to {{ "%.1f" | format(100 * e.high) }}){% endmacro %}
-{%- if start %}
-| before training | |{% for e in start %} {{ pct(e) }} |{% endfor %}
-{% endif %}
-{%- for r in rows %}
-| {{ r.arm }} | {{ r.seeds }} |{% for e in r.pass_at_k %} {{ pct(e) }} |{% endfor %}
-{% endfor %}
-Difference to {{ baseline }}, same seeds and problems, in points:
+COUNTS = ("rollouts", "tokens", "seconds")
 
-| arm |{% for k in ks %} Pass@{{ k }} |{% endfor %}
 
-|---|{% for k in ks %}---:|{% endfor %}
-{% for r in rows if r.difference %}
-| {{ r.arm }} |{% for e in r.difference %} {{ "%+.1f" | format(100 * e.value) }} ({{ "%+.1f" | format(100 * e.low) }} to {{ "%+.1f" | format(100 * e.high) }}) |{% endfor %}
-{% endfor %}
-| arm |{% for name in rows[0].means %} {{ name }} |{% endfor %}
+def markdown(facts: Mapping[str, Any]) -> str:
+    """The tables of a study as text, from the same facts as the page."""
+    ks = [f"Pass@{k}" for k in facts["ks"]]
+    matched = (
+        f"**Not compute-matched:** {'; '.join(facts['problems'])}."
+        if facts["problems"]
+        else "Every batch of every cell holds its Γ·G rollouts, and all cells the same total (counted from their records)."
+    )
+    missing = [f"Missing cells: {', '.join(facts['missing'])}."] if facts["missing"] else []
+    start = [["before training", "", *map(_percent, facts["start"])]] if facts["start"] else []
+    rows, names = facts["rows"], list(facts["rows"][0].means)
+    parts = [
+        f"# {facts['title']}",
+        f"{facts['about']} Intervals are 95%: of Pass@K by bootstrap over seeds and problems, of the other figures by "
+        "Student's t over seeds.",
+        matched,
+        *missing,
+        _table(
+            ["arm", "seeds", *ks], start + [[r.arm, str(r.seeds), *map(_percent, r.pass_at_k)] for r in rows]
+        ),
+        f"Difference to {facts['baseline']}, same seeds and problems, in points:",
+        _table(["arm", *ks], [[r.arm, *map(_points, r.difference)] for r in rows if r.difference]),
+        _table(["arm", *names], [[r.arm, *(_mean(n, r.means[n]) for n in names)] for r in rows]),
+    ]
+    return "\n\n".join(parts) + "\n"
 
-|---|{% for name in rows[0].means %}---:|{% endfor %}
-{% macro mean(name, m) %}{% if name in ("rollouts", "tokens", "seconds") %}{{ "{:,.0f}".format(m.value) }}{% else %}{{ "%.1f%%" | format(100 * m.value) }}{% if m.low == m.low %} ({{ "%.1f" | format(100 * m.low) }} to {{ "%.1f" | format(100 * m.high) }}){% endif %}{% endif %}{% endmacro %}
-{%- for r in rows %}
-| {{ r.arm }} |{% for name, m in r.means.items() %} {{ mean(name, m) }} |{% endfor %}
-{% endfor %}
-"""
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in head[1:])]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))
+
+
+def _percent(e: Any) -> str:
+    return f"{100 * e.value:.1f} ({100 * e.low:.1f} to {100 * e.high:.1f})"
+
+
+def _points(e: Any) -> str:
+    return f"{100 * e.value:+.1f} ({100 * e.low:+.1f} to {100 * e.high:+.1f})"
+
+
+def _mean(name: str, mean: Any) -> str:
+    if name in COUNTS:
+        return f"{mean.value:,.0f}"
+    return (
+        f"{100 * mean.value:.1f}%"
+        if mean.low != mean.low
+        else f"{100 * mean.value:.1f}% ({100 * mean.low:.1f} to {100 * mean.high:.1f})"
+    )
+
 
 PAGE = """<!doctype html>
 <html lang="en">

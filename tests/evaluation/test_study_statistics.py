@@ -105,7 +105,7 @@ def test_the_report_has_every_arm_its_difference_and_what_is_missing(tmp_path: P
     text = (tmp_path / "report" / "report.md").read_text()
     assert problems == []
     assert "Missing cells: hora-seed2" in text
-    assert "| before training | | 12.5" in text
+    assert "| before training |  | 12.5" in text
     assert "| hora | 2 | 25.0" in text
     assert "| hora | +12.5 (" in text
     assert path.read_text().count("data:image/png;base64,") == 4
