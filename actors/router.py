@@ -42,7 +42,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     ) -> list[list[RunningReplica]]:
         by_name = {r.replica_id.unique_id: r for r in candidate_replicas}
         known = {name: self.replica_queue_len_cache.get(r.replica_id) or 0 for name, r in by_name.items()}
-        first: Any = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        first: Any = None
+        if pending_request is not None:
+            # Every replica is on the list below: when all are full, wait before asking again.
+            pending_request.routing_context.should_backoff = True
+            first = pending_request.args[0] if pending_request.args else None
         prompt = getattr(first, "prompt", None)
         if prompt is None:
             order = sorted(by_name, key=lambda name: known[name])
