@@ -42,7 +42,8 @@ class Checkpoints:
         target = self._folder / f"step-{step:08d}"
         partial = self._folder / f"partial-{step:08d}"
         if self._rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            for torn in self._folder.glob("partial-*"):  # left by a learner that died while it wrote
+                shutil.rmtree(torn)
             partial.mkdir(parents=True)
         self._barrier()
         engine.save(partial, TAG)

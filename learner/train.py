@@ -53,6 +53,7 @@ class Parts:
     run_dir: Path
     rank: int
     world: int
+    published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
 
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
@@ -67,7 +68,7 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
                 f"{bad_in_a_row} steps in a row had no finite loss; their batches are in {run_dir / 'bad-steps'}"
             )
         last = step + 1 == config.learner.steps
-        if applied and ((step + 1) % config.learner.checkpoint_every == 0 or last):
+        if last or (applied and (step + 1) % config.learner.checkpoint_every == 0):
             parts.checkpoints.save(parts.engine, step + 1)
             if parts.planner is not None:
                 parts.planner.durable(step + 1)
@@ -98,7 +99,9 @@ def train_step(parts: Parts, step: int) -> bool:
     update = parts.engine.step(micro)
     if not update.applied:
         _keep_for_inspection(parts, step, groups)
-    parts.publisher.publish(step + 1)
+    if step + 1 > parts.published:
+        parts.publisher.publish(step + 1)
+        parts.published = step + 1
     seconds = time.monotonic() - began
     times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
     _record(parts, step, groups, update, packing, times)
@@ -152,22 +155,25 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
     parts = Parts(
         config, client, engine, reader, publisher, checkpoints, planner, records, run_dir, rank, world
     )
-    if start > 0 and _generators_lack(parts, start):
+    parts.published = available(client, config)
+    if parts.published < start:
         publisher.publish(start)
         publisher.wait()
+        parts.published = start
     return parts, start
 
 
-def _generators_lack(parts: Parts, version: int) -> bool:
-    """Whether a replica that starts now could not get weights of at least `version`. The same on every rank.
+def available(client: redis.Redis, config: Config) -> int:
+    """The newest version that a replica can get without this learner, 0 when there is none: the same on every rank.
 
-    While ledgered steps are repeated the newest version may be ahead of the learner: those weights came from the same
-    groups, and the versions in between are not published a second time.
+    While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from the same
+    groups; publishing the versions in between again would take the manifest backwards. Over NCCL nothing outlives
+    the learner that sent it.
     """
-    manifest = newest_now(parts.redis, parts.config.run.name)
-    if parts.config.weights.transport == "nccl":
-        return True
-    return manifest is None or manifest.version < version or not os.path.exists(manifest.path)
+    manifest = newest_now(client, config.run.name)
+    if config.weights.transport == "nccl" or manifest is None or not os.path.exists(manifest.path):
+        return 0
+    return manifest.version
 
 
 def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
