@@ -44,6 +44,20 @@ UNSEEN_ROLLOUT = (
 )
 
 
+class _OnceEach(yaml.SafeLoader):
+    """YAML in which a name may occur once: of two arms of one name plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} is there twice", key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 class Study(BaseModel):
     """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run` does."""
 
@@ -85,7 +99,7 @@ def load_study(source: str) -> Study:
     if not path.is_file() and (STUDIES / f"{source}.yaml").is_file():
         path = STUDIES / f"{source}.yaml"
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.load(path.read_text(), Loader=_OnceEach)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.yaml")))
         raise ConfigError(f"{source}: no such file, and not one of the studies ({known})") from None

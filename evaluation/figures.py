@@ -48,15 +48,38 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
     return figure
 
 
-def allocation_figure(run: Run) -> Figure:
+def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: str) -> Figure:
+    """Pass@K of arms less that of the baseline, in points, each with its interval; arms stand beside each other."""
+    figure, [axis] = _grid(1, width=6.4, height=3.6)
+    styles = _styles([baseline, *differences])
+    axis.axhline(0, color=styles[baseline]["color"], linewidth=1.5, label=baseline)
+    ks = [e.k for e in next(iter(differences.values()))]
+    for i, (name, points) in enumerate(differences.items()):
+        place = np.arange(len(ks)) + 0.16 * (i - (len(differences) - 1) / 2)
+        value, low, high = (
+            np.array([100 * getattr(e, side) for e in points]) for side in ("value", "low", "high")
+        )
+        bars = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
+        axis.errorbar(
+            place, value, bars, label=name, markersize=4, capsize=2, linestyle="none", **styles[name]
+        )
+    axis.set_xticks(np.arange(len(ks)), [str(k) for k in ks])
+    axis.set(xlabel="K", ylabel=f"Pass@K less {baseline}'s (points)")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def allocation_figure(*runs: Run) -> Figure:
     """Phase A outcomes and where Phase B went (paper, figure "Allocation dynamics"), left on average, right over time.
 
-    Groups of a uniform warm-up are left out, unless all are uniform.
+    Runs of one experiment with several seeds are taken together. Groups of a uniform warm-up are left out, unless all
+    are uniform.
     """
-    adaptive = run.rules != "uniform"
-    kept = adaptive if adaptive.any() else np.ones(len(run.rules), dtype=bool)
+    adaptive = np.concatenate([run.rules != "uniform" for run in runs])
+    kept = adaptive if adaptive.any() else np.ones(len(adaptive), dtype=bool)
     step, trials, counts, extra = (
-        run.groups[name][kept] for name in ("step", "trials", "successes", "extra")
+        np.concatenate([run.groups[name] for run in runs])[kept]
+        for name in ("step", "trials", "successes", "extra")
     )
     figure, (left, right) = _grid(2, width=5.2, height=3.6)
     top = int(trials.max(initial=1))
@@ -172,7 +195,7 @@ def reliability_figure(found: Reliability, name: str) -> Figure:
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The initial policy grey, HORA blue and the uniform baseline orange as in the paper, where these are there."""
-    first = sorted((n for n in names if n != "Base"), key=lambda n: "HORA" not in n)
+    first = sorted((n for n in names if n != "Base"), key=lambda n: "HORA" not in n.upper())
     styles = {
         n: {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
         for i, n in enumerate(first)

@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
-from evaluation.figures import allocation_figure, arms_figure, pass_at_k_figure, save
+from evaluation.figures import allocation_figure, arms_figure, difference_figure, pass_at_k_figure, save
 from evaluation.pass_at_k import Estimate
 from evaluation.results import Result
 from evaluation.runs import Run, RunFolderError, load_run
@@ -58,7 +58,8 @@ def write_study_report(
     start = estimate(per_problem([base], ks), ks) if base else []
     out.mkdir(parents=True, exist_ok=True)
     figures = {}
-    for name, (heading, figure) in _figures(arms, rows, start, next(iter(flat.values()))).items():
+    drawn = _figures(arms, rows, start, next(iter(flat.values())), baseline)
+    for name, (heading, figure) in drawn.items():
         save(figure, out, name)
         figures[heading] = base64.b64encode((out / f"{name}.png").read_bytes()).decode()
     facts = {
@@ -159,17 +160,17 @@ def _about(runs: Mapping[str, Run], base: Result | None) -> str:
 
 
 def _figures(
-    arms: Arms, rows: Sequence[Row], start: list[Estimate], example: Run
+    arms: Arms, rows: Sequence[Row], start: list[Estimate], example: Run, baseline: str
 ) -> dict[str, tuple[str, Figure]]:
     """File name -> (heading, figure)."""
     curves = {row.arm: row.pass_at_k for row in rows}
     if start:
         curves = {"Base": start, **curves}
-    figures = {
-        "pass_at_k": ("Pass@K", pass_at_k_figure({_result(example).title: curves})),
-        "training": ("Training", arms_figure({a: list(r.values()) for a, r in arms.items()}, CURVES)),
-    }
+    figures = {"pass_at_k": ("Pass@K", pass_at_k_figure({_result(example).title: curves}))}
+    differences = {row.arm: row.difference for row in rows if row.difference}
+    if differences:
+        figures["difference"] = (f"Difference to {baseline}", difference_figure(differences, baseline))
+    figures["training"] = ("Training", arms_figure({a: list(r.values()) for a, r in arms.items()}, CURVES))
     for arm, runs in arms.items():
-        seed, run = next(iter(runs.items()))
-        figures[f"allocation_{arm}"] = (f"Allocation dynamics: {arm}, seed {seed}", allocation_figure(run))
+        figures[f"allocation_{arm}"] = (f"Allocation dynamics: {arm}", allocation_figure(*runs.values()))
     return figures

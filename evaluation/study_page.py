@@ -21,8 +21,8 @@ def markdown(facts: Mapping[str, Any]) -> str:
     rows, names = facts["rows"], list(facts["rows"][0].means)
     parts = [
         f"# {facts['title']}",
-        f"{facts['about']} Intervals are 95%: of Pass@K by bootstrap over seeds and problems, of the other figures by "
-        "Student's t over seeds.",
+        f"{facts['about']} Intervals are 95%: of Pass@K by bootstrap over seeds and problems (with one seed, over "
+        "problems alone), of the other figures by Student's t over seeds.",
         matched,
         *missing,
         _table(
@@ -86,7 +86,7 @@ records).</p>{% endif %}
 <small>{{ form | format(100 * e.low) }} to {{ form | format(100 * e.high) }}</small>{% endmacro %}
 <h2>Pass@K (%)</h2>
 <p>Held-out problems, accuracy alone, unbiased estimate; below each value its 95% interval, bootstrap over seeds and
-problems.</p>
+problems (with one seed, over problems alone).</p>
 <div class="wide"><table>
 <thead><tr><th>Arm</th><th>Seeds</th>{% for k in ks %}<th>Pass@{{ k }}</th>{% endfor %}</tr></thead>
 <tbody>
@@ -103,13 +103,13 @@ problems.</p>
 {% for e in r.difference %}<td{% if e.low > 0 or e.high < 0 %} class="clear"{% endif %}>{{ cell(e, "%+.1f") }}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 <h2>Training</h2>
-<p>Means over seeds with 95% intervals (Student's t). Seconds are those of the learner's steps, waiting included.</p>
+<p>Means over seeds with 95% intervals (Student's t), shares in percent. Seconds are those of the learner's steps, waiting included.</p>
 <div class="wide"><table>
 <thead><tr><th>Arm</th>{% for name in rows[0].means %}<th>{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for r in rows %}<tr><td>{{ r.arm }}</td>
 {% for name, m in r.means.items() %}<td>{% if name in ("rollouts", "tokens", "seconds") %}{{ "{:,.0f}".format(m.value) }}
-{% else %}{{ cell(m, "%.1f") }}{% endif %}</td>{% endfor %}</tr>
+{% elif m.low != m.low %}{{ "%.1f" | format(100 * m.value) }}{% else %}{{ cell(m, "%.1f") }}{% endif %}</td>{% endfor %}</tr>
 {% endfor %}</tbody></table></div>
 {% for heading, image in figures.items() %}
 <h2>{{ heading }}</h2>

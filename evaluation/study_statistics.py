@@ -64,10 +64,14 @@ def paired(values: Array, baseline: Array, ks: Sequence[int], seed: int = 0) -> 
 
 
 def _resampled(values: Array, seed: int) -> Array:
-    """(RESAMPLES, K) means over seeds and problems drawn with replacement, each on its own."""
+    """(RESAMPLES, K) means over seeds and problems drawn with replacement, each on its own.
+
+    Of S seeds S - 1 are drawn (one, of one): S would make the spread between few seeds too small by (S - 1)/S.
+    """
     seeds, problems, _ = values.shape
     random = np.random.default_rng(seed)
-    of_seeds = random.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES) / seeds
+    draws = max(1, seeds - 1)
+    of_seeds = random.multinomial(draws, np.full(seeds, 1 / seeds), size=RESAMPLES) / draws
     of_problems = random.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES) / problems
     return np.einsum("rs,spk,rp->rk", of_seeds, values, of_problems, optimize=True)
 

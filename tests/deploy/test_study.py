@@ -65,6 +65,13 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, changes:
     assert "\n" not in str(caught.value)
 
 
+def test_a_name_that_occurs_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text("name: mini\nseeds: [0]\narms:\n  a: {}\n  b: {allocation.rule: uniform}\n  a: {}\n")
+    with pytest.raises(ConfigError, match=r"study.yaml: not a readable YAML file: a is there twice.*line 6"):
+        load_study(str(path))
+
+
 def test_a_study_that_is_not_there_names_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"nothing-such: no such file.*hora-vs-grpo"):
         load_study("nothing-such")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
+from evaluation.figures import allocation_figure
 from evaluation.results import Result
 from evaluation.runs import RunFolderError, load_run
 from evaluation.study import write_study_report
@@ -66,6 +67,16 @@ def test_ninety_five_percent_intervals_hold_the_truth_about_that_often() -> None
     assert 85 <= held <= 100
 
 
+def test_intervals_of_three_seeds_that_differ_hold_the_truth_more_often_than_a_plain_bootstrap() -> None:
+    random, held = np.random.default_rng(7), 0
+    for trial in range(200):
+        found = estimate(
+            random.normal(0, 0.02, (3, 1, 1)) + random.normal(0, 0.05, (3, 60, 1)), [1], seed=trial
+        )[0]
+        held += found.low <= 0 <= found.high
+    assert held >= 172  # drawing all three seeds holds it 165 times
+
+
 def test_pairing_removes_what_problems_share() -> None:
     random = np.random.default_rng(0)
     hard = random.uniform(0, 0.9, (1, 40, 1)) + random.normal(0, 0.01, (5, 40, 1))
@@ -108,10 +119,31 @@ def test_the_report_has_every_arm_its_difference_and_what_is_missing(tmp_path: P
     assert "| before training |  | 12.5" in text
     assert "| hora | 2 | 25.0" in text
     assert "| hora | +12.5 (" in text
-    assert path.read_text().count("data:image/png;base64,") == 4
+    assert path.read_text().count("data:image/png;base64,") == 5
     assert {p.name for p in path.parent.glob("*.png")} == {
-        "pass_at_k.png", "training.png", "allocation_grpo.png", "allocation_hora.png"
+        "pass_at_k.png", "difference.png", "training.png", "allocation_grpo.png", "allocation_hora.png"
     }  # fmt: skip
+
+
+def test_one_arm_of_one_seed_is_reported_without_a_difference_or_an_interval_over_seeds(
+    tmp_path: Path,
+) -> None:
+    folders = {"grpo": {0: cell(tmp_path / "grpo-seed0", [2, 4, 0], [4, 4, 4, 4])}}
+    path, _ = write_study_report(tmp_path / "report", "A study", folders, "grpo")
+    assert "nan" not in path.read_text().partition("data:image")[0]
+    assert "nan" not in (path.parent / "report.md").read_text()
+    assert not (path.parent / "difference.png").exists()
+
+
+def test_the_allocation_of_an_arm_is_that_of_all_its_seeds(tmp_path: Path) -> None:
+    one = load_run(cell(tmp_path / "one", [1], [3, 5, 4, 4]))
+    two = load_run(cell(tmp_path / "two", [1], [2, 6, 4, 4]))
+    bars = [bar.get_height() for bar in allocation_figure(one, two).axes[0].patches]
+    assert bars == pytest.approx(
+        [0, 1, 0, 0, 1, 0]
+    )  # every prompt had one hit of two: all of Phase B is there
+    lines = allocation_figure(one, two).axes[1].get_lines()
+    assert all(len(line.get_xdata()) == 2 for line in lines)
 
 
 def test_a_study_without_a_finished_cell_has_no_report(tmp_path: Path) -> None:
