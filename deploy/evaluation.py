@@ -27,6 +27,7 @@ from evaluation.benchmarks import Benchmark, held_out, known_leaks
 from evaluation.evaluate import Generate, evaluate
 from evaluation.evaluate import Progress as Reading
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
+from learner.records import log_evaluation
 
 LEAKS_SHOWN = 5
 PROBE_BYTES = 2**20
@@ -56,6 +57,7 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
     result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console)
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     record_evaluation(connect(url), config.run.name, step, values)
+    log_evaluation(config, run_dir, step, values)
 
 
 def newest_version(config: Config, url: str) -> int:

@@ -1,5 +1,5 @@
 """What the learner writes down: one line per trained group, one per step; to JSONL always, TensorBoard always, Weights
-& Biases when configured, and to Redis for the live views. The same names everywhere.
+& Biases when configured, and to Redis for the live views. The same names everywhere, Pass@K's included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Records:
         for path in (self._groups, self._steps):
             cut_from(path, start)
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start)
-        self._wandb = _wandb(config, run_dir) if config.learner.wandb else None
+        self._wandb = _wandb(config, run_dir, config.run.name) if config.learner.wandb else None
 
     def step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
         """`groups` are all Γ of the step."""
@@ -54,6 +54,22 @@ class Records:
         self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[str, float]) -> None:
+    """Pass@K of weight version `version` to TensorBoard, and to Weights & Biases when configured, as `pass@1` and so on.
+
+    In a TensorBoard folder and a W&B run of their own, beside the learner's: a learner that starts at step s makes
+    TensorBoard forget everything in its folder from s on, and W&B takes no step below the last one.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(run_dir / "tensorboard" / "evaluation")) as board:
+        for name, value in values.items():
+            board.add_scalar(name, value, version)
+    if config.learner.wandb:
+        with _wandb(config, run_dir, f"{config.run.name}-evaluation") as run:
+            run.log(dict(values), step=version)
 
 
 def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
@@ -112,12 +128,14 @@ def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         file.write("".join(json.dumps(r) + "\n" for r in records))
 
 
-def _wandb(config: Config, run_dir: Path) -> Any:
+def _wandb(config: Config, run_dir: Path, name: str) -> Any:
+    """A run of W&B with `name` as its id, in the group of this run's name; one that is there already goes on."""
     import wandb
 
     return wandb.init(
         project=config.learner.wandb,
-        id=config.run.name,
+        id=name,
+        group=config.run.name,
         resume="allow",
         dir=str(run_dir),
         config=config.model_dump(mode="json"),

@@ -3,7 +3,7 @@ import socket
 import pytest
 
 from common.load import from_args
-from deploy import doctor_machine, doctor_services
+from deploy import check, doctor_machine, doctor_services
 from deploy.doctor import CHECKS, doctor, show
 
 
@@ -50,6 +50,14 @@ def test_a_drifted_package_is_named_with_both_versions(config, monkeypatch):
     monkeypatch.setattr(doctor_machine, "_version", lambda p: "1.0" if p == "ray" else real(p))
     found = by_name(doctor_machine.package_versions(config()))
     assert "ray 1.0 (pinned" in found["packages"].says
+
+
+def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(config, monkeypatch):
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    assert "Weights & Biases" not in by_name(doctor_machine.package_versions(config()))
+    found = by_name(doctor_machine.package_versions(config(learner={"wandb": "project"})))
+    assert found["Weights & Biases"].level == "fail"
+    assert "learner.wandb = project" in found["Weights & Biases"].says
 
 
 def test_common_from_another_folder_is_found(config, monkeypatch, tmp_path):

@@ -1,21 +1,51 @@
-"""A step's metrics have one name each: in the records, TensorBoard, Weights & Biases, /status and on the page."""
+"""Metrics have one name each: in the records, TensorBoard, Weights & Biases, /status and on the page."""
 
 import asyncio
 import json
 import re
 import sys
 import types
+from typing import Any
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from actors.history import BY_STEP
 from actors.web import PAGE
 from benchmarks.synthetic_run import SyntheticRun, config_of
-from common.telemetry import read_run
+from common.telemetry import read_run, record_evaluation
 from learner.metrics import step_metrics
-from learner.records import Records
+from learner.records import Records, log_evaluation
 
 TIMES = {f"time/{part}": 0.5 for part in ("step", "wait", "forward_backward", "gather", "transfer", "load")}
+
+
+class Wandb:
+    """What `wandb.init` gives, as far as runs use it; remembers what was logged under which id."""
+
+    def __init__(self, logged: list[tuple[str, int, dict[str, float]]], id: str, **_: Any) -> None:
+        self._logged, self._id = logged, id
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._logged.append((self._id, step, values))
+
+    def finish(self) -> None:
+        pass
+
+    def __enter__(self) -> "Wandb":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, dict[str, float]]]:
+    """(run id, step, values) of every call of wandb's `log`."""
+    found: list[tuple[str, int, dict[str, float]]] = []
+    module = types.SimpleNamespace(init=lambda **how: Wandb(found, **how))
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return found
 
 
 def shown_by_the_page() -> set[str]:
@@ -25,10 +55,7 @@ def shown_by_the_page() -> set[str]:
     return fields | set(BY_STEP)
 
 
-def test_every_view_of_a_step_has_the_same_names(redis_url, tmp_path, monkeypatch):
-    logged: list[dict] = []
-    board = types.SimpleNamespace(log=lambda values, step: logged.append(values), finish=lambda: None)
-    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: board))
+def test_every_view_of_a_step_has_the_same_names(redis_url, tmp_path, logged):
     run = SyntheticRun(redis_url, config_of("names", learner={"wandb": "project"}))
     asyncio.run(run.generate(0))
     groups = run._shard(0, 0)
@@ -44,6 +71,25 @@ def test_every_view_of_a_step_has_the_same_names(redis_url, tmp_path, monkeypatc
     names = set(metrics)
     assert set(events.Tags()["scalars"]) == names
     assert set(json.loads((tmp_path / "steps.jsonl").read_text())) == names
-    assert [set(values) for values in logged] == [names]
+    assert [(run, step, set(values)) for run, step, values in logged] == [("names", 0, names)]
     assert set(read_run(run.redis, "names").learner) == names
     assert shown_by_the_page() <= names, shown_by_the_page() - names
+
+
+def test_pass_at_k_has_the_names_of_status_in_tensorboard_and_wandb_whenever_the_learner_starts(
+    redis_url, tmp_path, logged
+):
+    run = SyntheticRun(redis_url, config_of("judged", learner={"wandb": "project"}))
+    evaluations = {0: {"pass@1": 0.25, "pass@16": 0.5}, 30: {"pass@1": 0.75, "pass@16": 1.0}}
+    for version, values in evaluations.items():
+        record_evaluation(run.redis, "judged", version, values)
+        log_evaluation(run.config, tmp_path, version, values)
+        Records(run.config, run.redis, tmp_path, 0).close()  # its folder forgets every step from 0 on
+
+    assert read_run(run.redis, "judged").evaluations == evaluations
+    assert logged == [("judged-evaluation", version, values) for version, values in evaluations.items()]
+    events = EventAccumulator(str(tmp_path / "tensorboard" / "evaluation"))
+    events.Reload()
+    for name in ("pass@1", "pass@16"):
+        kept = {e.step: e.value for e in events.Scalars(name)}
+        assert kept == {version: values[name] for version, values in evaluations.items()}
