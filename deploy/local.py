@@ -9,6 +9,7 @@ Order of shutdown, on success, failure and Ctrl-C alike, each step even if the o
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -20,16 +21,20 @@ from rich.console import Console
 
 from common.config import Config
 from common.errors import ConfigError, RunError
+from common.keys import Keys
 from common.load import check_paths, differences, dump_yaml, load
+from common.redis import connect
 from deploy.check import check_machine, check_memory, free_port
 from deploy.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
-from deploy.progress import progress
+from deploy.progress import counting_replicas, progress, working
 from deploy.redis_server import RedisServer
 from deploy.runs import RunFile, issue_token
 from deploy.summary import summarise
 from evaluation.benchmarks import find_benchmark
 
 CONFIG = "config.yaml"
+LAST_LOOK_S = 2.0
+"""Open pages and monitors read once a second: what they show last should be the end."""
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
@@ -57,6 +62,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             evaluate_run(config, url, run_dir, 0, console)
             _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
+            time.sleep(LAST_LOOK_S)
         summarise(config, run_dir, console)
         record.end("finished")
     except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
@@ -122,37 +128,48 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
 
     Without `train` the application only samples and verifies.
     """
-    # Ray's own notices would break the progress display; its logs are in RUN/logs.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
     from ray import serve
+
+    # Ray's own notices would break the progress display; its logs are in RUN/logs.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
     from deploy.app import APP, build, build_sampler
 
     with ExitStack() as exits:
         began = time.monotonic()
-        with console.status("starting Redis"):
+        with working("starting", 3 + _replicas(config, train), console) as begin:
+            begin("Redis")
             server = exits.enter_context(RedisServer(run_dir / "redis"))
-        issue_token(server.url, config.run.name, run_dir)
-        os.environ["HORA_REDIS_URL"] = server.url
-        exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
-        with console.status("starting Ray"):
+            issue_token(server.url, config.run.name, run_dir)
+            connect(server.url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them lives
+            os.environ["HORA_REDIS_URL"] = server.url
+            exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
+            begin("Ray")
             _start_ray(config)
             exits.callback(ray.shutdown)
-        _link_logs(run_dir)
-        with console.status("starting generators, verifiers and coordinator"):
+            _link_logs(run_dir)
+            begin("Serve")
             serve.start(
                 http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
                 logging_config={"log_level": "WARNING"},
             )
             exits.callback(serve.shutdown)
             application = (build if train else build_sampler)(config.model_dump(mode="json"))
-            serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
+            with counting_replicas(APP, begin):
+                serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
         page = (
             f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
         )
         console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
         yield server.url
+
+
+def _replicas(config: Config, train: bool) -> int:
+    """Replicas of the application: its root is one, ingress or sampler."""
+    return 1 + config.generator.replicas + config.verifier.replicas + train * config.coordinator.replicas
 
 
 def _start_ray(config: Config) -> None:

@@ -22,12 +22,14 @@ EVERY_S = 1.0
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error while the block runs, gone afterwards; nothing where that is no terminal.
+    """A bar while the block runs, gone afterwards; nothing where `console` (standard error) is no terminal.
 
-    With `total` parts it fills up: call what it yields as each begins, with its name. Without, it only moves.
+    With `total` parts it fills up and counts them: call what it yields as each begins, with its name. Without, it
+    only moves.
     """
     console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    count = () if total is None else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task, begun = bar.add_task(what, total=total), 0
 
@@ -37,6 +39,38 @@ def working(
             begun += 1
 
         yield begin
+
+
+@contextmanager
+def counting_replicas(app: str, begin: Callable[[str], None]) -> Iterator[None]:
+    """Call `begin` once, and again for each replica of Serve's application `app` that is up, while the block runs."""
+    done = threading.Event()
+    thread = threading.Thread(target=_count_replicas, args=(app, begin, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(5.0)
+
+
+def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Event) -> None:
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    begin("replicas")
+    counted = 0
+    while not done.wait(EVERY_S):
+        try:
+            found = serve.status().applications.get(app)
+        except (RayError, RayServeException):
+            return  # whoever starts the application meets the same, and says so
+        states = [] if found is None else [d.replica_states for d in found.deployments.values()]
+        up = sum(count for s in states for state, count in s.items() if state == "RUNNING")
+        for _ in range(counted, up):
+            begin("replicas")
+        counted = max(counted, up)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_lef
         begin("memory")
         begin("disk")
     assert "examining: disk" in screen.getvalue()
+    assert "1/2" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[2K"), "the line is wiped at the end"
 
 
