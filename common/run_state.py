@@ -268,14 +268,15 @@ def _by_count(totals: Mapping[str, int], prefix: str) -> dict[int, int]:
 
 
 def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
+    """Whoever was seen lately, and a learner or coordinator that is gone and has no successor."""
     parts = []
     for name, text in sorted(raw.items()):
         state = numbers(text)
         kind, _, own = name.decode().partition("/")
-        silent = max(0.0, now - state.pop("seen"))
-        if silent < GONE_S or kind in ("learner", "coordinator"):
-            parts.append(Part(kind, own, silent, state))
-    return tuple(parts)
+        parts.append(Part(kind, own, max(0.0, now - state.pop("seen")), state))
+    alive = {p.kind for p in parts if p.silent_s < GONE_S}
+    gone = {"learner", "coordinator"} - alive
+    return tuple(p for p in parts if p.silent_s < GONE_S or p.kind in gone)
 
 
 def _warm_up(config: Config, state: Mapping[bytes, bytes]) -> bool:

@@ -9,19 +9,31 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from common.run_state import RunState
+from common.run_state import Part, RunState
 from common.watch import SILENT_S
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
+SIDE_BY_SIDE = 110
+"""Columns from which replicas and allocation stand beside each other, so that 30 rows hold everything."""
+REPLICAS = 8
+"""Of each kind; those in trouble come first, the others are added up."""
+TOLD = 0.01
+"""Share of a step's time from which a part of it is worth its place."""
 COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped": "red"}
 
 
 def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
     """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
-    parts += [Text(), _flows(state, width), Text(), _learner(state), Text(), _replicas(state)]
-    if state.phase_a:
-        parts += [Text(), _allocation(state, width)]
+    parts += [Text(), _flows(state, width), Text(), _learner(state), *_evaluation(state), Text()]
+    if not state.phase_a:
+        parts.append(_replicas(state))
+    elif width < SIDE_BY_SIDE:
+        parts += [_replicas(state), Text(), _allocation(state, width)]
+    else:
+        beside = Table.grid(padding=(0, 4))
+        beside.add_row(_replicas(state), _allocation(state, width - 62))
+        parts.append(beside)
     return Group(*parts)
 
 
@@ -107,7 +119,8 @@ def _learner(state: RunState) -> RenderableType:
         k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/") and v is not None
     }
     whole = times.pop("step", None) or sum(times.values())
-    split = "  ".join(f"{name} {_span(v)}" for name, v in sorted(times.items(), key=lambda x: -x[1])[:5])
+    told = sorted(((v, name) for name, v in times.items() if v >= TOLD * whole), reverse=True)
+    split = "  ".join(f"{name} {_span(v)}" for v, name in told)
     ago = "" if state.last_step_s is None else f", {_span(state.last_step_s)} ago"
     loss = "" if metrics.get("loss") is None else f"  loss {metrics['loss']:.4f}"
     return Group(
@@ -117,51 +130,85 @@ def _learner(state: RunState) -> RenderableType:
     )
 
 
+def _evaluation(state: RunState) -> list[Text]:
+    """The newest Pass@K, if any."""
+    if not state.evaluations:
+        return []
+    version = max(state.evaluations)
+    shown = "  ".join(
+        f"{name} {value:.1%}"
+        for name, value in state.evaluations[version].items()
+        if name.startswith("pass@")
+    )
+    return [Text(f"held out v{version}  {shown}", no_wrap=True, overflow="ellipsis")]
+
+
 def _replicas(state: RunState) -> RenderableType:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("replica", max_width=20, overflow="ellipsis", no_wrap=True)
-    for name in ("version", "running", "waiting", "cache", "seen"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for part in state.of("generator"):
-        said = part.state
-        behind = state.version - said.get("version", 0)
-        version = Text(f"v{said.get('version', '?')}", "red" if behind > state.max_staleness else "")
-        table.add_row(
-            Text(part.name),
-            version,
-            str(said.get("running", "")),
-            str(said.get("waiting", "")),
-            f"{said.get('cache', 0):.0%}",
-            Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim"),
-        )
+    found: list[RenderableType] = []
+    if not state.of("generator"):
+        found.append(Text("no generator has reported", "dim"))
+    for kind, names, row in (
+        ("generator", ("version", "running", "waiting", "cache"), _generator),
+        ("verifier", ("answers/s", "waiting", "killed", "pid"), _verifier),
+    ):
+        # Whatever is late or silent must not be among those that are only added up.
+        parts = sorted(state.of(kind), key=lambda p: (not _troubled(p, state), p.name))
+        if parts:
+            table = _table(kind, names)
+            for part in parts[:REPLICAS]:
+                seen = Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim")
+                table.add_row(Text(part.name), *row(part, state), seen)
+            found += [table, *_more(parts[REPLICAS:])]
     others = [
         Text(_other(p.kind, p.name, p.silent_s, p.state), "dim", no_wrap=True)
         for p in state.parts
         if p.kind not in ("generator", "verifier")
     ]
-    return Group(
-        table if state.of("generator") else Text("no generator has reported", "dim"),
-        *([_verifiers(state)] if state.of("verifier") else []),
-        *others,
-    )
+    return Group(*found, *others)
 
 
-def _verifiers(state: RunState) -> Table:
+def _table(kind: str, names: Sequence[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("verifier", max_width=20, overflow="ellipsis", no_wrap=True)
-    for name in ("answers/s", "waiting", "killed", "pid", "seen"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for part in state.of("verifier"):
-        said = part.state
-        table.add_row(
-            Text(part.name),
-            _number(said.get("answers_per_s", 0.0)),
-            str(said.get("waiting", "")),
-            Text(str(said.get("killed", "")), "yellow" if said.get("killed") else ""),
-            str(said.get("pid", "")),
-            Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim"),
-        )
+    table.add_column(kind, min_width=9, max_width=20, overflow="ellipsis", no_wrap=True)
+    for name in (*names, "seen"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=9 if name == names[0] else 7)
     return table
+
+
+def _generator(part: Part, state: RunState) -> list[Text]:
+    said = part.state
+    return [
+        Text(f"v{said.get('version', '?')}", "red" if _behind(part, state) else ""),
+        Text(str(said.get("running", ""))),
+        Text(str(said.get("waiting", ""))),
+        Text(f"{said.get('cache', 0):.0%}"),
+    ]
+
+
+def _verifier(part: Part, _state: RunState) -> list[Text]:
+    said = part.state
+    return [
+        Text(_number(said.get("answers_per_s", 0.0))),
+        Text(str(said.get("waiting", ""))),
+        Text(str(said.get("killed", "")), "yellow" if said.get("killed") else ""),
+        Text(str(said.get("pid", ""))),
+    ]
+
+
+def _behind(part: Part, state: RunState) -> bool:
+    return state.version - part.state.get("version", 0) > state.max_staleness
+
+
+def _troubled(part: Part, state: RunState) -> bool:
+    return part.silent_s >= SILENT_S or (part.kind == "generator" and _behind(part, state))
+
+
+def _more(parts: Sequence[Part]) -> list[Text]:
+    if not parts:
+        return []
+    waiting = sum(p.state.get("waiting", 0) for p in parts)
+    text = f"and {len(parts)} more, {waiting} waiting, seen within {_span(max(p.silent_s for p in parts))}"
+    return [Text(text, "dim")]
 
 
 def _other(kind: str, name: str, silent_s: float, said: dict[str, object]) -> str:

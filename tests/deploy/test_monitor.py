@@ -16,7 +16,7 @@ from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect
-from common.telemetry import read_run
+from common.telemetry import heartbeat_now, read_run, record_evaluation
 from deploy.monitor import monitor
 from deploy.screen import screen, sparkline
 
@@ -61,6 +61,29 @@ def test_the_screen_tells_everything_within_80_columns(run):
         "Phase B",
     ):
         assert word in text, word
+
+
+def test_a_wide_screen_holds_everything_in_thirty_rows(run):
+    lines = drawn(read_run(run.redis, run.config.run.name), 120)
+    assert all(len(line) <= 120 for line in lines)
+    assert len(lines) <= 30
+    assert any("generator" in line and "Phase B" in line for line in lines)
+
+
+def test_of_many_replicas_those_in_trouble_are_shown_and_the_rest_added_up(run):
+    name = run.config.run.name
+    for i in range(48):
+        said = {"version": 1 if i == 40 else 5, "running": 3, "waiting": 2, "cache": 0.1}
+        heartbeat_now(run.redis, name, f"generator/g{i:02}", said)
+    lines = drawn(read_run(run.redis, name))
+    first = next(i for i, line in enumerate(lines) if line.startswith("generator "))
+    assert re.match(r"g40 +v1 +3 +2 ", lines[first + 1])
+    assert lines[first + 9].startswith("and 42 more, ")
+
+
+def test_the_newest_pass_at_k_is_on_the_screen_as_status_has_it(run):
+    record_evaluation(run.redis, run.config.run.name, 5, {"pass@1": 0.25, "pass@64": 0.5})
+    assert "held out v5  pass@1 25.0%  pass@64 50.0%" in drawn(read_run(run.redis, run.config.run.name))
 
 
 def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):

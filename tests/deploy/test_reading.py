@@ -86,6 +86,19 @@ def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch)
     )
 
 
+def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_is_not(
+    redis_url, monkeypatch
+):
+    run = SyntheticRun(redis_url, config_of("replaced"))
+    play(run, 3)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 100)
+    assert [p.name for p in read_run(run.redis, "replaced").of("coordinator")] == ["c0ffee"]
+    heartbeat_now(run.redis, "replaced", "coordinator/new", {"state": "working"})
+    assert [p.name for p in read_run(run.redis, "replaced").of("coordinator")] == ["new"]
+    assert [p.name for p in read_run(run.redis, "replaced").of("learner")] == ["rank-0"]
+
+
 def test_a_finished_run_has_no_warnings_though_everything_is_silent(redis_url, monkeypatch):
     run = SyntheticRun(redis_url, config_of("done", learner={"steps": 2}))
     play(run, 2)

@@ -14,6 +14,7 @@ import pytest
 
 from actors.web import PAGE
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from common.telemetry import record_evaluation
 from deploy.redis_server import RedisServer
 from tests.system.browser import Browser, needs_chromium, until
 
@@ -129,6 +130,27 @@ def test_the_page_goes_on_by_itself_when_the_server_is_killed_and_comes_back(sta
     until(lambda: browser.js("document.getElementById('live').textContent") == "live", 20)
     until(lambda: browser.js("document.getElementById('step').textContent").startswith("step 31 "), 10)
     assert browser.errors == []
+
+
+def test_an_evaluation_is_on_the_page_with_the_next_reading_and_the_first_is_a_point(stage):
+    run, _server, page = stage
+    run.redis.delete(run.keys.evaluations)
+    browser = page()
+    chart = """document.querySelector('[data-chart="Pass@K on held-out problems"]')"""
+    until(lambda: "no values yet" in browser.js(f"{chart}.textContent"), 10)
+    record_evaluation(run.redis, run.config.run.name, 30, {"pass@1": 0.25, "pass@64": 0.5})
+    until(lambda: browser.js(f"{chart}.querySelectorAll('circle').length") == 2, 2.5)
+    assert "Pass@1" in browser.js(f"{chart}.textContent")
+    assert browser.errors == []
+
+
+def test_a_page_of_a_run_that_has_ended_says_so_when_its_server_is_gone(stage):
+    run, server, page = stage
+    run.redis.hset(run.keys.state, "step", run.config.learner.steps)
+    browser = page()
+    until(lambda: browser.js("document.getElementById('status').textContent") == "finished", 10)
+    server.kill()
+    until(lambda: "the run has ended" in browser.js("document.getElementById('live').textContent"), 15)
 
 
 def test_a_page_of_an_older_server_opens_itself_anew_when_a_newer_one_takes_its_place(stage, tmp_path):
