@@ -16,6 +16,7 @@ from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
 from common.rewards import usable_gold
+from deploy.progress import working
 from evaluation.benchmarks import known_leaks
 
 GIB = 2**30
@@ -28,11 +29,15 @@ def check(source: str, overrides: Sequence[str]) -> None:
     console = Console()
     config = load(source, overrides)
     check_paths(config)
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    dataset = load_dataset(config.data, usable_gold)
+    with working("checking", 3) as begin:
+        begin("tokenizer")
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        begin("data")
+        dataset = load_dataset(config.data, usable_gold)
+        begin("prompts")
+        lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
-    lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
     too_long = sum(n > config.rollout.max_prompt_tokens for n in lengths)
     if too_long:
         console.print(

@@ -14,7 +14,7 @@ from common.keys import Keys
 from common.load import differences, dump_yaml
 from common.redis import connect
 from deploy.app import APP, redis_url
-from deploy.progress import progress
+from deploy.progress import progress, working
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -61,13 +61,14 @@ def check_agreement(config: Config, url: str) -> None:
     """Raise ConfigError naming every key in which the coordinator's configuration differs from `config`."""
     redis = connect(url)
     deadline = time.monotonic() + WAIT_S
-    while not (theirs := redis.get(Keys(config.run.name).config)):
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file first"
-                f" (application {APP!r}), or check run.name and queue.url"
-            )
-        time.sleep(1.0)
+    with working("waiting for the coordinator"):
+        while not (theirs := redis.get(Keys(config.run.name).config)):
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file "
+                    f"first (application {APP!r}), or check run.name and queue.url"
+                )
+            time.sleep(1.0)
     changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
     if changed:
         raise ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")

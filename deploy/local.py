@@ -9,12 +9,13 @@ Order of shutdown, on success, failure and Ctrl-C alike, each step even if the o
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -138,7 +139,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
 
     from deploy.app import APP, build, build_sampler
 
-    with ExitStack() as exits:
+    with ExitStack() as stopping, ExitStack() as exits:
         began = time.monotonic()
         with working("starting", 3 + _replicas(config, train), console) as begin:
             begin("Redis")
@@ -164,7 +165,17 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
             f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
         )
         console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
+        # Registered last, so this is the first thing to happen at the end.
+        exits.callback(_show_stopping, stopping)
         yield server.url
+
+
+def _show_stopping(exits: ExitStack) -> None:
+    """A bar on standard error until `exits` is closed, and silence on standard output, where Ray announces every part
+    of its own orderly end as a task that failed and will be retried.
+    """
+    exits.enter_context(working("stopping"))
+    exits.enter_context(redirect_stdout(io.StringIO()))
 
 
 def _replicas(config: Config, train: bool) -> int:

@@ -27,6 +27,7 @@ from common.errors import RunError
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
+from deploy.progress import working
 
 State = Literal["running", "finished", "failed", "stopped"]
 RUN, URL, STEPS = "run.json", "redis/url", "steps.jsonl"
@@ -171,13 +172,14 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
         )
     os.kill(record.pid, signal.SIGINT)
     deadline = time.monotonic() + limit_s
-    while record.alive:
-        if time.monotonic() > deadline:
-            raise RunError(
-                f"{file.folder}: process {record.pid} has not ended {limit_s:g} s after the request; "
-                f"look at {file.folder}/logs, or end it with kill {record.pid}"
-            )
-        time.sleep(0.1)
+    with working(f"stopping {record.run}"):
+        while record.alive:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{file.folder}: process {record.pid} has not ended {limit_s:g} s after the request; "
+                    f"look at {file.folder}/logs, or end it with kill {record.pid}"
+                )
+            time.sleep(0.1)
     return f"{record.run} stopped; resume with: hora run {file.folder}/config.yaml --resume"
 
 
