@@ -198,6 +198,9 @@ def test_the_page_fits_a_phone_in_light_and_dark(stage):
     for dark in (False, True):
         browser = page(width=390, height=800, dark=dark)
         assert browser.js("document.documentElement.scrollWidth") <= 390
+        for table in ("parts", "verifiers"):  # nothing to scroll for
+            wide = browser.js(f"(e => e.scrollWidth - e.clientWidth)(document.getElementById('{table}'))")
+            assert wide <= 0, table
         background = browser.js("getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(15, 18, 23)") == dark
         assert browser.errors == []
