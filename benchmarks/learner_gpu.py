@@ -4,8 +4,7 @@
 
 Needs torch, transformers and deepspeed (and flash-attn for `--attention flash_attention_2`); neither vLLM, Ray nor
 Redis. Completions up to 2,048 tokens with a long tail, in ragged groups; a step is forward, backward and AdamW as in
-training. MFU counts 6 FLOPs per weight and token (embedding look-up excluded) and causal attention; what gradient
-checkpointing and the chunked head compute a second time is not counted.
+training. How MFU counts is in learner/flops.py.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import torch
 
 from common.config import Config
 from learner.batch import Sample, micro_batches
+from learner.flops import Shape, peak_flops
 
-PEAK_BF16 = {"H100": 989e12, "H200": 989e12}  # dense tensor-core FLOP/s of the SXM boards, by the data sheets
 MAX_RESPONSE = 2048
 SHAPE = {
     "vocab_size": 151936,
@@ -67,14 +66,6 @@ def ragged_samples(count: int, vocabulary: int, longest: int, seed: int = 0) -> 
     return samples
 
 
-def flops_of(samples: list[Sample], model_config: Any, weights: int) -> float:
-    """Forward and backward: 6 per weight and token; attention's two products at half, causal: 6 · layers · width · L²."""
-    width = model_config.num_hidden_layers * model_config.hidden_size
-    head = model_config.vocab_size * model_config.hidden_size
-    body = sum(6.0 * (weights - head) * s.length + 6.0 * width * s.length**2 for s in samples)
-    return body + sum(6.0 * head * len(s.tokens) for s in samples)
-
-
 def measure(shape: dict[str, Any], args: argparse.Namespace, longest: int, dtype: str) -> Result:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -83,7 +74,6 @@ def measure(shape: dict[str, Any], args: argparse.Namespace, longest: int, dtype
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype))
-        weights = sum(p.numel() for p in model.parameters())
         model.save_pretrained(folder)
         del model
         config = Config.model_validate(
@@ -117,7 +107,7 @@ def measure(shape: dict[str, Any], args: argparse.Namespace, longest: int, dtype
     return Result(
         seconds=statistics.median(seconds),
         tokens=sum(s.length for s in samples),
-        flops=flops_of(samples, engine.hf.config, weights),
+        flops=Shape.of(engine.hf).flops(samples),
         real_share=figures["packing/tokens"] / figures["packing/processed"],
         micro_batches=len(micro),
         peak_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
@@ -163,7 +153,7 @@ def main() -> None:
     join_alone("nccl")
     result = measure(SHAPE, args, MAX_RESPONSE, "bfloat16")
     name = torch.cuda.get_device_name()
-    peak = next((v for k, v in PEAK_BF16.items() if k in name), None)
+    peak = peak_flops(name, "bfloat16")
     rate = result.flops / result.seconds
     print(
         f"{name}: {result.tokens} tokens in {result.micro_batches} micro-batches, {result.real_share:.1%} real"
@@ -171,11 +161,7 @@ def main() -> None:
     print(
         f"{result.seconds:.2f} s a step, {result.tokens / result.seconds:,.0f} tokens/s, {rate / 1e12:.0f} TFLOP/s"
     )
-    print(
-        f"MFU {rate / peak:.1%}"
-        if peak
-        else "MFU unknown: no peak is written down here for this GPU, only for H100 and H200"
-    )
+    print(f"MFU {rate / peak:.1%}" if peak else "MFU unknown: learner/flops.py has no peak for this GPU")
     print(f"peak memory {result.peak_bytes / 2**30:.1f} GiB")
     torch.distributed.destroy_process_group()
 

@@ -175,6 +175,20 @@ def stop(run: RunFolder) -> None:
 
 
 @app.command()
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="Folder to write; must not exist or be empty.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, help="A checkpoint's step; the newest by default.")
+    ] = None,
+) -> None:
+    """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
+    from deploy.export import export_run
+
+    print(export_run(run, step, out))
+
+
+@app.command()
 def audit(run: RunFolder) -> None:
     """Prove from a run's records that no group is missing or doubled and that budgets and staleness held."""
     from deploy.audit import audit_run

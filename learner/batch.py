@@ -98,7 +98,6 @@ def micro_batches(
     figures = {
         "packing/tokens": float(tokens),
         "packing/processed": float(sum(m.input_ids.numel() for m in micro)),
-        "packing/rank_tokens_max": float(tokens),
     }
     return micro, figures
 

@@ -1,7 +1,6 @@
-"""Durable checkpoints: whole or absent, the newest N kept, and the model as a Hugging Face folder.
+"""Durable checkpoints: whole or absent, the newest N kept.
 
     RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank, meta.json
-    RUN/model/                       config, safetensors and tokenizer, for `from_pretrained`
 
 A checkpoint is written beside its place, synced, then renamed: a folder named step-* is complete. What the learner
 acknowledges in the queue is what such a folder contains.
@@ -51,7 +50,7 @@ class Checkpoints:
         self._barrier()
         if self._rank == 0:
             _write(partial / "meta.json", {"step": step, "world": self._world, "run": self._shared_state()})
-            _sync(partial)
+            sync(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
             _sync_folder(self._folder)
@@ -87,31 +86,12 @@ class Checkpoints:
             torch.distributed.barrier()
 
 
-def export(engine: Engine, config: Config, folder: Path, rank: int) -> None:
-    """Write the policy as a Hugging Face folder. A collective; rank 0 writes, whole or not at all."""
-    tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
-    if rank != 0:
-        return
-    from transformers import AutoTokenizer
-
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    engine.hf.save_pretrained(partial, state_dict=tensors)
-    trusted = config.model.trust_remote_code
-    AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=trusted).save_pretrained(partial)
-    generation = Path(config.model.path) / "generation_config.json"
-    if generation.is_file():
-        shutil.copy(generation, partial / "generation_config.json")
-    _sync(partial)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-
-
 def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2))
 
 
-def _sync(folder: Path) -> None:
+def sync(folder: Path) -> None:
+    """Every file and folder below `folder`, and itself, on the disk."""
     for path in [p for p in folder.rglob("*") if p.is_file()]:
         with path.open("rb") as file:
             os.fsync(file.fileno())

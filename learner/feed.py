@@ -37,10 +37,18 @@ class Vocabulary:
 
 
 class Planner:
-    """Rank 0's part. `start` is the step of the restored checkpoint."""
+    """Rank 0's part. `start` is the step of the restored checkpoint, `cost` what a group costs to train on, in any unit:
+    the ranks' shares are balanced by it."""
 
-    def __init__(self, client: redis.Redis, config: Config, vocabulary: Vocabulary, start: int) -> None:
-        self._config = config
+    def __init__(
+        self,
+        client: redis.Redis,
+        config: Config,
+        vocabulary: Vocabulary,
+        start: int,
+        cost: Callable[[Group], int] = lambda group: group.tokens,
+    ) -> None:
+        self._config, self._cost = config, cost
         self._redis: Any = client
         self._consumer = Consumer(client, config)
         self._ledger = Ledger(client, config.run.name)
@@ -109,7 +117,7 @@ class Planner:
                 ) from error
             return
         self._dead_in_a_row = 0
-        self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), _cost(group))
+        self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
 
     def _decode(self, entry: Entry) -> Group:
         group = decode_group(
@@ -177,8 +185,3 @@ def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
         shares[rank].append(i)
         loads[rank] += rows[i].cost
     return [[rows[i] for i in sorted(share)] for share in shares]
-
-
-def _cost(group: Group) -> int:
-    """Tokens that a learner processes for this group."""
-    return group.tokens + len(group.prompt_tokens) * group.size

@@ -33,7 +33,7 @@ def step_metrics(
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
     n = sums.get("tokens_trained", 0.0) or math.nan
     matched = sums.get("drift_tokens", 0.0) or math.nan
-    busiest, ranks = sums.get("packing/rank_tokens_max", 0.0), config.learner.workers
+    busiest, ranks = sums.get("packing/rank_flops_max", 0.0), config.learner.workers
     return {
         "step": step,
         "loss": sums.get("loss", math.nan),
@@ -64,7 +64,8 @@ def step_metrics(
         "padding/share": 1.0 - sums["packing/tokens"] / sums["packing/processed"]
         if sums.get("packing/processed")
         else 0.0,
-        "imbalance": busiest * ranks / sums["packing/tokens"] - 1.0 if sums.get("packing/tokens") else 0.0,
+        # How much more the busiest rank computes than the mean rank.
+        "imbalance": busiest * ranks / sums["packing/flops"] - 1.0 if sums.get("packing/flops") else 0.0,
     }
 
 

@@ -27,10 +27,12 @@ from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group
 from common.weights import newest_now
-from learner.batch import micro_batches, samples_of
-from learner.checkpoint import Checkpoints, export
+from learner.batch import Sample, micro_batches, samples_of
+from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
+from learner.export import export
 from learner.feed import Planner, Reader, Vocabulary
+from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.publish import Publisher
 from learner.records import Records
@@ -45,6 +47,7 @@ class Parts:
     config: Config
     redis: redis.Redis
     engine: Engine
+    shape: Shape
     reader: Reader
     publisher: Publisher
     checkpoints: Checkpoints
@@ -86,16 +89,11 @@ def train_step(parts: Parts, step: int) -> bool:
         waited = parts.planner.plan(step, lambda: _beat(parts, step, "waiting"))
         _beat(parts, step, "training")
     groups = parts.reader.read(step)
-    samples = samples_of(
-        groups,
-        config.reward.weights,
-        config.learner.objective,
-        config.rollout.prompts_per_batch,
-        config.rollout.max_response_tokens,
-        version=step,
-    )
+    samples = samples_at(config, groups, step)
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
+    flops = parts.shape.flops(samples)
+    packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     update = parts.engine.step(micro)
     if not update.applied:
         _keep_for_inspection(parts, step, groups)
@@ -130,6 +128,7 @@ def _record(
         "time/load": timing.load,
     }
     metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
+    metrics["mfu"] = _mfu(parts, sums["packing/flops"], times["time/forward_backward"])
     metrics["applied"] = float(update.applied)
     if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
         log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
@@ -137,9 +136,31 @@ def _record(
     _beat(parts, step + 1, "training")
 
 
+def samples_at(config: Config, groups: list[Group], step: int) -> list[Sample]:
+    """The samples of `groups` as step `step` trains on them."""
+    return samples_of(
+        groups,
+        config.reward.weights,
+        config.learner.objective,
+        config.rollout.prompts_per_batch,
+        config.rollout.max_response_tokens,
+        version=step,
+    )
+
+
+def _mfu(parts: Parts, flops: float, seconds: float) -> float:
+    """Model FLOPs of a step over what the ranks' devices could do meanwhile; NaN where their peak is not known."""
+    device = parts.engine.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = peak_flops(name, parts.config.model.dtype)
+    updates = parts.config.learner.objective.updates_per_batch
+    return updates * flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan
+
+
 def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> tuple[Parts, int]:
     client = connect(redis_url)
     engine = Engine(config, rank, world)
+    shape = Shape.of(engine.hf)
     checkpoints = Checkpoints(config, client, run_dir, rank, world)
     start = checkpoints.restore(engine)
     publisher = Publisher(config, engine, client, run_dir, rank)
@@ -148,12 +169,17 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
     if rank == 0:
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         planner = Planner(
-            client, config, Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size), start
+            client,
+            config,
+            Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
+            start,
+            # Groups without signal leave no samples and cost nothing. In millions: exact enough, and short to write.
+            lambda group: int(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         records = Records(config, client, run_dir, start)
         client.hset(Keys(config.run.name).state, "step", start)
     parts = Parts(
-        config, client, engine, reader, publisher, checkpoints, planner, records, run_dir, rank, world
+        config, client, engine, shape, reader, publisher, checkpoints, planner, records, run_dir, rank, world
     )
     parts.published = available(client, config)
     if parts.published < start:

@@ -68,7 +68,12 @@ def test_means_are_over_trained_tokens_and_drift_over_matched_ones() -> None:
 
 
 def test_padding_and_imbalance_come_from_all_ranks() -> None:
-    sums = {"packing/tokens": 90.0, "packing/processed": 100.0, "packing/rank_tokens_max": 54.0}
+    sums = {
+        "packing/tokens": 90.0,
+        "packing/processed": 100.0,
+        "packing/flops": 900.0,
+        "packing/rank_flops_max": 540.0,
+    }
     found = metrics([group(0, [1.0])], sums)
     assert found["padding/share"] == pytest.approx(0.1)
     assert found["imbalance"] == pytest.approx(54 / 45 - 1)

@@ -1,0 +1,79 @@
+"""The policy as a Hugging Face folder: config, safetensors and tokenizer, for `from_pretrained`.
+
+`export` writes RUN/model from the live engine at the end of a run; `export_checkpoint` writes any checkpoint of a run
+that is over or still going, on one CPU, with no process group, queue or cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from common.config import Config
+from common.errors import RunError
+from learner.checkpoint import TAG, sync
+from learner.engine import DTYPES, Engine, load_model
+
+
+def export(engine: Engine, config: Config, folder: Path, rank: int) -> None:
+    """Write the engine's policy to `folder`. A collective; rank 0 writes, whole or not at all."""
+    tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
+    if rank == 0:
+        _write(engine.hf, tensors, config, folder)
+
+
+def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:
+    """Write the model of the checkpoint of `step`, the newest by default, to `folder`; returns its step.
+
+    Raises RunError for a checkpoint that is not there and a folder that is not empty. DeepSpeed keeps its state as
+    pickles: only checkpoints of your own runs should be exported, as only these should be resumed.
+    """
+    found = {int(p.name.removeprefix("step-")): p for p in sorted((run_dir / "checkpoints").glob("step-*"))}
+    if not found:
+        raise RunError(
+            f"{run_dir}: has no checkpoint yet (learner.checkpoint_every says when one is written)"
+        )
+    chosen = max(found) if step is None else step
+    if chosen not in found:
+        raise RunError(f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, found))}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder}: exists and is not empty; choose another folder")
+    model = load_model(config)
+    weights = _weights(found[chosen] / TAG)
+    named = {
+        name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()
+    }
+    _write(model, named, config, folder)
+    return chosen
+
+
+def _weights(state: Path) -> dict[str, torch.Tensor]:
+    """Every parameter of a checkpoint, whole, by the policy's names."""
+    if not list(state.glob("*_optim_states.pt")):  # without ZeRO one file holds all
+        saved = torch.load(state / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
+        return dict(saved["module"])
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints what it finds
+        return dict(get_fp32_state_dict_from_zero_checkpoint(str(state.parent), tag=state.name))
+
+
+def _write(hf: Any, tensors: dict[str, Any], config: Config, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    hf.save_pretrained(partial, state_dict=tensors)
+    trusted = config.model.trust_remote_code
+    AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=trusted).save_pretrained(partial)
+    generation = Path(config.model.path) / "generation_config.json"
+    if generation.is_file():
+        shutil.copy(generation, partial / "generation_config.json")
+    sync(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

@@ -1,0 +1,57 @@
+"""Model FLOPs of a training step and the peak of a device: the two numbers of MFU, and what balances the ranks.
+
+Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width · L² per
+sequence of L tokens, of which a causal mask needs half (PaLM, appendix B). The embedding look-up costs nothing, and the
+head runs on completion tokens alone. What is computed a second time (gradient checkpointing, the chunked head) and the
+forward passes of π_prox and the reference are not model FLOPs of the update and are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from learner.batch import Sample
+
+# Dense bfloat16 tensor-core FLOP/s by the makers' data sheets, found by the first name that occurs in the device's.
+PEAK_BF16 = {
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a model computes per token: weights of the body and of the head, and layers x hidden size."""
+
+    body: int
+    head: int
+    width: int
+
+    @classmethod
+    def of(cls, hf: Any) -> Shape:
+        """The shape of a Hugging Face causal language model; under ZeRO-3 of the whole, not of the shards."""
+        config = hf.config
+        weights = sum(int(getattr(p, "ds_numel", p.numel())) for p in hf.parameters())
+        head = config.vocab_size * config.hidden_size
+        look_up = 0 if config.tie_word_embeddings else head
+        return cls(weights - head - look_up, head, config.num_hidden_layers * config.hidden_size)
+
+    def flops(self, samples: Iterable[Sample]) -> float:
+        """Forward and backward over `samples`."""
+        return 6.0 * sum(
+            self.body * s.length + self.head * len(s.tokens) + self.width * s.length**2 for s in samples
+        )
+
+
+def peak_flops(device: str, dtype: str) -> float | None:
+    """FLOP/s that the device of this name can reach in `dtype`; None where it is not written down here."""
+    if dtype not in ("bfloat16", "float16"):
+        return None
+    return next((peak for name, peak in PEAK_BF16.items() if name in device), None)

@@ -1,0 +1,40 @@
+"""What cannot be exported is one line. What can is compared with the run's own model in tests/system and test_restart."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import RunError
+from common.load import dump_yaml, load
+from deploy.export import export_run
+
+
+def run_folder(tmp_path: Path, *steps: int) -> Path:
+    run = tmp_path / "r"
+    run.mkdir()
+    (run / "config.yaml").write_text(dump_yaml(load("tiny", [])))
+    for step in steps:
+        (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    return run
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nothing: not a run folder.*hora runs"):
+        export_run(tmp_path / "nothing", None, tmp_path / "out")
+
+
+def test_a_run_without_a_checkpoint_says_when_there_will_be_one(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"has no checkpoint yet \(learner.checkpoint_every"):
+        export_run(run_folder(tmp_path), None, tmp_path / "out")
+
+
+def test_an_unknown_step_is_refused_with_those_that_exist(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no checkpoint of step 7; there are: 10, 20"):
+        export_run(run_folder(tmp_path, 10, 20), 7, tmp_path / "out")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").touch()
+    with pytest.raises(RunError, match="exists and is not empty"):
+        export_run(run_folder(tmp_path, 10), None, tmp_path / "out")

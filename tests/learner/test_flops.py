@@ -1,0 +1,60 @@
+"""What a step computes, counted by hand; ranks balanced by it; MFU only where the device's peak is known."""
+
+import numpy as np
+import pytest
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from common.queue import Row
+from learner.batch import Sample
+from learner.feed import divide
+from learner.flops import Shape, peak_flops
+
+
+def sample(prompt: int, tokens: int) -> Sample:
+    zeros = np.zeros(prompt + tokens, np.int32)
+    return Sample(
+        zeros[:prompt], zeros[:tokens], np.zeros(tokens, np.float32), 1.0, 1.0, np.ones(tokens, bool)
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_counted_where_they_compute(tied: bool) -> None:
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )
+    layer = (
+        8 * 8 + 8 + 2 * (8 * 4 + 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
+    )  # q, k and v with bias, o, MLP, two norms
+    assert Shape.of(Qwen2ForCausalLM(config)) == Shape(body=2 * layer + 8, head=64 * 8, width=2 * 8)
+
+
+def test_flops_are_six_per_weight_and_token_and_half_of_attention() -> None:
+    shape = Shape(body=100, head=10, width=3)
+    assert shape.flops([sample(2, 3)]) == 6 * (100 * 5 + 10 * 3 + 3 * 25)
+    assert shape.flops([sample(2, 3), sample(1, 1)]) == 6 * (575 + 30) + 6 * (200 + 10 + 12)
+    assert shape.flops([]) == 0
+
+
+def test_ranks_are_balanced_by_compute_where_equal_tokens_are_not_equal_work() -> None:
+    shape = Shape(body=10, head=1, width=1)
+    long, short = [sample(0, 2000)], [sample(0, 100)] * 20
+    groups = [long, *([short] * 3)]  # the same number of tokens in each
+    costs = [int(shape.flops(g)) for g in groups]
+    assert costs[0] > 3 * costs[1]
+    rows = [Row(str(i), str(i), 0, c) for i, c in enumerate(costs)]
+    assert [[r.group for r in share] for share in divide(rows, 2)] == [["0"], ["1", "2", "3"]]
+
+
+def test_the_peak_is_that_of_the_named_device_and_unknown_otherwise() -> None:
+    assert peak_flops("NVIDIA H100 80GB HBM3", "bfloat16") == 989e12
+    assert peak_flops("NVIDIA H100 PCIe", "bfloat16") == 756e12
+    assert peak_flops("NVIDIA H200", "bfloat16") == 989e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB", "float16") == 312e12
+    assert peak_flops("NVIDIA H200", "float32") is None
+    assert peak_flops("", "bfloat16") is None
