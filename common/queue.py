@@ -10,7 +10,7 @@ group is sampled again and no step waits for ever.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,15 +117,13 @@ class Consumer:
             last = found[-1][0].decode()
         return entries
 
-    def read(self, ids: Iterable[str]) -> list[bytes]:
-        """The undecoded groups of these entries, in this order. Raises KeyError for one that is not there."""
-        payloads = []
+    def read(self, ids: Iterable[str]) -> Iterator[bytes]:
+        """The undecoded groups of these entries, one at a time, in this order. Raises KeyError for one not there."""
         for entry in ids:
             found = self._redis.xrange(self._keys.groups, min=entry, max=entry)
             if not found:
                 raise KeyError(f"entry {entry} is not in {self._keys.groups}: it was acknowledged or removed")
-            payloads.append(found[0][1][b"group"])
-        return payloads
+            yield found[0][1][b"group"]
 
     def acknowledge(self, entries: Sequence[str], durable_step: int) -> None:
         """Let go of entries that the durable checkpoint of `durable_step` contains. All of it or nothing."""
@@ -152,7 +150,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group of a ledgered step: its id, its entry in the stream, its batch, and what it costs in tokens."""
+    """One group of a ledgered step: its id, its entry in the stream, its batch, and what it costs to train on."""
 
     group: str
     entry: str

@@ -125,9 +125,9 @@ def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(server: Red
     again = Consumer(connect(server.url), CONFIG)
     assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
     assert again.claim(0.01) == []
-    assert len(again.read([entries[1].id])) == 1
+    assert len(list(again.read([entries[1].id]))) == 1
     with pytest.raises(KeyError):
-        again.read([entries[0].id])
+        list(again.read([entries[0].id]))
 
 
 def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(server: RedisServer) -> None:
