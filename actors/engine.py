@@ -68,8 +68,10 @@ class Engine:
         _set_cpu_limits(config)
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
 
-    async def generate(self, tokens: Tokens, n: int, seed: int, temperature: float) -> list[Completion]:
-        """`n` completions of the prompt `tokens` (P,). Cancelling the call aborts the sequences.
+    async def generate(
+        self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0
+    ) -> list[Completion]:
+        """`n` completions of the prompt `tokens` (P,); lower `priority` first. Cancelling the call aborts the sequences.
 
         What is not complete after rollout.time_limit_s is cut there, like at the token limit; `cut` counts these.
         """
@@ -91,7 +93,7 @@ class Engine:
         # Aborting by hand ends the stream with what every sequence has so far.
         cut = asyncio.create_task(self._abort_after(limit, request_id))
         try:
-            async for output in self._llm.generate(prompt, params, request_id=request_id):
+            async for output in self._llm.generate(prompt, params, request_id=request_id, priority=priority):
                 final = output
         finally:
             cut.cancel()
@@ -165,6 +167,8 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         max_model_len=longest,
         max_num_seqs=generator.max_sequences,
         enforce_eager=generator.enforce_eager,
+        # First come, first served would let the batches in flight end together and leave the engine empty after them.
+        scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
         enable_log_requests=False,

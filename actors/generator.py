@@ -67,7 +67,9 @@ class Generator:
 
         await self._reach(min_version)
         try:
-            return await self._engine.generate(request.prompt.tokens, request.n, request.seed, temperature)
+            return await self._engine.generate(
+                request.prompt.tokens, request.n, request.seed, temperature, request.batch
+            )
         except EngineDeadError:
             # A replica that fails at once looks idle and draws all requests: it must go, not answer with errors.
             self._failed = "the vLLM engine died"

@@ -134,7 +134,7 @@ async def _sample(
     async def one(first: int) -> list[Rollout]:
         size = min(shard.samples_per_request, n - first)
         seed = sample_seed(shard.seed, epoch, prompt.index, phase, first)
-        completions = await generate(SamplingRequest(prompt=prompt, n=size, seed=seed))
+        completions = await generate(SamplingRequest(prompt, size, seed, shard.batch))
         if len(completions) != size:
             raise ValueError(f"prompt {prompt.index}: asked for {size} completions, got {len(completions)}")
         rewards = await score(prompt, completions)

@@ -1,12 +1,11 @@
 """What the control plane costs as the fleet grows: 256 replicas as timers, everything else real.
 
-    python -m benchmarks.control_plane [--replicas 256] [--prompts 4096] [--group 64] [--rate 2500] [--steps 2]
+    python -m benchmarks.control_plane [--replicas 256] [--prompts 4096] [--group 64] [--tokens 2048] [--rate 2500]
 
 A fleet of `--replicas` engines of `--rate` tokens per second each is simulated by timers; coordination, allocation, wire,
-queue (the embedded Redis, every write synced), ledger, claim and decode are real. Lengths are drawn like those of a
-maths model: log-normal, median 600 tokens, cut at 2,048. For a step, printed are the processor seconds of each part over
-the wall time that the simulated fleet needs for it: a part at 100% would be what the step waits for. Serve's own hops
-are not in it; `benchmarks.generation` measures them.
+queue (the embedded Redis, every write synced), ledger, claim and decode are real. Every answer has `--tokens` tokens. For
+a step, printed are the processor seconds of each part over the wall time that the simulated fleet needs for it: a part at
+100% would be what the step waits for. Serve's own hops are not in it; `benchmarks.generation` measures them.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ from common.config import Config
 from common.load import load
 from deploy.redis_server import RedisServer
 
-MEDIAN, SPREAD, LONGEST = 600, 0.6, 2048
 
-
-def config_of(gamma: int, group: int, steps: int) -> Config:
+def config_of(gamma: int, group: int, tokens: int, steps: int) -> Config:
     settings = {
         "run.name": "control-plane",
         "rollout.prompts_per_batch": gamma,
@@ -42,8 +39,8 @@ def config_of(gamma: int, group: int, steps: int) -> Config:
         "rollout.shards_in_flight": 8,
         "rollout.max_staleness": 0,
         "rollout.max_prompt_tokens": 256,
-        "rollout.max_response_tokens": LONGEST,
-        "learner.tokens_per_microbatch": 2 * LONGEST,
+        "rollout.max_response_tokens": tokens,
+        "learner.tokens_per_microbatch": 2 * tokens,
         "learner.steps": steps,
         "allocation.warmup.enabled": "false",
     }
@@ -53,8 +50,9 @@ def config_of(gamma: int, group: int, steps: int) -> Config:
 def learn(config: Config, url: str, answer: Any) -> None:
     """The learner's process: claims, validates, plans and decodes; sends its processor seconds."""
     began = time.process_time()
-    Learner(config, url, lambda: 0.0).run()
-    answer.send(time.process_time() - began)
+    with answer:  # closed in any case, so that nobody waits for a learner that fell
+        Learner(config, url, lambda: 0.0).run()
+        answer.send(time.process_time() - began)
 
 
 def main() -> None:
@@ -64,27 +62,20 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=256)
     parser.add_argument("--prompts", type=int, default=4096)
     parser.add_argument("--group", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=2048, help="of every answer")
     parser.add_argument("--rate", type=float, default=2500.0, help="tokens per second of one replica")
     parser.add_argument("--steps", type=int, default=2)
     options = parser.parse_args()
-    config = config_of(options.prompts, options.group, options.steps)
-    draw = np.random.default_rng(0)
-    tokens = 0
-
-    def lengths_of(n: int) -> np.ndarray:
-        nonlocal tokens
-        lengths = np.minimum(LONGEST, draw.lognormal(np.log(MEDIAN), SPREAD, n)).astype(np.int64) + 1
-        tokens += int(lengths.sum())
-        return lengths
-
+    config = config_of(options.prompts, options.group, options.tokens, options.steps)
     # The timers fire at once: the wall time of a real fleet is worked out from the tokens, so that the figures are
     # processor time alone and do not depend on how busy this machine is.
-    fleet = Fleet(seconds_of=lambda request, lengths: 0.0, lengths_of=lengths_of)
+    fleet = Fleet(seconds_of=lambda request, lengths: 0.0, lengths_of=lambda n: np.full(n, options.tokens))
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "redis") as server:
         learner = context.Process(target=learn, args=(config, server.url, theirs))
         learner.start()
+        theirs.close()
         began, wall = time.process_time(), time.monotonic()
         asyncio.run(coordinate(config, server.url, prompts(options.prompts, 200), fleet, "coordinator"))
         coordinator, wall = time.process_time() - began, time.monotonic() - wall
@@ -92,20 +83,17 @@ def main() -> None:
         learner.join()
         times = psutil.Process(server.pid).cpu_times()
         redis = float(times.user + times.system)
-    step = tokens / options.steps / (options.replicas * options.rate)
-    report(
-        options, tokens, step, wall, {"coordinator": coordinator, "Redis": redis, "feed of the learner": feed}
-    )
+    report(options, wall, {"coordinator": coordinator, "Redis": redis, "feed of the learner": feed})
 
 
-def report(
-    options: argparse.Namespace, tokens: int, step: float, wall: float, parts: dict[str, float]
-) -> None:
+def report(options: argparse.Namespace, wall: float, parts: dict[str, float]) -> None:
     console = Console()
     rollouts = options.prompts * options.group
+    tokens = rollouts * options.tokens
+    step = tokens / (options.replicas * options.rate)
     console.print(
         f"{options.steps} steps of Γ·G = {options.prompts}·{options.group} = {rollouts:,} rollouts, "
-        f"{tokens / options.steps / 1e6:.0f} million tokens each: {step:.0f} s of {options.replicas} replicas at "
+        f"{tokens / 1e6:.0f} million tokens each: {step:.0f} s of {options.replicas} replicas at "
         f"{options.rate:,.0f} tokens/s. Alone, the control plane took {wall / options.steps:.1f} s a step here."
     )
     table = Table("part", "processor seconds a step", "share of the step", "saturates at (replicas)")

@@ -114,10 +114,12 @@ def main() -> None:
     parser.add_argument(
         "--rule", default="uniform", help="uniform draws as many completions per prompt as the direct side"
     )
+    parser.add_argument("-s", "--set", action="append", default=[], help="section.key=value, as of hora run")
     options = parser.parse_args()
     config = load(
         options.preset,
         [
+            *options.set,
             f"allocation.rule={options.rule}",
             "allocation.warmup.enabled=false",
             "rollout.max_staleness=1",

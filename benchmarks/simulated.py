@@ -5,10 +5,12 @@ so is their Redis. What a real fleet would take is told by `seconds_of`; what th
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +30,7 @@ from learner.feed import Planner, Reader, Vocabulary
 
 TOKENIZER = "simulated"
 VOCABULARY = 1024
+FRESH_S = 0.01
 
 
 def prompts(n: int, tokens: int = 8) -> list[Prompt]:
@@ -67,14 +70,35 @@ async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[
     return [{"format": 1.0, "accuracy": r} for r in right]
 
 
+@dataclass(slots=True)
+class Newest:
+    """The newest weight version, read from Redis at most every `FRESH_S`, as replicas learn of it by a message."""
+
+    redis: Any
+    keys: Keys
+    known: int = 0
+    read_at: float = -math.inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def version(self, at_least: int) -> int:
+        """Not older than `FRESH_S`, and read again when what is known is older than `at_least`."""
+        async with self.lock:
+            if self.known < at_least or time.monotonic() - self.read_at > FRESH_S:
+                self.known = int(await self.redis.hget(self.keys.state, "version") or 0)
+                self.read_at = time.monotonic()
+            return self.known
+
+
 async def coordinate(config: Config, url: str, data: list[Prompt], fleet: Fleet, owner: str) -> Coordination:
     """Run one coordinator to the end of the run (all steps trained); raises what stopped it."""
     redis = connect_async(url)
     keys = Keys(config.run.name)
 
+    newest = Newest(redis, keys)
+
     def generate_at(min_version: int) -> Generate:
         async def generate(request: SamplingRequest) -> list[Completion]:
-            version = int(await redis.hget(keys.state, "version") or 0)
+            version = await newest.version(min_version)
             assert version >= min_version, f"asked for version {min_version} while {version} is the newest"
             return await fleet(request, version)
 

@@ -76,7 +76,7 @@ class Rollout(Section):
         1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
     )
     temperature: float = Field(
-        0.7, gt=0, le=10, description="Sampling temperature, in training and evaluation."
+        0.7, gt=0, le=2, description="Sampling temperature, in training and evaluation; vLLM takes at most 2."
     )
     top_p: float = Field(
         1.0, description="Must be 1: a truncated distribution biases the importance weights."

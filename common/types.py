@@ -129,8 +129,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights."""
+    """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights; of
+    requests that wait in an engine, those of the lower `batch` come first."""
 
     prompt: Prompt
     n: int
     seed: int
+    batch: int = 0
