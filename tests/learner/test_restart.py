@@ -24,6 +24,7 @@ from common.queue import Producer
 from common.redis import connect, connect_async
 from common.types import Group, Rollout, VersionSpan
 from deploy.redis_server import RedisServer
+from learner.export import export_checkpoint
 
 STEPS, GAMMA = 6, 4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -152,3 +153,8 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     apart = torch.cat([(alone[n] - other[n]).flatten() for n in alone]).norm()
     assert moved > 0
     assert apart / moved < 1e-4
+    export_checkpoint(
+        tmp_path / "other" / "r", configuration(tmp_path / "other"), None, tmp_path / "exported"
+    )
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    assert all(torch.equal(exported[n], other[n]) for n in other), "the last checkpoint is the run's model"
