@@ -95,7 +95,7 @@ def cut_gradient(
     objective: Objective,
     budget: int,
     packed: bool,
-    chunk: int = 16,
+    chunk: int = 64,
     ranks: int = 1,
 ) -> list[torch.Tensor]:
     policy.zero_grad()
@@ -114,19 +114,26 @@ def relative(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
     return float(difference.norm() / torch.cat([y.flatten() for y in b]).norm())
 
 
+@pytest.fixture(scope="module")
+def expected() -> list[torch.Tensor]:
+    return reference_gradient(tiny_policy(), batch(), Objective())
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("budget", [48, 100, 777, 100_000])
-def test_the_gradient_does_not_depend_on_the_cut_into_micro_batches(budget: int, packed: bool) -> None:
-    policy, groups, objective = tiny_policy(), batch(), Objective()
-    expected = reference_gradient(policy, groups, objective)
-    assert relative(cut_gradient(policy, groups, objective, budget, packed), expected) < 1e-5
+def test_the_gradient_does_not_depend_on_the_cut_into_micro_batches(
+    budget: int, packed: bool, expected: list[torch.Tensor]
+) -> None:
+    found = cut_gradient(tiny_policy(), batch(), Objective(), budget, packed)
+    assert relative(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_the_gradient_does_not_depend_on_the_number_of_ranks(ranks: int) -> None:
-    policy, groups, objective = tiny_policy(), batch(), Objective()
-    expected = reference_gradient(policy, groups, objective)
-    assert relative(cut_gradient(policy, groups, objective, 300, False, ranks=ranks), expected) < 1e-5
+def test_the_gradient_does_not_depend_on_the_number_of_ranks(
+    ranks: int, expected: list[torch.Tensor]
+) -> None:
+    found = cut_gradient(tiny_policy(), batch(), Objective(), 300, False, ranks=ranks)
+    assert relative(found, expected) < 1e-5
 
 
 @pytest.mark.parametrize("advantage", ["grpo", "dr_grpo", "rloo"])
@@ -136,7 +143,8 @@ def test_every_estimator_is_its_formula(advantage: str, normalisation: str, impo
     objective = Objective.model_validate(
         {"advantage": advantage, "normalisation": normalisation, "importance": importance}
     )
-    policy, groups = tiny_policy(), batch(1)[:4]
+    groups = batch(1)
+    policy, groups = tiny_policy(), [*groups[:3], groups[-1]]
     expected = reference_gradient(policy, groups, objective)
     assert relative(cut_gradient(policy, groups, objective, 300, False), expected) < 1e-5
 
