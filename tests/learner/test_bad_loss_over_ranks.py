@@ -1,0 +1,72 @@
+"""A loss that is not finite on one rank is a skipped step on every rank, whatever the ZeRO stage."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RANK = """
+import os, sys
+import numpy as np
+import torch
+from common.load import load
+from learner.batch import Sample, make_micro_batch
+from learner.engine import Engine, set_device
+
+stage, rank = sys.argv[1], int(os.environ["RANK"])
+config = load("tiny", [f"learner.zero_stage={stage}", "learner.workers=2"])
+torch.distributed.init_process_group(set_device(config, rank))
+engine = Engine(config, rank, 2)
+
+def micro(advantage):
+    tokens = np.arange(10, 18, dtype=np.int32)
+    logprobs, match = np.full(8, -2.0, np.float32), np.ones(8, dtype=bool)
+    return make_micro_batch([Sample(tokens[:4], tokens, logprobs, advantage, 0.1, match)], packed=False)
+
+def weights():
+    return {name: tensor.clone() for name, tensor in engine.gathered()}
+
+assert engine.step([micro(1.0)]).applied
+before = weights()
+refused = engine.step([micro(float("nan") if rank == 1 else 1.0)])
+after = weights()
+again = engine.step([micro(1.0)])
+moved = weights()
+assert not refused.applied, "one rank's loss was not finite"
+assert all(torch.equal(before[n], after[n]) for n in before)
+assert again.applied and again.learning_rate == refused.learning_rate
+assert any(not torch.equal(before[n], moved[n]) for n in before)
+assert all(bool(torch.isfinite(t).all()) for t in moved.values())
+torch.distributed.barrier()
+print(f"rank {rank} done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_ranks_bad_loss_leaves_every_ranks_weights_and_schedule_alone(tmp_path: Path, stage: int) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    root = str(Path(__file__).parents[2])
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    }
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*command, str(script), str(stage)],
+        env=env,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert "rank 0 done" in ran.stdout
+    assert "rank 1 done" in ran.stdout
