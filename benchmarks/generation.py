@@ -74,7 +74,7 @@ def direct(config: Config, batches: int) -> float:
 def through_the_system(config: Config, batches: int, folder: Path) -> tuple[float, list[float]]:
     """Tokens per second into the queue over the same batches, and the seconds of each update's pause."""
     from deploy.local import stack
-    from learner.publish import BroadcastClient
+    from learner.broadcast import BroadcastClient
 
     rollout = config.rollout
     with stack(config, folder, Console(quiet=True)) as url:

@@ -1,0 +1,60 @@
+"""Calls to every running generator replica, through Serve."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from common.config import Config
+
+log = structlog.get_logger(__name__)
+APP, DEPLOYMENT = "hora", "generator"
+
+
+class BroadcastClient:
+    """vLLM's weight-sync client over Serve: each call goes to every running replica and has a deadline.
+
+    A replica that fails restarts by itself and pulls the newest version; the others go on.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._limit = config.weights.update_limit_s
+        self.version = 0
+        self.confirmed: list[dict[str, Any]] = []
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._all("init_weight_transfer_engine", init_info)
+
+    def start_weight_update(self) -> None:
+        self._all("start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        self._all("update_weights", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.confirmed = self._all("finish_weight_update", weight_version or str(self.version))
+        sums = {c["checksum"] for c in self.confirmed if c["version"] == self.version}
+        if len(sums) > 1:
+            log.error(
+                "replicas of one version hold different weights", version=self.version, checksums=sorted(sums)
+            )
+
+    def _all(self, method: str, *args: Any) -> list[Any]:
+        import ray
+        from ray import serve
+        from ray.serve.exceptions import RayServeException
+
+        if not ray.is_initialized():
+            return []  # A learner without a cluster: replicas pull the announced file.
+        try:
+            handle = serve.get_deployment_handle(DEPLOYMENT, APP)
+            results = handle.broadcast(method, *args).results(timeout_s=self._limit, return_exceptions=True)
+        except (RayServeException, TimeoutError) as error:
+            log.warning("broadcast failed", method=method, error=f"{type(error).__name__}: {error}")
+            return []
+        for failed in (r for r in results if isinstance(r, BaseException)):
+            reason = str(failed).strip().splitlines()[-1:]
+            log.warning("a replica failed an update", method=method, error=reason)
+        return [r for r in results if not isinstance(r, BaseException)]
