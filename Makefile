@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow lint types contracts check benchmarks clean
+.PHONY: setup demo test test-fast test-slow lint types contracts check clean
 
 setup: .venv/.ready-$(HORA_SET)
 
