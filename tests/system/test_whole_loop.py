@@ -110,6 +110,21 @@ def test_the_model_loads_and_differs_from_the_initial_one(finished: tuple[int, P
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
+def test_the_last_checkpoint_is_exported_as_the_runs_own_model(
+    finished: tuple[int, Path], tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from deploy.export import export_run
+
+    _, run = finished
+    assert "the model after step 4" in export_run(run, None, tmp_path / "out")
+    own, exported = (load_file(f / "model.safetensors") for f in (run / "model", tmp_path / "out"))
+    assert own.keys() == exported.keys()
+    assert all(torch.equal(own[name], exported[name]) for name in own)
+
+
 def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(finished: tuple[int, Path]) -> None:
     _, run = finished
     with RedisServer(run / "redis") as server:
