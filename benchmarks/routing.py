@@ -47,7 +47,7 @@ class Found:
 
 def configuration(routing: str, replicas: int) -> Config:
     settings = {
-        "data.path": "math500",
+        "data.path": "evaluation/data/math500.jsonl",
         "generator.routing": routing,
         "generator.replicas": replicas,
         "generator.cpus": 0.25,

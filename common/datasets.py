@@ -239,7 +239,7 @@ def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, Any]]]:
         # The library raises a dozen kinds (network, gated, no such name or split); all mean the same to the user.
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: {type(error).__name__}: {reason} "
+            f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: {type(error).__name__}: {reason}. "
             "Check the name and the split; without network, point data.path to a JSONL file."
         ) from error
     for number, row in enumerate(table, start=1):
