@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig
 
 from examples.allocate_alone import train
-from examples.trl_grpo_hora import HoraTrainer
+
+if TYPE_CHECKING:  # TRL takes seconds to import, which only the worker that runs these tests needs to spend
+    from examples.trl_grpo_hora import HoraTrainer
 
 WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(14))]
 GAMMA, G, G0, LENGTH = 3, 8, 2, 5
@@ -39,6 +41,10 @@ def accuracy(completions: list[str], answer: list[str], **_: object) -> list[flo
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> HoraTrainer:
+    from trl import GRPOConfig
+
+    from examples.trl_grpo_hora import HoraTrainer
+
     torch.manual_seed(0)
     vocabulary = {word: i for i, word in enumerate(WORDS)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))

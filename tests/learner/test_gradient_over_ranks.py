@@ -108,8 +108,27 @@ def descend(config: Config, data: list[Group], ratio: float, updates: int) -> di
     return {n: p.detach() for n, p in model.named_parameters()}
 
 
-def trained(config: Config, data: list[Group], folder: Path, ranks: int) -> dict[str, torch.Tensor]:
-    """The weights after the real learner's run: torchrun, gloo, DeepSpeed, a real queue."""
+def launcher(kind: str, ranks: int) -> list[str]:
+    """The command that starts `ranks` processes of a module named after it."""
+    if kind == "deepspeed":
+        program = str(Path(sys.executable).with_name("deepspeed"))
+        # Its default port may be taken; no cores are bound, for that needs numactl.
+        return [
+            program,
+            "--num_gpus",
+            str(ranks),
+            "--master_port",
+            str(random.randint(20000, 40000)),
+            "--module",
+        ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return [sys.executable, *(torchrun if ranks > 1 else []), "-m"]
+
+
+def trained(
+    config: Config, data: list[Group], folder: Path, ranks: int, kind: str = "torchrun"
+) -> dict[str, torch.Tensor]:
+    """The weights after the real learner's run: a launcher, gloo, DeepSpeed, a real queue."""
 
     async def push(url: str) -> None:
         client = connect_async(url)
@@ -120,11 +139,11 @@ def trained(config: Config, data: list[Group], folder: Path, ranks: int) -> dict
     (folder / "config.yaml").write_text(dump_yaml(config))
     with RedisServer(folder / "redis") as server:
         asyncio.run(push(server.url))
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        learner = ["-m", "learner.main", "--config", str(folder / "config.yaml"), "--redis", server.url]
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(random.randint(20000, 40000))}
+        learner = ["learner.main", "--config", str(folder / "config.yaml"), "--redis", server.url]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        env |= {"MASTER_PORT": str(random.randint(20000, 40000))} if kind == "torchrun" else {}
         with (folder / "learner.log").open("wb") as log:
-            command = [sys.executable, *(launcher if ranks > 1 else []), *learner, "--no-ray"]
+            command = [*launcher(kind, ranks), *learner, "--no-ray"]
             ended = subprocess.run(command, env=env, stdout=log, stderr=log, timeout=300).returncode
         assert ended == 0, (folder / "learner.log").read_text()[-3000:]
     return load_file(folder / "r" / "model" / "model.safetensors")
@@ -151,6 +170,15 @@ def test_the_gradient_is_the_formulas_over_real_ranks_and_zero_stages(
     error = relative(found, descend(config, data, ratio, 1), start)
     print(f"ranks {ranks}, ZeRO {stage}: {error:.1e}")
     assert error < 1e-5
+
+
+def test_the_deepspeed_launcher_runs_the_same_learner(tmp_path: Path) -> None:
+    ratio = 1e4
+    config = configuration(tmp_path, ratio, "learner.zero_stage=1", "learner.workers=2")
+    data = groups(config)
+    start = load_file(Path(config.model.path) / "model.safetensors")
+    found = trained(config, data, tmp_path, 2, "deepspeed")
+    assert relative(found, descend(config, data, ratio, 1), start) < 1e-5
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 0), (2, 3)])
