@@ -52,6 +52,6 @@ class Shape:
 
 def peak_flops(device: str, dtype: str) -> float | None:
     """FLOP/s that the device of this name can reach in `dtype`; None where it is not written down here."""
-    if dtype not in ("bfloat16", "float16"):
+    if dtype not in ("bfloat16", "float16") or "MIG" in device:  # a slice of a card has a part of its peak
         return None
     return next((peak for name, peak in PEAK_BF16.items() if name in device), None)

@@ -174,7 +174,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
             Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
             start,
             # Groups without signal leave no samples and cost nothing. In millions: exact enough, and short to write.
-            lambda group: int(shape.flops(samples_at(config, [group], start)) / 1e6),
+            lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         records = Records(config, client, run_dir, start)
         client.hset(Keys(config.run.name).state, "step", start)

@@ -57,4 +57,5 @@ def test_the_peak_is_that_of_the_named_device_and_unknown_otherwise() -> None:
     assert peak_flops("NVIDIA H200", "bfloat16") == 989e12
     assert peak_flops("NVIDIA A100-SXM4-80GB", "float16") == 312e12
     assert peak_flops("NVIDIA H200", "float32") is None
+    assert peak_flops("NVIDIA H200 MIG 1g.18gb", "bfloat16") is None
     assert peak_flops("", "bfloat16") is None

@@ -1,8 +1,14 @@
 import numpy as np
 import pytest
 
+from common.config import Config, Objective
 from common.errors import ConfigError
+from common.types import Group, Rollout, VersionSpan
+from learner.batch import micro_batches, samples_of
+from learner.metrics import step_metrics
 from learner.packing import pack, rows
+
+CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
 
 def lengths(seed: int, n: int = 500) -> list[int]:
@@ -30,6 +36,39 @@ def test_at_least_95_percent_of_processed_tokens_are_real(seed: int) -> None:
     values = lengths(seed)
     processed = sum(len(b) * max(values[i] for i in b) for b in rows(values, 16384))
     assert sum(values) / processed >= 0.95
+
+
+def group(rng: np.random.Generator, index: int) -> Group:
+    """2 to 200 completions of lognormal length, median 600, cut at 2,048: every other one right, so all are trained on."""
+    prompt = np.ones(int(rng.integers(60, 300)), np.int32)
+    rollouts = []
+    for j in range(int(np.clip(rng.lognormal(2.5, 1.0), 2, 200))):
+        n = int(np.clip(rng.lognormal(np.log(600), 0.6), 1, 2048))
+        rewards = {"accuracy": float(j % 2), "format": 1.0}
+        span = (VersionSpan(0, 0, n),)
+        rollouts.append(
+            Rollout(np.ones(n, np.int32), np.full(n, -1.0, np.float32), "stop", span, "A", rewards)
+        )
+    return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, prompt, tuple(rollouts))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("budget", [4096, 16384])
+@pytest.mark.parametrize("count", [1, 2, 24])  # sorting alone suffices for many, not for a small rank's share
+def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_how_much(
+    packed: bool, budget: int, count: int
+) -> None:
+    rng = np.random.default_rng(budget)
+    groups = [group(rng, i) for i in range(count)]
+    samples = samples_of(groups, CONFIG.reward.weights, Objective(), len(groups), 2048, version=0)
+    micro, figures = micro_batches(samples, budget, packed)
+    real = sum(len(g.prompt_tokens) + len(r.tokens) for g in groups for r in g.rollouts)
+    processed = sum(m.input_ids.shape[0] * m.input_ids.shape[1] for m in micro)
+    assert processed >= real
+    assert real / processed >= 0.95
+    assert not packed or processed == real
+    found = step_metrics(0, groups, figures, CONFIG, grad_norm=1.0, learning_rate=0.1)
+    assert found["padding/share"] == pytest.approx(1 - real / processed)
 
 
 @pytest.mark.parametrize("cut", [pack, rows])
