@@ -140,7 +140,7 @@ class Learner:
     def run(self) -> None:
         client, keys = connect(self.url), Keys(self.config.run.name)
         planner = Planner(client, self.config, Vocabulary(TOKENIZER, VOCABULARY), self.durable)
-        reader = Reader(client, self.config, 0, 1)
+        reader = Reader(client, self.config, 0, 1, planner.kept)
         client.hset(keys.state, "step", self.durable)
         for step in range(self.durable, self.config.learner.steps):
             self.waited[step] = planner.plan(step, self._check)

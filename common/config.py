@@ -298,6 +298,11 @@ class Learner(Section):
     objective: Objective = Objective()
     checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
     keep_checkpoints: Count = Field(2, description="Newest checkpoints kept.")
+    group_cache_gib: float = Field(
+        4.0,
+        ge=0,
+        description="Host memory in which rank 0 keeps validated groups until their step, to read them once.",
+    )
     max_dead_in_a_row: Count = Field(10, description="So many unusable groups in a row stop the run.")
     max_bad_losses: Count = Field(3, description="So many steps without a finite loss stop the run.")
     wait_limit_s: Seconds = Field(

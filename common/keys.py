@@ -19,8 +19,12 @@ class Keys:
 
     @property
     def groups(self) -> str:
-        """stream: complete groups, field `group` = msgpack."""
+        """stream: complete groups, fields `id` and `batch`."""
         return self._key("groups")
+
+    def message(self, entry: str) -> str:
+        """string: the msgpack of the group that this entry of the stream names."""
+        return self._key(f"message:{entry}")
 
     @property
     def pushed(self) -> str:

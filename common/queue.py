@@ -5,27 +5,37 @@
 Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable checkpoint
 contains what it taught. An unusable entry becomes a dead letter and its id goes to the `redo` set, so that the
 group is sampled again and no step waits for ever.
+
+A stream entry names a group; its message stands in a key of its own beside it and is written, renamed and removed
+in the same transactions. Redis takes a long value over as it came, while a stream and a script each copy it twice.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from common.config import Config
+from common.errors import WireError
 from common.keys import Keys
 from common.types import Group
 from common.wire import encode_group
 
 GROUP, CONSUMER = "learner", "rank-0"
 
+# KEYS[4] holds the message, set in the same transaction.
 PUSH = """
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then return false end
-local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'batch', ARGV[2], 'group', ARGV[3])
+if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
+  redis.call('UNLINK', KEYS[4])
+  return false
+end
+local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'batch', ARGV[2])
+redis.call('RENAME', KEYS[4], ARGV[3] .. entry)
 redis.call('HSET', KEYS[2], ARGV[1], entry)
 redis.call('SREM', KEYS[3], ARGV[1])
 return entry
@@ -38,6 +48,7 @@ return redis.call('XLEN', KEYS[1]) - taken * tonumber(ARGV[1])
 
 BURY = """
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'group', ARGV[5])
+redis.call('UNLINK', KEYS[6])
 redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
 redis.call('HINCRBY', KEYS[5], 'dead_letters', 1)
@@ -50,12 +61,11 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A claimed message: its id in the stream, its group's id and batch, and the undecoded group."""
+    """A claimed message: its id in the stream, its group's id and batch."""
 
     id: str
     group: str
     batch: int
-    payload: bytes
 
 
 class Producer:
@@ -70,8 +80,12 @@ class Producer:
 
     async def push(self, group: Group) -> bool:
         """Add a complete group; False when a group of this id was pushed before."""
-        keys = [self._keys.groups, self._keys.pushed, self._keys.redo]
-        return await self._push(keys=keys, args=[group.id, group.batch, encode_group(group)]) is not None
+        message = self._keys.message(f"new-{uuid.uuid4().hex}")
+        keys = [self._keys.groups, self._keys.pushed, self._keys.redo, message]
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(message, encode_group(group))
+            await self._push(keys=keys, args=[group.id, group.batch, self._keys.message("")], client=pipe)
+            return (await pipe.execute())[1] is not None
 
     async def pushed(self, ids: Sequence[str]) -> frozenset[str]:
         """Those of `ids` that were pushed already."""
@@ -117,13 +131,14 @@ class Consumer:
             last = found[-1][0].decode()
         return entries
 
-    def read(self, ids: Iterable[str]) -> Iterator[bytes]:
-        """The undecoded groups of these entries, one at a time, in this order. Raises KeyError for one not there."""
-        for entry in ids:
-            found = self._redis.xrange(self._keys.groups, min=entry, max=entry)
-            if not found:
-                raise KeyError(f"entry {entry} is not in {self._keys.groups}: it was acknowledged or removed")
-            yield found[0][1][b"group"]
+    def read(self, entry: str) -> bytes:
+        """The undecoded group of this entry. Raises WireError when there is none."""
+        message = self._redis.get(self._keys.message(entry))
+        if message is None:
+            raise WireError(
+                f"entry {entry} of {self._keys.groups} has no message: foreign, acknowledged or removed"
+            )
+        return bytes(message)
 
     def acknowledge(self, entries: Sequence[str], durable_step: int) -> None:
         """Let go of entries that the durable checkpoint of `durable_step` contains. All of it or nothing."""
@@ -131,18 +146,27 @@ class Consumer:
             if entries:
                 pipe.xack(self._keys.groups, GROUP, *entries)
                 pipe.xdel(self._keys.groups, *entries)
+                pipe.unlink(*(self._keys.message(entry) for entry in entries))
             pipe.hset(self._keys.state, "durable_step", durable_step)
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str) -> None:
         """Set an unusable entry aside with its reason; its group is asked for again."""
-        keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.dead, self._keys.counters]
+        message = self._keys.message(entry.id)
+        keys = [
+            self._keys.groups,
+            self._keys.pushed,
+            self._keys.redo,
+            self._keys.dead,
+            self._keys.counters,
+            message,
+        ]
         args: list[str | int | bytes] = [
             entry.id,
             entry.group,
             reason[:1000],
             self._dead_letters,
-            entry.payload[: 2**20],
+            self._redis.getrange(message, 0, 2**20 - 1),
             GROUP,
         ]
         self._bury(keys=keys, args=list(args))
@@ -190,5 +214,4 @@ def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:
         id=entry.decode(),
         group=fields.get(b"id", b"").decode(errors="replace"),
         batch=int(batch) if batch.isdigit() else -1,
-        payload=fields.get(b"group", b""),
     )

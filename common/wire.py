@@ -150,7 +150,7 @@ def _rollout_in(raw: Any, where: str) -> Rollout:
     if not isinstance(raw, dict):
         raise WireError(f"{where}: a {type(raw).__name__}, not a map")
     tokens = _tokens(raw.get("tokens"), "tokens", where)
-    logprobs = _array(raw.get("logprobs"), "logprobs", np.dtype("<f4"), where).astype(np.float32)
+    logprobs = _array(raw.get("logprobs"), "logprobs", np.dtype("<f4"), where).astype(np.float32, copy=False)
     if not len(tokens):
         raise WireError(f"{where}: no tokens")
     if len(logprobs) != len(tokens):
@@ -198,7 +198,7 @@ def _array(raw: Any, field: str, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def _tokens(raw: Any, field: str, where: str) -> Tokens:
-    return _array(raw, field, np.dtype("<i4"), where).astype(np.int32)
+    return _array(raw, field, np.dtype("<i4"), where).astype(np.int32, copy=False)
 
 
 def _typed(kind: type, test: Callable[[Any], bool], what: str) -> Callable[..., Any]:

@@ -2,16 +2,17 @@
 
 Rank 0 claims entries, validates them once (an unusable one becomes a dead letter and is sampled again), chooses the
 step's Γ groups by the staleness rule and writes them to the ledger before anyone trains. The ledger is all that
-ranks share: each works out the same division of the groups and reads its own. After a crash the ledger repeats the
-same steps, and what no ledgered step took is waiting in the stream.
+ranks share: each works out the same division of the groups and reads its own; rank 0 keeps what it validated until its
+step, and reads nothing twice. After a crash the ledger repeats the same steps, and what no ledgered step took is waiting
+in the stream.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import redis
@@ -36,6 +37,33 @@ class Vocabulary:
     size: int
 
 
+@dataclass(slots=True)
+class Kept(Mapping[str, Group]):
+    """Groups by entry, at most `limit` bytes of messages: one that does not fit is left out, to be read again."""
+
+    limit: int
+    _groups: dict[str, tuple[Group, int]] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def add(self, entry: str, group: Group, size: int) -> None:
+        if self._bytes + size <= self.limit:
+            self._groups[entry] = (group, size)
+            self._bytes += size
+
+    def drop(self, entries: Iterable[str]) -> None:
+        for entry in entries:
+            self._bytes -= self._groups.pop(entry, (None, 0))[1]
+
+    def __getitem__(self, entry: str) -> Group:
+        return self._groups[entry][0]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
 class Planner:
     """Rank 0's part. `start` is the step of the restored checkpoint, `cost` what a group costs to train on, in any unit:
     the ranks' shares are balanced by it."""
@@ -54,6 +82,7 @@ class Planner:
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary
         self._dead_in_a_row = 0
+        self.kept = Kept(int(config.learner.group_cache_gib * 2**30))
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
         self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
@@ -76,6 +105,7 @@ class Planner:
 
         Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator gave up.
         """
+        self.kept.drop(r.entry for s, rows in self._planned.items() if s < step for r in rows)
         if step in self._planned:
             return 0.0
         rollout, began, heard = self._config.rollout, time.monotonic(), time.monotonic()
@@ -107,7 +137,8 @@ class Planner:
 
     def _admit(self, entry: Entry) -> None:
         try:
-            group = self._decode(entry)
+            message = self._consumer.read(entry.id)
+            group = self._decode(entry, message)
         except WireError as error:
             self._consumer.dead_letter(entry, str(error))
             self._dead_in_a_row += 1
@@ -118,10 +149,11 @@ class Planner:
             return
         self._dead_in_a_row = 0
         self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
+        self.kept.add(entry.id, group, len(message))
 
-    def _decode(self, entry: Entry) -> Group:
+    def _decode(self, entry: Entry, message: bytes) -> Group:
         group = decode_group(
-            entry.payload,
+            message,
             run=self._config.run.name,
             tokenizer=self._vocabulary.fingerprint,
             vocabulary=self._vocabulary.size,
@@ -150,10 +182,18 @@ class Planner:
 
 
 class Reader:
-    """Any rank's part: its share of a ledgered step."""
+    """Any rank's part: its share of a ledgered step. What is in `kept` is not read again."""
 
-    def __init__(self, client: redis.Redis, config: Config, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        config: Config,
+        rank: int,
+        world: int,
+        kept: Mapping[str, Group] | None = None,
+    ) -> None:
         self._config, self._rank, self._world = config, rank, world
+        self._kept = {} if kept is None else kept
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config)
 
@@ -164,15 +204,18 @@ class Reader:
             if time.monotonic() > deadline:
                 raise RunError(f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone")
             time.sleep(POLL_S)
-        return self._decode(divide(rows, self._world)[self._rank])
+        return self._groups(divide(rows, self._world)[self._rank])
 
     def read_all(self, step: int) -> list[Group]:
         """All groups of a ledgered step, for the records."""
-        return self._decode(self._ledger.step(step) or [])
+        return self._groups(self._ledger.step(step) or [])
 
-    def _decode(self, rows: Sequence[Row]) -> list[Group]:
+    def _groups(self, rows: Sequence[Row]) -> list[Group]:
         limit = self._config.queue.max_group_bytes
-        return [decode_group(p, max_bytes=limit) for p in self._consumer.read([r.entry for r in rows])]
+        return [
+            self._kept.get(r.entry) or decode_group(self._consumer.read(r.entry), max_bytes=limit)
+            for r in rows
+        ]
 
 
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:

@@ -164,7 +164,6 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
     checkpoints = Checkpoints(config, client, run_dir, rank, world)
     start = checkpoints.restore(engine)
     publisher = Publisher(config, engine, client, run_dir, rank)
-    reader = Reader(client, config, rank, world)
     planner = records = None
     if rank == 0:
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -178,6 +177,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         )
         records = Records(config, client, run_dir, start)
         client.hset(Keys(config.run.name).state, "step", start)
+    reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config, client, engine, shape, reader, publisher, checkpoints, planner, records, run_dir, rank, world
     )

@@ -214,9 +214,9 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
             ):  # the first batch is generated; nobody has claimed a group yet
                 await asyncio.sleep(0.02)
             entry, fields = client.xrange(keys.groups, count=1)[0]
-            size = decode_group(fields[b"group"], max_bytes=2**20).size
-            client.xdel(keys.groups, entry)
-            client.xadd(keys.groups, {**fields, b"group": b"\x00damaged"})
+            message = keys.message(entry.decode())
+            size = decode_group(client.get(message), max_bytes=2**20).size
+            client.set(message, b"\x00damaged")
             learner = Learner(config, url, lambda: 0.0)
             await asyncio.to_thread(learner.run)
             await work

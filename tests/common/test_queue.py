@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from common.config import Config
-from common.errors import RunError
+from common.errors import RunError, WireError
 from common.keys import Keys
 from common.leases import Leases
 from common.queue import Consumer, Ledger, Producer, Row
 from common.redis import connect, connect_async, hidden
 from common.types import Group, Rollout, VersionSpan
 from common.weights import Manifest, advance, announce, newest_now
+from common.wire import decode_group
 from deploy.redis_server import RedisServer
 
 CONFIG = Config.model_validate(
@@ -86,6 +87,10 @@ def depth(server: RedisServer) -> int:
     return run(server, lambda client, producer: producer.depth())
 
 
+def messages(server: RedisServer) -> list[bytes]:
+    return list(connect(server.url).scan_iter(Keys("q").message("*").replace("{", "\\{")))
+
+
 def rows(entries: list[Any]) -> list[Row]:
     return [Row(e.group, e.id, e.batch, 1) for e in entries]
 
@@ -93,6 +98,7 @@ def rows(entries: list[Any]) -> list[Row]:
 def test_pushing_a_group_again_adds_nothing(server: RedisServer) -> None:
     assert push(server, 1, 2, 1) == [True, True, False]
     assert depth(server) == 2
+    assert len(messages(server)) == 2
 
 
 def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server: RedisServer) -> None:
@@ -103,6 +109,7 @@ def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server:
     consumer.acknowledge([e.id for e in entries], 1)
     assert push(server, 1) == [False]
     assert depth(server) == 0
+    assert messages(server) == []
 
 
 def test_depth_counts_what_no_step_has_taken(server: RedisServer) -> None:
@@ -125,9 +132,9 @@ def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(server: Red
     again = Consumer(connect(server.url), CONFIG)
     assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
     assert again.claim(0.01) == []
-    assert len(list(again.read([entries[1].id]))) == 1
-    with pytest.raises(KeyError):
-        list(again.read([entries[0].id]))
+    assert decode_group(again.read(entries[1].id)).id == entries[1].group
+    with pytest.raises(WireError, match="has no message"):
+        again.read(entries[0].id)
 
 
 def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(server: RedisServer) -> None:
@@ -135,8 +142,11 @@ def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(se
     client = connect(server.url)
     consumer = Consumer(client, CONFIG)
     bad = consumer.claim(1.0)[0]
+    message = consumer.read(bad.id)
     consumer.dead_letter(bad, "the reason")
     [(_, dead)] = client.xrange(Keys("q").dead)
+    assert dead[b"group"] == message
+    assert len(messages(server)) == 1, "that of the other group"
     assert dead[b"reason"] == b"the reason"
     assert client.hget(Keys("q").counters, "dead_letters") == b"1"
 
@@ -149,12 +159,14 @@ def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(se
     assert len(consumer.pending()) == 1
 
 
-def test_a_foreign_message_is_claimed_as_one_that_cannot_be_decoded(server: RedisServer) -> None:
+def test_a_foreign_entry_is_claimed_and_has_no_message(server: RedisServer) -> None:
     client = connect(server.url)
     consumer = Consumer(client, CONFIG)
     client.xadd(Keys("q").groups, {"hello": "world"})
     [entry] = consumer.claim(1.0)
-    assert (entry.group, entry.batch, entry.payload) == ("", -1, b"")
+    assert (entry.group, entry.batch) == ("", -1)
+    with pytest.raises(WireError, match="has no message"):
+        consumer.read(entry.id)
     consumer.dead_letter(entry, "no group")
     assert client.scard(Keys("q").redo) == 0, "nobody knows which group it was"
     assert consumer.pending() == []

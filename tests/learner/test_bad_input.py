@@ -71,7 +71,8 @@ def push(config: Config, server: RedisServer, groups: list[Group]) -> None:
 
 def push_raw(client: redis.Redis, one: Group, payload: bytes) -> None:
     """What a broken or foreign producer could put in the stream, under the envelope of `one`."""
-    client.xadd(Keys("r").groups, {"id": one.id, "batch": one.batch, "group": payload})
+    entry = client.xadd(Keys("r").groups, {"id": one.id, "batch": one.batch})
+    client.set(Keys("r").message(entry.decode()), payload)
 
 
 def dead(client: redis.Redis) -> list[str]:

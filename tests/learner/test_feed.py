@@ -84,7 +84,9 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     server: RedisServer,
 ) -> None:
     client, keys = connect(server.url), Keys("f")
-    client.xadd(keys.groups, {"id": "0:77", "batch": "0", "group": b"\xc1garbage"})
+    entry = client.xadd(keys.groups, {"id": "0:77", "batch": "0"})
+    client.set(keys.message(entry.decode()), b"\xc1garbage")
+    client.xadd(keys.groups, {"id": "0:78", "batch": "0"})
     bad = [
         group(90, tokenizer="other"),
         group(91, run="other"),
@@ -95,11 +97,35 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     feed.plan(0, lambda: None)
     assert trained(server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
-    assert len(reasons) == 4
-    for words in ("not a message", "tokenizer 'other'", "is of run 'other'", "outside the vocabulary of 9"):
+    assert len(reasons) == 5
+    for words in (
+        "not a message",
+        "has no message",
+        "tokenizer 'other'",
+        "is of run 'other'",
+        "outside the vocabulary of 9",
+    ):
         assert any(words in r for r in reasons), words
-    assert client.hget(keys.counters, "dead_letters") == b"4"
-    assert client.smembers(keys.redo) == {b"0:77", b"0:90", b"0:91", b"0:92"}
+    assert client.hget(keys.counters, "dead_letters") == b"5"
+    assert client.smembers(keys.redo) == {b"0:77", b"0:78", b"0:90", b"0:91", b"0:92"}
+
+
+@pytest.mark.parametrize(("cache", "kept"), [(1.0, GAMMA), (0.0, 0)])
+def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
+    server: RedisServer, cache: float, kept: int
+) -> None:
+    push(server, *(group(i) for i in range(2 * GAMMA)))
+    feed = planner(server, group_cache_gib=cache)
+    feed.plan(0, lambda: None)
+    assert len(feed.kept) == 2 * kept
+    client = connect(server.url)
+    if kept:  # what is read again would not be found
+        client.delete(*client.scan_iter("*message:*"))
+    reader = Reader(client, config(), 0, 1, feed.kept)
+    assert [g.prompt_index for g in reader.read(0)] == [0, 1, 2]
+    feed.plan(1, lambda: None)
+    assert len(feed.kept) == kept
+    assert [g.prompt_index for g in reader.read(1)] == [3, 4, 5]
 
 
 def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(server: RedisServer) -> None:
