@@ -208,6 +208,7 @@ class Coordination:
             seed=self._config.run.seed,
             tokenizer=self._tokenizer,
             samples_per_request=rollout.samples_per_request,
+            order=batch * rollout.shards + index,
         )
 
     def _start(self, work: Awaitable[None]) -> None:

@@ -25,6 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from common.config import Config
+from common.prompts import load_tokenizer
 from common.types import Completion, FinishReason, Tokens, VersionSpan
 
 
@@ -66,6 +67,7 @@ class Engine:
         self.paused_since: float | None = None
         self.cut = 0
         _set_cpu_limits(config)
+        self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
 
     async def generate(
@@ -84,7 +86,8 @@ class Engine:
             max_tokens=self._config.rollout.max_response_tokens,
             logprobs=0,
             flat_logprobs=True,
-            skip_special_tokens=False,
+            # vLLM would turn every token into text twice, for the answer and for its log-prob; once at the end is enough.
+            detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         final = None
@@ -100,7 +103,12 @@ class Engine:
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
         self.cut += sum(o.finish_reason == "abort" for o in final.outputs)
-        return [_completion(o) for o in sorted(final.outputs, key=lambda o: o.index)]
+        return [_completion(o, self._text(o)) for o in sorted(final.outputs, key=lambda o: o.index)]
+
+    def _text(self, output: CompletionOutput) -> str:
+        """The answer's text without the token that ended it."""
+        ids = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     async def _abort_after(self, seconds: float, request_id: str) -> None:
         await asyncio.sleep(seconds)
@@ -150,6 +158,10 @@ def _set_cpu_limits(config: Config) -> None:
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.generator.kv_cache_gib)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         os.environ["OMP_NUM_THREADS"] = str(config.generator.threads)
+        if config.generator.tensor_parallel == 1:
+            # The model in the engine's own process. vLLM would put it in one more, and the two spin on shared memory while
+            # they wait for each other, which takes the cores from everything else; its reason, to bind threads, is not ours.
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def _engine_args(config: Config) -> AsyncEngineArgs:
@@ -167,7 +179,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         max_model_len=longest,
         max_num_seqs=generator.max_sequences,
         enforce_eager=generator.enforce_eager,
-        # First come, first served would let the batches in flight end together and leave the engine empty after them.
+        # First come, first served would let the shards in flight end together and leave the engine empty after them.
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
@@ -176,7 +188,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
     )
 
 
-def _completion(output: CompletionOutput) -> Completion:
+def _completion(output: CompletionOutput, text: str) -> Completion:
     tokens = np.asarray(output.token_ids, dtype=np.int32)
     flat = cast(Any, output.logprobs)
     # With `logprobs=0` a position holds the sampled token alone; its start index is that token's entry.
@@ -188,7 +200,7 @@ def _completion(output: CompletionOutput) -> Completion:
         )
     spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())
     return Completion(
-        text=output.text,
+        text=text,
         tokens=tokens,
         # Rounding can lift the log-prob of a sure token a hair above zero.
         logprobs=np.minimum(logprobs, np.float32(0.0)),

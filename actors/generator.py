@@ -68,7 +68,7 @@ class Generator:
         await self._reach(min_version)
         try:
             return await self._engine.generate(
-                request.prompt.tokens, request.n, request.seed, temperature, request.batch
+                request.prompt.tokens, request.n, request.seed, temperature, request.order
             )
         except EngineDeadError:
             # A replica that fails at once looks idle and draws all requests: it must go, not answer with errors.

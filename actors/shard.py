@@ -42,7 +42,8 @@ Remember = Callable[[Plan], Awaitable[Plan]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Shard `index` of batch `batch`: n prompts, each with the epoch it is met in."""
+    """Shard `index` of batch `batch`: n prompts, each with the epoch it is met in. `order` is the shard's place in the run:
+    what an older shard still needs comes first, so that shards in flight end one after the other and not all at once."""
 
     run: str
     batch: int
@@ -53,6 +54,7 @@ class Shard:
     seed: int
     tokenizer: str
     samples_per_request: int = 16
+    order: int = 0
 
 
 async def run_shard(
@@ -134,7 +136,7 @@ async def _sample(
     async def one(first: int) -> list[Rollout]:
         size = min(shard.samples_per_request, n - first)
         seed = sample_seed(shard.seed, epoch, prompt.index, phase, first)
-        completions = await generate(SamplingRequest(prompt, size, seed, shard.batch))
+        completions = await generate(SamplingRequest(prompt, size, seed, shard.order))
         if len(completions) != size:
             raise ValueError(f"prompt {prompt.index}: asked for {size} completions, got {len(completions)}")
         rewards = await score(prompt, completions)

@@ -1,10 +1,13 @@
 """Tokens per second of the whole generation side against the same engine called directly, and the pause of an update.
 
-    python -m benchmarks.generation [--preset tiny] [--batches 3]
+    python -m benchmarks.generation [--preset tiny] [--batches 3] [--hidden 512 --layers 8]
 
 One run: one vLLM engine on its own, then one Serve replica behind coordinator, verifier, queue; the same prompts, the
 same number of completions, the same settings. A learner's place is taken by publishing versions without training, so
 that generation alone is measured; the pauses are those of real weight updates while sequences are running.
+
+With --hidden and --layers the preset's model makes place for one of that shape with random weights and the same
+tokenizer: what the system adds is a cost per request and per token, so its share depends on what a token costs the engine.
 """
 
 from __future__ import annotations
@@ -107,6 +110,21 @@ def through_the_system(config: Config, batches: int, folder: Path) -> tuple[floa
         return (read_run(client, config.run.name).totals["tokens_in"] - before) / seconds, pauses
 
 
+def random_model(like: str, folder: Path, hidden: int, layers: int) -> int:
+    """Write a model of another shape and random weights, with the tokenizer of `like`; returns its parameters."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = AutoConfig.from_pretrained(like)
+    shape.update({"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers})
+    shape.layer_types = ["full_attention"] * layers
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(shape)
+    shutil.copytree(like, folder, ignore=shutil.ignore_patterns("config.json", "*.safetensors"))
+    model.save_pretrained(folder)
+    return int(model.num_parameters())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--preset", default="tiny")
@@ -114,6 +132,8 @@ def main() -> None:
     parser.add_argument(
         "--rule", default="uniform", help="uniform draws as many completions per prompt as the direct side"
     )
+    parser.add_argument("--hidden", type=int, default=0, help="width of a model of random weights")
+    parser.add_argument("--layers", type=int, default=4, help="its layers")
     parser.add_argument("-s", "--set", action="append", default=[], help="section.key=value, as of hora run")
     options = parser.parse_args()
     config = load(
@@ -132,9 +152,15 @@ def main() -> None:
 
     port = free_port("127.0.0.1")
     config = config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
-    alone = direct(config, options.batches)
-    with tempfile.TemporaryDirectory() as folder:
-        served, pauses = through_the_system(config, options.batches, Path(folder))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.hidden:
+            size = random_model(config.model.path, folder / "model", options.hidden, options.layers)
+            model = config.model.model_copy(update={"path": str(folder / "model")})
+            config = config.model_copy(update={"model": model})
+            print(f"{size / 1e6:.1f} million parameters, random weights")
+        alone = direct(config, options.batches)
+        served, pauses = through_the_system(config, options.batches, folder / "run")
     print(f"one engine, called directly: {alone:8.0f} tokens/s")
     print(
         f"through Serve, coordinator, verifier and queue: {served:8.0f} tokens/s, ratio {served / alone:.2f}"

@@ -130,9 +130,9 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights; of
-    requests that wait in an engine, those of the lower `batch` come first."""
+    requests that wait in an engine, those of the lower `order` come first."""
 
     prompt: Prompt
     n: int
     seed: int
-    batch: int = 0
+    order: int = 0
