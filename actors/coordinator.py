@@ -23,6 +23,7 @@ from common.datasets import load_dataset
 from common.errors import HoraError
 from common.keys import Keys
 from common.leases import Leases
+from common.memory import keep_freed_memory
 from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
@@ -42,6 +43,7 @@ class Coordinator:
     ) -> None:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
+        keep_freed_memory()
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"

@@ -26,6 +26,7 @@ from rich.table import Table
 from benchmarks.simulated import Fleet, Learner, coordinate, prompts
 from common.config import Config
 from common.load import load
+from common.memory import keep_freed_memory
 from deploy.redis_server import RedisServer
 
 
@@ -49,6 +50,7 @@ def config_of(gamma: int, group: int, tokens: int, steps: int) -> Config:
 
 def learn(config: Config, url: str, answer: Any) -> None:
     """The learner's process: claims, validates, plans and decodes; sends its processor seconds."""
+    keep_freed_memory()
     began = time.process_time()
     with answer:  # closed in any case, so that nobody waits for a learner that fell
         Learner(config, url, lambda: 0.0).run()
@@ -70,6 +72,7 @@ def main() -> None:
     # The timers fire at once: the wall time of a real fleet is worked out from the tokens, so that the figures are
     # processor time alone and do not depend on how busy this machine is.
     fleet = Fleet(seconds_of=lambda request, lengths: 0.0, lengths_of=lambda n: np.full(n, options.tokens))
+    keep_freed_memory()
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "redis") as server:

@@ -26,6 +26,7 @@ from typing import Self
 import structlog
 
 from common.errors import RunError
+from common.memory import ENVIRONMENT
 from common.redis import connect
 
 log = structlog.get_logger(__name__)
@@ -64,10 +65,11 @@ class RedisServer:
         password = self._password()
         config = self.folder / "redis.conf"
         config.touch(mode=0o600)
+        # Rewriting the file costs what writing it did: below 2 GiB it is left to grow.
         config.write_text(
             f"port 0\nunixsocket {self._socket()}\nunixsocketperm 700\nrequirepass {password}\ndir {self.folder}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
-            "auto-aof-rewrite-min-size 256mb\n"
+            "auto-aof-rewrite-min-size 2gb\n"
         )
         url = self.folder / "url"
         url.touch(mode=0o600)
@@ -90,6 +92,7 @@ class RedisServer:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={**os.environ, **ENVIRONMENT},
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         (self.folder / "pid").write_text(str(self._process.pid))
