@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow lint types contracts check clean
+.PHONY: setup demo test test-fast test-slow test-chaos lint types contracts check clean
 
 setup: .venv/.ready-$(HORA_SET)
 
@@ -24,6 +24,9 @@ test-fast: setup
 
 test-slow: setup
 	$(BIN)/pytest -m "slow and not gpu" -q
+
+test-chaos: setup
+	$(BIN)/pytest tests/system/test_chaos.py tests/system/test_elastic.py -q -s
 
 lint: setup
 	$(BIN)/ruff check .
