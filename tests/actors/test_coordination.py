@@ -15,6 +15,7 @@ from common.config import Config
 from common.keys import Keys
 from common.leases import Leases
 from common.load import load
+from common.order import batch_rows
 from common.redis import connect
 from common.wire import decode_group
 from deploy.redis_server import RedisServer
@@ -229,3 +230,25 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
     asyncio.run(scenario())
     assert client.xlen(keys.dead) == 1
     assert client.scard(keys.redo) == 0
+
+
+def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(
+    url: str,
+) -> None:
+    config, seen = config_of("order", staleness=1, steps=2), set()
+    fleet = Fleet(
+        seconds_of=lambda request, lengths: 0.0,
+        lengths_of=lambda n: np.full(n, 2),
+        fault=lambda request: seen.add((request.prompt.index, request.order)),
+    )
+
+    async def scenario() -> None:
+        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await work
+
+    asyncio.run(scenario())
+    rows = [row for b in (0, 1) for _, row in batch_rows(b, PROMPTS, 17, config.run.seed)]
+    per_shard = PROMPTS // config.rollout.shards
+    assert seen == {(row, place // per_shard) for place, row in enumerate(rows)}
