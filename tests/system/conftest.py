@@ -104,13 +104,16 @@ class LiveRun:
         return victim
 
     def kill_launcher(self) -> float:
-        """SIGKILL the launcher alone; seconds until everything else has ended by itself."""
+        """SIGKILL the launcher alone; seconds until everything else has ended by itself.
+
+        Ray's agents are the last: they try for a minute to tell a control store that is gone that the raylet is gone.
+        """
         assert self._process is not None
         self.processes()
         self._process.kill()
         self._process.wait(20)
         began = time.monotonic()
-        _, alive = psutil.wait_procs(list(self.family), timeout=60)
+        _, alive = psutil.wait_procs(list(self.family), timeout=120)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
         return time.monotonic() - began
 
