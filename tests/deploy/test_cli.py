@@ -1,10 +1,10 @@
 """Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left running."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,17 +12,30 @@ import pytest
 from deploy.cli import main
 
 HORA = str(Path(sys.executable).with_name("hora"))
+Done = subprocess.CompletedProcess[str]
 
 
-def hora(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **environment}
-    env.pop("HORA_REDIS_URL", None)
-    return subprocess.run(
-        [HORA, *arguments], capture_output=True, text=True, timeout=120, env={**env, **environment}
-    )
+@pytest.fixture
+def hora(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command in this process: an interpreter for each would only load the same modules again."""
+
+    def run(*arguments: str, **environment: str) -> Done:
+        monkeypatch.delenv("HORA_REDIS_URL", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "argv", ["hora", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stopped:
+            code = stopped.code
+        out = capsys.readouterr()
+        return subprocess.CompletedProcess([], code if isinstance(code, int) else 0, out.out, out.err)
+
+    return run
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_refused(done: Done, *words: str) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.startswith("hora: ")
     assert "Traceback" not in done.stderr
@@ -49,23 +62,18 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     ],
 )
 def test_an_impossible_value_is_named_with_its_key_and_the_reason(
-    override: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    override: str, words: list[str], hora: Callable[..., Done]
 ) -> None:
-    # In this process: nine interpreters would only load the same modules nine times.
-    monkeypatch.setattr(sys, "argv", ["hora", "check", "tiny", "-s", override])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    out = capsys.readouterr()
-    assert_refused(subprocess.CompletedProcess([], int(stopped.value.code or 0), out.out, out.err), *words)
+    assert_refused(hora("check", "tiny", "-s", override), *words)
 
 
 def test_a_valid_configuration_says_what_it_would_do() -> None:
-    done = hora("check", "tiny")
+    done = subprocess.run([HORA, "check", "tiny"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "40·16 = 640 rollouts" in done.stdout.replace("\n", " ")
 
 
-def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path) -> None:
+def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path, hora: Callable[..., Done]) -> None:
     file = tmp_path / "data.jsonl"
     rows = [{"problem": f"{i}+1=?", "answer": str(i + 1)} for i in range(50)] + [
         {"problem": "9+9=?", "answer": None}
@@ -78,7 +86,7 @@ def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path) -> Non
     assert "50 prompts" in done.stdout
 
 
-def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
+def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, hora: Callable[..., Done]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -90,7 +98,7 @@ def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "tiny" / "redis").exists()
 
 
-def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
+def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callable[..., Done]) -> None:
     settings = [
         "-s",
         "generator.replicas=100000",
@@ -104,17 +112,17 @@ def test_too_little_memory_is_said_with_the_figures(tmp_path: Path) -> None:
     )
 
 
-def test_an_unreachable_redis_is_named_without_its_password() -> None:
+def test_an_unreachable_redis_is_named_without_its_password(hora: Callable[..., Done]) -> None:
     done = hora("train", "tiny", HORA_REDIS_URL="redis://:secret@127.0.0.1:1/0")
     assert_refused(done, "no Redis answers at redis://127.0.0.1:1/0", "queue.url or HORA_REDIS_URL")
     assert "secret" not in done.stderr
 
 
-def test_training_without_a_redis_says_where_to_name_one() -> None:
+def test_training_without_a_redis_says_where_to_name_one(hora: Callable[..., Done]) -> None:
     assert_refused(hora("train", "tiny"), "queue.url is not set")
 
 
-def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.yaml").write_text("model: {path: x}\n")
     assert_refused(
