@@ -130,7 +130,7 @@ def test_the_deepspeed_launcher_runs_the_same_learner(tmp_path: Path) -> None:
 def test_several_updates_on_a_batch_clip_against_the_policy_before_the_first(
     tmp_path: Path, ranks: int, stage: int
 ) -> None:
-    ratio = 3.0
+    ratio = 0.03  # three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off
     config = configuration(
         tmp_path,
         ratio,
@@ -140,8 +140,7 @@ def test_several_updates_on_a_batch_clip_against_the_policy_before_the_first(
     )
     error = error_of(trained(config, groups(config), tmp_path), config, ratio, 3)
     print(f"ranks {ranks}, ZeRO {stage}, three updates: {error:.1e}")
-    # One of the 11,000 tokens whose ratio falls on the other side of the clip's edge in float32 is 1e-4 by itself.
-    assert error < 1e-3
+    assert error < 1e-4
     one = {n: t.float() for n, t in descend(3 * ratio, 1).items()}
     assert error_of(one, config, ratio, 3) > 1e-2, (
         "three updates must differ from one of three times the length"
