@@ -83,6 +83,7 @@ class Planner:
         self._vocabulary = vocabulary
         self._dead_in_a_row = 0
         self.kept = Kept(int(config.learner.group_cache_gib * 2**30))
+        self._training: list[Row] = []  # the step planned last
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
         self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
@@ -105,7 +106,8 @@ class Planner:
 
         Raises RunError when nothing usable arrives within learner.wait_limit_s, or the coordinator gave up.
         """
-        self.kept.drop(r.entry for s, rows in self._planned.items() if s < step for r in rows)
+        self.kept.drop(r.entry for r in self._training)
+        self._training = []
         if step in self._planned:
             return 0.0
         rollout, began, heard = self._config.rollout, time.monotonic(), time.monotonic()
@@ -124,7 +126,7 @@ class Planner:
             self._check(step, time.monotonic() - heard)
         rows = [Row(r.group, r.entry, r.batch, self._ready.pop(r.entry)[1]) for r in chosen]
         self._ledger.record(step, rows)
-        self._planned[step] = rows
+        self._planned[step] = self._training = rows
         self._trained.update(r.batch for r in rows)
         return time.monotonic() - began
 

@@ -110,9 +110,10 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     assert client.smembers(keys.redo) == {b"0:77", b"0:78", b"0:90", b"0:91", b"0:92"}
 
 
+@pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize(("cache", "kept"), [(1.0, GAMMA), (0.0, 0)])
 def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
-    server: RedisServer, cache: float, kept: int
+    server: RedisServer, cache: float, kept: int, durable: bool
 ) -> None:
     push(server, *(group(i) for i in range(2 * GAMMA)))
     feed = planner(server, group_cache_gib=cache)
@@ -123,6 +124,8 @@ def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
         client.delete(*client.scan_iter("*message:*"))
     reader = Reader(client, config(), 0, 1, feed.kept)
     assert [g.prompt_index for g in reader.read(0)] == [0, 1, 2]
+    if durable:
+        feed.durable(1)
     feed.plan(1, lambda: None)
     assert len(feed.kept) == kept
     assert [g.prompt_index for g in reader.read(1)] == [3, 4, 5]
