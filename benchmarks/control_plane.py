@@ -50,7 +50,6 @@ def config_of(gamma: int, group: int, tokens: int, steps: int) -> Config:
 
 def learn(config: Config, url: str, answer: Any) -> None:
     """The learner's process: claims, validates, plans and decodes; sends its processor seconds."""
-    keep_freed_memory()
     began = time.process_time()
     with answer:  # closed in any case, so that nobody waits for a learner that fell
         Learner(config, url, lambda: 0.0).run()
