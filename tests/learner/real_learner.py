@@ -1,6 +1,5 @@
 """The real learner as it is started by hand: a launcher, gloo, DeepSpeed, a real queue of recorded groups."""
 
-import asyncio
 import os
 import random
 import signal
@@ -16,10 +15,9 @@ from safetensors.torch import load_file
 from common.config import Config
 from common.load import dump_yaml
 from common.prompts import fingerprint, load_tokenizer, render
-from common.queue import Producer
-from common.redis import connect_async
 from common.types import Group, Rollout, VersionSpan
 from deploy.redis_server import RedisServer
+from tests.learner.filling import fill
 
 
 def recorded(
@@ -63,16 +61,6 @@ def recorded(
             )
         )
     return groups
-
-
-def fill(config: Config, server: RedisServer, groups: Iterable[Group]) -> None:
-    async def push() -> None:
-        client = connect_async(server.url)
-        for group in groups:
-            await Producer(client, config).push(group)
-        await client.aclose()
-
-    asyncio.run(push())
 
 
 def start(

@@ -1,6 +1,5 @@
 """What the learner cannot use never reaches the weights: unusable messages, and losses or gradients not finite."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.load import load
-from common.queue import Producer
-from common.redis import connect, connect_async
+from common.redis import connect
 from common.types import Group, Rollout, VersionSpan
 from common.wire import encode_group
 from deploy.redis_server import RedisServer
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.feed import Planner, Vocabulary
+from tests.learner.filling import fill
 
 VOCABULARY = Vocabulary("tok", 64)
 GAMMA = 4
@@ -59,16 +58,6 @@ def group(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5,
     return Group(run, 0, index, 0, 0, "hit_utility", (1.0, 1.0), tokenizer, 2, prompt, rollouts)
 
 
-def push(config: Config, server: RedisServer, groups: list[Group]) -> None:
-    async def all_of_them() -> None:
-        client = connect_async(server.url)
-        for one in groups:
-            await Producer(client, config).push(one)
-        await client.aclose()
-
-    asyncio.run(all_of_them())
-
-
 def push_raw(client: redis.Redis, one: Group, payload: bytes) -> None:
     """What a broken or foreign producer could put in the stream, under the envelope of `one`."""
     entry = client.xadd(Keys("r").groups, {"id": one.id, "batch": one.batch})
@@ -83,14 +72,14 @@ def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
     config: Config, server: RedisServer
 ) -> None:
     client = connect(server.url)
-    push(config, server, [group(0), group(1)])
+    fill(config, server, [group(0), group(1)])
     push_raw(client, group(10), b"\x00not msgpack")
     push_raw(client, group(11), encode_group(group(11, tokenizer="another")))
     push_raw(client, group(12), encode_group(group(12, run="another")))
     push_raw(client, group(13), encode_group(group(13, token=64)))
     push_raw(client, group(14), encode_group(group(15)))
     push_raw(client, group(16), encode_group(group(16, length=config.rollout.max_response_tokens + 1)))
-    push(config, server, [group(2), group(3)])
+    fill(config, server, [group(2), group(3)])
     planner = Planner(client, config, VOCABULARY, 0)
     planner.plan(0, lambda: None)
     assert sorted(row.group for row in planner._ledger.step(0) or []) == [group(i).id for i in range(4)]
@@ -119,7 +108,7 @@ def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
     client = connect(server.url)
     for index in range(9):
         push_raw(client, group(index), b"x")
-    push(config, server, [group(20 + i) for i in range(GAMMA)])
+    fill(config, server, [group(20 + i) for i in range(GAMMA)])
     for index in range(9, 18):
         push_raw(client, group(index), b"x")
     Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)

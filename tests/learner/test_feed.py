@@ -1,6 +1,5 @@
 """Which groups a step takes, on a real Redis: bad messages never stop it, a crash repeats it on the same groups."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ import pytest
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.queue import Producer, Row
-from common.redis import connect, connect_async
+from common.queue import Row
+from common.redis import connect
 from common.types import Group, Rollout, VersionSpan
 from deploy.redis_server import RedisServer
 from learner.feed import Planner, Reader, Vocabulary, divide
+from tests.learner.filling import fill
 
 GAMMA = 3
 VOCABULARY = Vocabulary("tok", 9)
@@ -63,13 +63,7 @@ def group(index: int, **changes: Any) -> Group:
 
 
 def push(server: RedisServer, *groups: Group) -> None:
-    async def work() -> None:
-        client = connect_async(server.url)
-        for g in groups:
-            await Producer(client, config()).push(g)
-        await client.aclose()
-
-    asyncio.run(work())
+    fill(config(), server, groups)
 
 
 def planner(server: RedisServer, start: int = 0, **learner: Any) -> Planner:

@@ -19,7 +19,8 @@ from common.redis import connect
 from common.types import Group
 from deploy.redis_server import RedisServer
 from learner.export import export_checkpoint
-from tests.learner.real_learner import fill, finish, recorded, said, start, trained
+from tests.learner.filling import fill
+from tests.learner.real_learner import finish, recorded, said, start, trained
 
 STEPS, GAMMA = 6, 4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
