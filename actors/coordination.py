@@ -24,11 +24,11 @@ from common.config import Config
 from common.keys import Keys
 from common.leases import Leases
 from common.order import batch_rows
+from common.plans import Plans
 from common.queue import Producer
 from common.staleness import may_start
 from common.telemetry import Telemetry
 from common.types import Group, Plan, Prompt
-from common.wire import decode_plan, encode_plan
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -62,6 +62,7 @@ class Coordination:
         self._tokenizer = tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
+        self._plans = Plans(redis, config.run.name)
         self._with = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()
@@ -133,28 +134,20 @@ class Coordination:
     async def _run_shard(self, shard: Shard) -> None:
         """Phase A, allocation, Phase B, push; then the report that says the shard is complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
-        stored = await self._redis.hget(self._keys.plans, name)
-        plan = decode_plan(stored) if stored else None
+        plan = await self._plans.load(name, shard.ids)
 
         async def remember(made: Plan) -> Plan:
             nonlocal plan
-            first = await self._redis.hsetnx(self._keys.plans, name, encode_plan(made))
-            plan = made if first else decode_plan(await self._redis.hget(self._keys.plans, name))
+            plan = await self._plans.remember(name, made)
             return plan
 
-        pushed = await self._with.producer.pushed(
-            [f"{e}:{p.index}" for e, p in zip(shard.epochs, shard.prompts, strict=True)]
-        )
         generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
-        groups = run_shard(
-            shard, generate, self._with.score, self._with.cycles.allocate, plan, remember, pushed
-        )
+        groups = run_shard(shard, generate, self._with.score, self._with.cycles.allocate, plan, remember)
         async for group in groups:
-            await self._push(group)
+            await self._push(group, planned=True)
         assert plan is not None
         await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
-        await self._redis.hdel(self._keys.plans, name)
-        self._with.telemetry.allocation([g.successes for g in plan.groups], plan.extra)
+        self._with.telemetry.allocation(plan.successes, plan.extra)
         await self._with.telemetry.flush()
 
     async def _redo(self) -> None:
@@ -181,11 +174,11 @@ class Coordination:
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
         generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
         async for group in run_shard(one, generate, self._with.score, allocate):
-            await self._push(group)
+            await self._push(group, planned=False)
         self._again.discard(group_id)
 
-    async def _push(self, group: Group) -> None:
-        if await self._with.producer.push(group):
+    async def _push(self, group: Group, planned: bool) -> None:
+        if await self._with.producer.push(group, planned=planned):
             self._with.telemetry.group_in(group)
             await self._with.telemetry.flush()
 
@@ -237,18 +230,17 @@ def _pair(field: bytes) -> tuple[int, int]:
 
 def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
     """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation figure."""
-    rollouts = [r for g in plan.groups for r in g.rollouts]
     return {
         "batch": shard.batch,
         "shard": shard.index,
-        "groups": [g.id for g in plan.groups],
-        "prompts": [g.prompt_index for g in plan.groups],
-        "rule": plan.groups[0].rule,
-        "priors": [list(g.prior) for g in plan.groups],
+        "groups": list(shard.ids),
+        "prompts": [p.index for p in shard.prompts],
+        "rule": plan.rule,
+        "priors": [list(prior) for prior in plan.priors],
         "trials": shard.pre_rollouts,
-        "successes": [g.successes for g in plan.groups],
+        "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "format": float(np.mean([r.rewards["format"] for r in rollouts])),
-        "accuracy": float(np.mean([r.rewards["accuracy"] for r in rollouts])),
+        "format": plan.format,
+        "accuracy": plan.accuracy,
         "seconds": seconds,
     }

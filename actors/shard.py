@@ -56,6 +56,11 @@ class Shard:
     samples_per_request: int = 16
     order: int = 0
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of its groups."""
+        return tuple(f"{epoch}:{p.index}" for epoch, p in zip(self.epochs, self.prompts, strict=True))
+
 
 async def run_shard(
     shard: Shard,
@@ -64,25 +69,21 @@ async def run_shard(
     allocate: Allocate,
     plan: Plan | None = None,
     remember: Remember | None = None,
-    skip: frozenset[str] = frozenset(),
 ) -> AsyncIterator[Group]:
     """Yield the shard's groups in order of completion.
 
-    `plan` continues a shard whose Phase A is done; `remember` stores a new plan before Phase B begins and
-    returns the one that counts (another coordinator may have been first); groups whose id is in `skip` were delivered before and are not made again. An error of any request ends the shard
-    and cancels its other requests: a lost rollout is the caller's to retry, never a wrong answer.
+    `plan` continues a shard whose Phase A is done, with the groups that it still holds; `remember` stores a new plan before
+    Phase B begins and returns the one that counts (another coordinator may have been first). An error of any request ends
+    the shard and cancels its other requests: a lost rollout is the caller's to retry, never a wrong answer.
     """
     if plan is None:
         plan = await phase_a(shard, generate, score, allocate)
         if remember is not None:
             plan = await remember(plan)
-    open_groups = [
-        (g, int(extra)) for g, extra in zip(plan.groups, plan.extra, strict=True) if g.id not in skip
-    ]
-    prompts = {p.index: p for p in shard.prompts}
+    wanted = dict(zip(shard.ids, zip(shard.prompts, plan.extra, strict=True), strict=True))
     tasks = [
-        asyncio.create_task(_phase_b(shard, prompts[group.prompt_index], group, extra, generate, score))
-        for group, extra in open_groups
+        asyncio.create_task(_phase_b(shard, group, *wanted[group.id], generate, score))
+        for group in plan.groups
     ]
     try:
         for done in asyncio.as_completed(tasks):
@@ -117,11 +118,20 @@ async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allo
             shard.epochs, shard.prompts, rollouts, allocation.priors, strict=True
         )
     )
-    return Plan(groups=groups, extra=tuple(int(e) for e in allocation.extra))
+    found = [r.rewards for rs in rollouts for r in rs]
+    return Plan(
+        rule=allocation.rule,
+        priors=allocation.priors,
+        successes=tuple(successes.tolist()),
+        extra=tuple(allocation.extra.tolist()),
+        format=float(np.mean([rewards["format"] for rewards in found])),
+        accuracy=float(np.mean([rewards["accuracy"] for rewards in found])),
+        groups=groups,
+    )
 
 
 async def _phase_b(
-    shard: Shard, prompt: Prompt, group: Group, extra: int, generate: Generate, score: Score
+    shard: Shard, group: Group, prompt: Prompt, extra: int, generate: Generate, score: Score
 ) -> Group:
     """Pool Δ_i additional rollouts with the pre-rollouts (lines 13-16)."""
     more = await _sample(shard, group.epoch, prompt, extra, "B", generate, score)

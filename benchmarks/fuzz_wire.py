@@ -18,7 +18,7 @@ import numpy as np
 
 from common.errors import WireError
 from common.types import Group, Rollout, VersionSpan
-from common.wire import decode_group, decode_plan, encode_group
+from common.wire import decode_group, encode_additional, encode_group, encode_pre_rollouts
 
 HANG_S = 1.0
 LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF])
@@ -67,14 +67,23 @@ def resident_mib() -> float:
 
 
 def main(messages: int) -> None:
-    message, decoded, slowest, began = encode_group(sample_group()), 0, 0.0, time.perf_counter()
-    early = 0.0
+    group = sample_group()
+    whole, pre_rollouts, additional = (
+        encode_group(group),
+        encode_pre_rollouts(group),
+        encode_additional(group),
+    )
+    decoded, slowest, early, began = 0, 0.0, 0.0, time.perf_counter()
     for seed in range(messages):
-        data = damage(message, seed)
-        decode = decode_plan if seed % 16 == 0 else decode_group
+        # A group in one message, and each of the two that the queue holds beside the other.
+        parts = (
+            (damage(whole, seed),),
+            (damage(pre_rollouts, seed), additional),
+            (pre_rollouts, damage(additional, seed)),
+        )[seed % 3]
         start = time.thread_time()
         try:
-            decode(data)
+            decode_group(*parts)
             decoded += 1
         except WireError:
             pass

@@ -22,9 +22,13 @@ class Keys:
         """stream: complete groups, fields `id` and `batch`."""
         return self._key("groups")
 
-    def message(self, entry: str) -> str:
-        """string: the msgpack of the group that this entry of the stream names."""
-        return self._key(f"message:{entry}")
+    def pre_rollouts(self, group: str) -> str:
+        """string: the msgpack of the group with its Phase A rollouts only, written with its shard's plan."""
+        return self._key(f"pre_rollouts:{group}")
+
+    def additional(self, entry: str) -> str:
+        """string: the msgpack of the Phase B rollouts of the group that this entry of the stream names."""
+        return self._key(f"additional:{entry}")
 
     @property
     def pushed(self) -> str:
@@ -33,7 +37,7 @@ class Keys:
 
     @property
     def plans(self) -> str:
-        """hash: "batch:shard" -> msgpack of Phase A results and Δ; the first plan of a shard is the one that counts."""
+        """hash: "batch:shard" -> JSON of Phase A's counts and Δ; the first plan of a shard is the one that counts."""
         return self._key("plans")
 
     @property

@@ -6,15 +6,16 @@ Pushing is idempotent by group id for the life of the run. An entry stays in the
 contains what it taught. An unusable entry becomes a dead letter and its id goes to the `redo` set, so that the
 group is sampled again and no step waits for ever.
 
-A stream entry names a group; its message stands in a key of its own beside it and is written, renamed and removed
-in the same transactions. Redis takes a long value over as it came, while a stream and a script each copy it twice.
+A stream entry names a group; its rollouts stand in two keys beside it, written, renamed and removed in the same
+transactions: the pre-rollouts, which its shard's plan wrote (`common/plans.py`), and the additional ones. Redis takes
+a long value over as it came, while a stream and a script each copy it twice.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,18 +25,20 @@ from common.config import Config
 from common.errors import WireError
 from common.keys import Keys
 from common.types import Group
-from common.wire import encode_group
+from common.wire import encode_additional, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
+DEAD_BYTES = 2**19  # kept of either message of a dead letter
 
-# KEYS[4] holds the message, set in the same transaction.
+# KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same transaction.
 PUSH = """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
-  redis.call('UNLINK', KEYS[4])
+  redis.call('UNLINK', unpack(KEYS, 4))
   return false
 end
 local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'batch', ARGV[2])
 redis.call('RENAME', KEYS[4], ARGV[3] .. entry)
+if KEYS[5] then redis.call('RENAME', KEYS[5], ARGV[4]) end
 redis.call('HSET', KEYS[2], ARGV[1], entry)
 redis.call('SREM', KEYS[3], ARGV[1])
 return entry
@@ -46,8 +49,9 @@ local taken = redis.call('HLEN', KEYS[2]) - tonumber(redis.call('HGET', KEYS[3],
 return redis.call('XLEN', KEYS[1]) - taken * tonumber(ARGV[1])
 """
 
+# The pre-rollouts stay: a coordinator that goes on with the group's shard has nothing else.
 BURY = """
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'group', ARGV[5])
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'pre_rollouts', ARGV[7], 'additional', ARGV[5])
 redis.call('UNLINK', KEYS[6])
 redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
 redis.call('XDEL', KEYS[1], ARGV[1])
@@ -61,7 +65,7 @@ end
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A claimed message: its id in the stream, its group's id and batch."""
+    """A claimed entry of the stream: its id there, its group's id and batch."""
 
     id: str
     group: str
@@ -78,19 +82,19 @@ class Producer:
         self._push = redis.register_script(PUSH)
         self._depth = redis.register_script(DEPTH)
 
-    async def push(self, group: Group) -> bool:
-        """Add a complete group; False when a group of this id was pushed before."""
-        message = self._keys.message(f"new-{uuid.uuid4().hex}")
-        keys = [self._keys.groups, self._keys.pushed, self._keys.redo, message]
+    async def push(self, group: Group, *, planned: bool = False) -> bool:
+        """Add a complete group; False when a group of this id was pushed before. `planned`: a plan of its shard stored its
+        pre-rollouts, so they are not written again."""
+        new = f"new-{uuid.uuid4().hex}"
+        keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
+        args = [group.id, group.batch, self._keys.additional(""), self._keys.pre_rollouts(group.id)]
         async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.set(message, encode_group(group))
-            await self._push(keys=keys, args=[group.id, group.batch, self._keys.message("")], client=pipe)
-            return (await pipe.execute())[1] is not None
-
-    async def pushed(self, ids: Sequence[str]) -> frozenset[str]:
-        """Those of `ids` that were pushed already."""
-        found = await self._redis.hmget(self._keys.pushed, list(ids))
-        return frozenset(i for i, entry in zip(ids, found, strict=True) if entry)
+            pipe.set(self._keys.additional(new), encode_additional(group))
+            if not planned:
+                keys.append(self._keys.pre_rollouts(new))
+                pipe.set(keys[-1], encode_pre_rollouts(group))
+            await self._push(keys=keys, args=args, client=pipe)
+            return (await pipe.execute())[-1] is not None
 
     async def depth(self) -> int:
         """Groups that no step has taken yet."""
@@ -109,6 +113,7 @@ class Consumer:
         self._redis: Any = client
         self._keys = Keys(config.run.name)
         self._dead_letters = config.queue.dead_letters
+        self._max_bytes = config.queue.max_group_bytes
         self._bury = client.register_script(BURY)
         try:
             self._redis.xgroup_create(self._keys.groups, GROUP, id="0", mkstream=True)
@@ -131,43 +136,55 @@ class Consumer:
             last = found[-1][0].decode()
         return entries
 
-    def read(self, entry: str) -> bytes:
-        """The undecoded group of this entry. Raises WireError when there is none."""
-        message = self._redis.get(self._keys.message(entry))
-        if message is None:
-            raise WireError(
-                f"entry {entry} of {self._keys.groups} has no message: foreign, acknowledged or removed"
-            )
-        return bytes(message)
+    def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
+        """The undecoded pre-rollouts and additional rollouts of the group of this entry, each at most one byte longer than
+        the decoder takes. Raises WireError when there are none."""
+        pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
+        found = self._start_of([pre_rollouts, additional], self._max_bytes + 1)
+        for key, value in zip((pre_rollouts, additional), found, strict=True):
+            if not value:
+                raise WireError(
+                    f"entry {entry} of {self._keys.groups} has no {key}: foreign, acknowledged or removed"
+                )
+        return found[0], found[1]
 
-    def acknowledge(self, entries: Sequence[str], durable_step: int) -> None:
-        """Let go of entries that the durable checkpoint of `durable_step` contains. All of it or nothing."""
+    def _start_of(self, keys: Sequence[str], length: int) -> list[bytes]:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.getrange(key, 0, length - 1)
+            return list(pipe.execute())
+
+    def acknowledge(self, groups: Mapping[str, str], durable_step: int) -> None:
+        """Let go of groups, by entry, that the durable checkpoint of `durable_step` contains. All of it or nothing."""
         with self._redis.pipeline(transaction=True) as pipe:
-            if entries:
-                pipe.xack(self._keys.groups, GROUP, *entries)
-                pipe.xdel(self._keys.groups, *entries)
-                pipe.unlink(*(self._keys.message(entry) for entry in entries))
+            if groups:
+                pipe.xack(self._keys.groups, GROUP, *groups)
+                pipe.xdel(self._keys.groups, *groups)
+                pipe.unlink(*map(self._keys.additional, groups))
+                pipe.unlink(*map(self._keys.pre_rollouts, groups.values()))
             pipe.hset(self._keys.state, "durable_step", durable_step)
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str) -> None:
         """Set an unusable entry aside with its reason; its group is asked for again."""
-        message = self._keys.message(entry.id)
+        additional = self._keys.additional(entry.id)
         keys = [
             self._keys.groups,
             self._keys.pushed,
             self._keys.redo,
             self._keys.dead,
             self._keys.counters,
-            message,
+            additional,
         ]
+        heads = self._start_of([self._keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
         args: list[str | int | bytes] = [
             entry.id,
             entry.group,
             reason[:1000],
             self._dead_letters,
-            self._redis.getrange(message, 0, 2**20 - 1),
+            heads[1],
             GROUP,
+            heads[0],
         ]
         self._bury(keys=keys, args=list(args))
 

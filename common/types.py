@@ -121,10 +121,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A shard between its phases: groups with their Phase A rollouts only, and Δ (n,) of each."""
+    """A shard of n prompts between its phases: c (n,) and Δ (n,), the rule and each prompt's prior, and the mean format and
+    accuracy of Phase A. `groups` are those that are not complete, with their Phase A rollouts only."""
 
-    groups: tuple[Group, ...]
+    rule: str
+    priors: tuple[tuple[float, float], ...]
+    successes: tuple[int, ...]
     extra: tuple[int, ...]
+    format: float
+    accuracy: float
+    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""Groups and plans as msgpack: plain values and little-endian buffers, a schema version, limits before memory.
+"""Groups as msgpack: plain values and little-endian buffers, a schema version, limits before memory.
 
+A group is one message, or two: itself with the pre-rollouts of Phase A, and the additional rollouts of Phase B.
 Nothing here executes what it reads. A message that is too long, does not decode, or whose parts disagree raises
 WireError with the field and, where it could be read, the group's id.
 """
@@ -7,14 +8,14 @@ WireError with the field and, where it could be read, the group's id.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgpack
 import numpy as np
 
 from common.errors import WireError
-from common.types import FinishReason, Group, LogProbs, Phase, Plan, Rollout, Tokens, VersionSpan
+from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
 
 SCHEMA = 1
 MAX_BYTES = 256 * 2**20
@@ -24,29 +25,42 @@ MAX_TEXT = 1_024
 
 def encode_group(group: Group) -> bytes:
     """The bytes of one group. What it says is checked where it is read."""
-    # Room for all of it at once: growing would copy what is there each time.
-    room = 4096 + sum(9 * len(r.tokens) + 512 for r in group.rollouts)
-    return cast(bytes, msgpack.packb(_group_out(group), use_bin_type=True, buf_size=room))
+    return _pack(_group_out(group, group.rollouts), group.rollouts)
 
 
-def encode_plan(plan: Plan) -> bytes:
-    value = {"schema": SCHEMA, "extra": list(plan.extra), "groups": [_group_out(g) for g in plan.groups]}
-    return cast(bytes, msgpack.packb(value, use_bin_type=True))
+def encode_pre_rollouts(group: Group) -> bytes:
+    """The bytes of one group with its Phase A rollouts only: a group by itself."""
+    rollouts = [r for r in group.rollouts if r.phase == "A"]
+    return _pack(_group_out(group, rollouts), rollouts)
+
+
+def encode_additional(group: Group) -> bytes:
+    """The bytes of the group's Phase B rollouts, to be read together with its pre-rollouts."""
+    rollouts = [r for r in group.rollouts if r.phase == "B"]
+    value = {"schema": SCHEMA, "group": group.id, "rollouts": [_rollout_out(r) for r in rollouts]}
+    return _pack(value, rollouts)
 
 
 def decode_group(
     data: bytes,
+    additional: bytes | None = None,
     *,
     run: str | None = None,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Group:
-    """The group in `data`. `run`, `tokenizer` and `vocabulary`, when given, must be the group's.
+    """The group in `data`, with the rollouts in `additional`. `run`, `tokenizer` and `vocabulary`, when given, must be
+    the group's; `max_bytes` bounds both messages together.
 
     Raises WireError for anything that a learner could not train on as it stands.
     """
-    group = _group_in(_unpack(data, max_bytes))
+    size = len(data) + len(additional or b"")
+    if size > max_bytes:
+        raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
+    raw = _unpack(data)
+    more = [] if additional is None else _additional(_unpack(additional), raw)
+    group = _group_in(raw, more)
     where = f"group {group.id}"
     if run is not None and group.run != run:
         raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
@@ -61,18 +75,13 @@ def decode_group(
     return group
 
 
-def decode_plan(data: bytes, *, max_bytes: int = MAX_BYTES) -> Plan:
-    raw = _unpack(data, max_bytes)
-    groups = tuple(_group_in(g) for g in _list(raw, "groups", "plan"))
-    extra = tuple(_int(e, "extra", "plan") for e in _list(raw, "extra", "plan"))
-    if len(extra) != len(groups):
-        raise WireError(f"plan: {len(extra)} extra counts for {len(groups)} groups")
-    return Plan(groups, extra)
+def _pack(value: dict[str, Any], rollouts: Sequence[Rollout]) -> bytes:
+    # Room for all of it at once: growing would copy what is there each time.
+    room = 4096 + sum(9 * len(r.tokens) + 512 for r in rollouts)
+    return cast(bytes, msgpack.packb(value, use_bin_type=True, buf_size=room))
 
 
-def _unpack(data: bytes, max_bytes: int) -> dict[str, Any]:
-    if len(data) > max_bytes:
-        raise WireError(f"message of {len(data)} bytes exceeds the limit of {max_bytes}")
+def _unpack(data: bytes) -> dict[str, Any]:
     try:
         # unpackb limits every length to that of the message itself, so a forged one takes no memory.
         raw = msgpack.unpackb(data, raw=False, strict_map_key=True)
@@ -85,7 +94,7 @@ def _unpack(data: bytes, max_bytes: int) -> dict[str, Any]:
     return raw
 
 
-def _group_out(g: Group) -> dict[str, Any]:
+def _group_out(g: Group, rollouts: Sequence[Rollout]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run": g.run,
@@ -98,17 +107,18 @@ def _group_out(g: Group) -> dict[str, Any]:
         "tokenizer": g.tokenizer,
         "pre_rollouts": g.pre_rollouts,
         "prompt": _buffer(g.prompt_tokens, "<i4"),
-        "rollouts": [
-            {
-                "tokens": _buffer(r.tokens, "<i4"),
-                "logprobs": _buffer(r.logprobs, "<f4"),
-                "finish": r.finish_reason,
-                "phase": r.phase,
-                "rewards": {name: float(value) for name, value in r.rewards.items()},
-                "spans": [[s.version, s.start, s.end] for s in r.spans],
-            }
-            for r in g.rollouts
-        ],
+        "rollouts": [_rollout_out(r) for r in rollouts],
+    }
+
+
+def _rollout_out(r: Rollout) -> dict[str, Any]:
+    return {
+        "tokens": _buffer(r.tokens, "<i4"),
+        "logprobs": _buffer(r.logprobs, "<f4"),
+        "finish": r.finish_reason,
+        "phase": r.phase,
+        "rewards": {name: float(value) for name, value in r.rewards.items()},
+        "spans": [[s.version, s.start, s.end] for s in r.spans],
     }
 
 
@@ -116,12 +126,17 @@ def _buffer(array: Tokens | LogProbs, dtype: str) -> memoryview:
     return np.ascontiguousarray(array, dtype=dtype).data
 
 
-def _group_in(raw: Any) -> Group:
-    if not isinstance(raw, dict):
-        raise WireError(f"group: a {type(raw).__name__}, not a map")
+def _additional(raw: dict[str, Any], group: dict[str, Any]) -> list[Any]:
+    where = f"group {group.get('epoch')!r:.20}:{group.get('prompt_index')!r:.20}"
+    if f"group {raw.get('group')}" != where:
+        raise WireError(f"{where}: its additional rollouts are of group {raw.get('group')!r:.40}")
+    return _list(raw, "rollouts", where)
+
+
+def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
     epoch, index = _int(raw.get("epoch"), "epoch"), _int(raw.get("prompt_index"), "prompt_index")
     where = f"group {epoch}:{index}"
-    rollouts = _list(raw, "rollouts", where)
+    rollouts = _list(raw, "rollouts", where) + additional
     prior = [_float(p, "prior", where) for p in _list(raw, "prior", where)]
     pre_rollouts = _int(raw.get("pre_rollouts"), "pre_rollouts", where)
     prompt = _tokens(raw.get("prompt"), "prompt", where)

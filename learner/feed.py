@@ -92,13 +92,13 @@ class Planner:
     def _take_up(self, start: int) -> None:
         """Sort what a crash left behind: contained in the checkpoint, to be repeated, or free."""
         step_of = {r.entry: step for step, rows in self._planned.items() for r in rows}
-        contained = []
+        contained = {}
         for entry in self._consumer.pending():
             step = step_of.get(entry.id)
             if step is None:
                 self._admit(entry)
             elif step < start:
-                contained.append(entry.id)
+                contained[entry.id] = entry.group
         self._consumer.acknowledge(contained, start)
 
     def plan(self, step: int, waiting: Callable[[], None]) -> float:
@@ -133,14 +133,14 @@ class Planner:
     def durable(self, step: int) -> None:
         """A checkpoint holds the first `step` steps: their entries may go."""
         done = [s for s in self._planned if s < step]
-        self._consumer.acknowledge([r.entry for s in done for r in self._planned[s]], step)
+        self._consumer.acknowledge({r.entry: r.group for s in done for r in self._planned[s]}, step)
         for s in done:
             del self._planned[s]
 
     def _admit(self, entry: Entry) -> None:
         try:
-            message = self._consumer.read(entry.id)
-            group = self._decode(entry, message)
+            messages = self._consumer.read(entry.id, entry.group)
+            group = self._decode(entry, messages)
         except WireError as error:
             self._consumer.dead_letter(entry, str(error))
             self._dead_in_a_row += 1
@@ -151,11 +151,11 @@ class Planner:
             return
         self._dead_in_a_row = 0
         self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
-        self.kept.add(entry.id, group, len(message))
+        self.kept.add(entry.id, group, sum(map(len, messages)))
 
-    def _decode(self, entry: Entry, message: bytes) -> Group:
+    def _decode(self, entry: Entry, messages: tuple[bytes, bytes]) -> Group:
         group = decode_group(
-            message,
+            *messages,
             run=self._config.run.name,
             tokenizer=self._vocabulary.fingerprint,
             vocabulary=self._vocabulary.size,
@@ -215,7 +215,7 @@ class Reader:
     def _groups(self, rows: Sequence[Row]) -> list[Group]:
         limit = self._config.queue.max_group_bytes
         return [
-            self._kept.get(r.entry) or decode_group(self._consumer.read(r.entry), max_bytes=limit)
+            self._kept.get(r.entry) or decode_group(*self._consumer.read(r.entry, r.group), max_bytes=limit)
             for r in rows
         ]
 

@@ -1,6 +1,7 @@
 """Coordinators and a learner that die at random moments, on a real Redis: nothing is lost, nothing is doubled."""
 
 import asyncio
+import json
 import random
 import threading
 from collections.abc import Iterator
@@ -17,8 +18,9 @@ from common.leases import Leases
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect
-from common.wire import decode_group
+from common.types import Group
 from deploy.redis_server import RedisServer
+from learner.feed import Reader
 
 PROMPTS, GROUP = 6, 5
 
@@ -56,8 +58,6 @@ def fleet_of(chance: random.Random, longest_s: float) -> Fleet:
 
 def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[str]:
     """groups.jsonl as the learner would have written it."""
-    import json
-
     lines = []
     for step, ids in learner.trained.items():
         for i in ids:
@@ -69,21 +69,34 @@ def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[
     return lines
 
 
-async def with_deaths(
-    config: Config, url: str, chance: random.Random, coordinators: int, deaths: int, monkeypatch: Any
-) -> tuple[Learner, dict[str, Any]]:
-    """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
-    data, fleet = prompts(17), fleet_of(chance, 0.02)
-    learner = Learner(config, url, lambda: chance.random() * 0.02, checkpoint_every=2)
-    payloads: dict[str, Any] = {}
-    read = Learner.run.__globals__["Reader"].read
+def rollouts_held(client: Any, run: str) -> list[bytes]:
+    """The keys of rollouts that the run still holds."""
+    keys = Keys(run)
+    patterns = [keys.pre_rollouts("*"), keys.additional("*")]
+    return [key for pattern in patterns for key in client.scan_iter(pattern.replace("{", "\\{"))]
 
-    def remembered(self: Any, step: int) -> Any:
+
+def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
+    """Fills with the groups, by id, that learners read from here on."""
+    payloads: dict[str, Group] = {}
+    read = Reader.read
+
+    def remembered(self: Reader, step: int) -> list[Group]:
         groups = read(self, step)
         payloads.update({g.id: g for g in groups})
         return groups
 
-    monkeypatch.setattr(Learner.run.__globals__["Reader"], "read", remembered)
+    monkeypatch.setattr(Reader, "read", remembered)
+    return payloads
+
+
+async def with_deaths(
+    config: Config, url: str, chance: random.Random, coordinators: int, deaths: int, monkeypatch: Any
+) -> tuple[Learner, dict[str, Group]]:
+    """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
+    data, fleet = prompts(17), fleet_of(chance, 0.02)
+    learner = Learner(config, url, lambda: chance.random() * 0.02, checkpoint_every=2)
+    payloads = payloads_of(monkeypatch)
     lives = 0
 
     def coordinator() -> asyncio.Task[Any]:
@@ -154,8 +167,8 @@ def test_every_group_is_trained_once_whoever_dies_when(
     assert audit(config, gather(client, config.run.name, records(learner, config, payloads))) == []
     keys = Keys(config.run.name)
     assert client.xlen(keys.groups) == 0
-    # A plan outlives its shard only where its coordinator died in between; nobody reads it again.
-    assert set(client.hkeys(keys.plans)) <= set(client.hkeys(keys.shards))
+    assert set(client.hkeys(keys.plans)) == set(client.hkeys(keys.shards))
+    assert rollouts_held(client, config.run.name) == []
 
 
 def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(url: str) -> None:
@@ -201,9 +214,13 @@ def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(url: s
     assert client.hlen(keys.shards) == 9
 
 
-def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(url: str) -> None:
-    config = config_of("redo", staleness=1, steps=2)
-    keys, client = Keys("redo"), connect(url)
+@pytest.mark.parametrize("part", ["pre_rollouts", "additional"])
+def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
+    url: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(f"redo-{part}", staleness=1, steps=2)
+    keys, client = Keys(config.run.name), connect(url)
+    payloads = payloads_of(monkeypatch)
 
     async def scenario() -> Learner:
         work = asyncio.create_task(
@@ -215,21 +232,28 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
             ):  # the first batch is generated; nobody has claimed a group yet
                 await asyncio.sleep(0.02)
             entry, fields = client.xrange(keys.groups, count=1)[0]
-            message = keys.message(entry.decode())
-            size = decode_group(client.get(message), max_bytes=2**20).size
-            client.set(message, b"\x00damaged")
+            group_id = fields[b"id"].decode()
+            damaged = {
+                "pre_rollouts": keys.pre_rollouts(group_id),
+                "additional": keys.additional(entry.decode()),
+            }
+            client.set(damaged[part], b"\x00damaged")
             learner = Learner(config, url, lambda: 0.0)
             await asyncio.to_thread(learner.run)
             await work
         reports = [g for ids in learner.trained.values() for g in ids]
-        assert fields[b"id"].decode() in reports
+        assert group_id in reports
         assert len(set(reports)) == len(reports) == 2 * PROMPTS
-        assert size >= 2
+        first = [json.loads(text) for text in client.hvals(keys.shards)]
+        report = next(r for r in first if group_id in r["groups"])
+        assert payloads[group_id].extra == report["extra"][report["groups"].index(group_id)]
+        assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
         return learner
 
     asyncio.run(scenario())
     assert client.xlen(keys.dead) == 1
     assert client.scard(keys.redo) == 0
+    assert rollouts_held(client, config.run.name) == []
 
 
 def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(

@@ -87,8 +87,11 @@ def depth(server: RedisServer) -> int:
     return run(server, lambda client, producer: producer.depth())
 
 
-def messages(server: RedisServer) -> list[bytes]:
-    return list(connect(server.url).scan_iter(Keys("q").message("*").replace("{", "\\{")))
+def messages(server: RedisServer) -> set[str]:
+    """What follows the colon of every key that holds rollouts."""
+    patterns = [Keys("q").pre_rollouts("*"), Keys("q").additional("*")]
+    keys = [k.decode() for p in patterns for k in connect(server.url).scan_iter(p.replace("{", "\\{"))]
+    return {key.removeprefix("hora:{q}:") for key in keys}
 
 
 def rows(entries: list[Any]) -> list[Row]:
@@ -96,9 +99,12 @@ def rows(entries: list[Any]) -> list[Row]:
 
 
 def test_pushing_a_group_again_adds_nothing(server: RedisServer) -> None:
-    assert push(server, 1, 2, 1) == [True, True, False]
+    assert push(server, 1, 2) == [True, True]
+    before = messages(server)
+    assert len(before) == 4
+    assert push(server, 1) == [False]
     assert depth(server) == 2
-    assert len(messages(server)) == 2
+    assert messages(server) == before
 
 
 def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server: RedisServer) -> None:
@@ -106,10 +112,10 @@ def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server:
     consumer = Consumer(connect(server.url), CONFIG)
     entries = consumer.claim(1.0)
     Ledger(connect(server.url), "q").record(0, rows(entries))
-    consumer.acknowledge([e.id for e in entries], 1)
+    consumer.acknowledge({e.id: e.group for e in entries}, 1)
     assert push(server, 1) == [False]
     assert depth(server) == 0
-    assert messages(server) == []
+    assert messages(server) == set()
 
 
 def test_depth_counts_what_no_step_has_taken(server: RedisServer) -> None:
@@ -120,7 +126,7 @@ def test_depth_counts_what_no_step_has_taken(server: RedisServer) -> None:
     assert depth(server) == 6, "claiming is not taking"
     ledger.record(0, rows(entries[:4]))
     assert depth(server) == 2, "taken, though nothing was let go yet"
-    consumer.acknowledge([e.id for e in entries[:4]], 1)
+    consumer.acknowledge({e.id: e.group for e in entries[:4]}, 1)
     assert depth(server) == 2
 
 
@@ -128,13 +134,14 @@ def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(server: Red
     push(server, *range(5))
     consumer = Consumer(connect(server.url), CONFIG)
     entries = consumer.claim(1.0)
-    consumer.acknowledge([entries[0].id], 0)
+    consumer.acknowledge({entries[0].id: entries[0].group}, 0)
     again = Consumer(connect(server.url), CONFIG)
     assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
     assert again.claim(0.01) == []
-    assert decode_group(again.read(entries[1].id)).id == entries[1].group
-    with pytest.raises(WireError, match="has no message"):
-        again.read(entries[0].id)
+    found = decode_group(*again.read(entries[1].id, entries[1].group))
+    assert (found.id, found.size) == (entries[1].group, 2)
+    with pytest.raises(WireError, match="foreign, acknowledged or removed"):
+        again.read(entries[0].id, entries[0].group)
 
 
 def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(server: RedisServer) -> None:
@@ -142,11 +149,12 @@ def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(se
     client = connect(server.url)
     consumer = Consumer(client, CONFIG)
     bad = consumer.claim(1.0)[0]
-    message = consumer.read(bad.id)
+    held = consumer.read(bad.id, bad.group)
     consumer.dead_letter(bad, "the reason")
     [(_, dead)] = client.xrange(Keys("q").dead)
-    assert dead[b"group"] == message
-    assert len(messages(server)) == 1, "that of the other group"
+    assert (dead[b"pre_rollouts"], dead[b"additional"]) == held
+    assert f"additional:{bad.id}" not in messages(server)
+    assert f"pre_rollouts:{bad.group}" in messages(server), "its shard may have to go on from them"
     assert dead[b"reason"] == b"the reason"
     assert client.hget(Keys("q").counters, "dead_letters") == b"1"
 
@@ -159,14 +167,27 @@ def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(se
     assert len(consumer.pending()) == 1
 
 
-def test_a_foreign_entry_is_claimed_and_has_no_message(server: RedisServer) -> None:
+def test_a_message_above_the_limit_is_not_read_to_its_end(server: RedisServer) -> None:
+    push(server, 1)
+    limit = CONFIG.queue.max_group_bytes
+    small = CONFIG.model_copy(update={"queue": CONFIG.queue.model_copy(update={"max_group_bytes": 10})})
+    consumer = Consumer(connect(server.url), small)
+    [entry] = consumer.claim(1.0)
+    messages = consumer.read(entry.id, entry.group)
+    assert [len(m) for m in messages] == [11, 11]
+    assert limit > 1000
+    with pytest.raises(WireError, match="22 bytes exceeds the limit of 10"):
+        decode_group(*messages, max_bytes=10)
+
+
+def test_a_foreign_entry_is_claimed_and_has_no_rollouts(server: RedisServer) -> None:
     client = connect(server.url)
     consumer = Consumer(client, CONFIG)
     client.xadd(Keys("q").groups, {"hello": "world"})
     [entry] = consumer.claim(1.0)
     assert (entry.group, entry.batch) == ("", -1)
-    with pytest.raises(WireError, match="has no message"):
-        consumer.read(entry.id)
+    with pytest.raises(WireError, match="foreign, acknowledged or removed"):
+        consumer.read(entry.id, entry.group)
     consumer.dead_letter(entry, "no group")
     assert client.scard(Keys("q").redo) == 0, "nobody knows which group it was"
     assert consumer.pending() == []

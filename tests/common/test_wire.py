@@ -1,12 +1,13 @@
 import random
+from dataclasses import replace
 
 import msgpack
 import numpy as np
 import pytest
 
 from common.errors import WireError
-from common.types import Group, Plan, Rollout, VersionSpan
-from common.wire import decode_group, decode_plan, encode_group, encode_plan
+from common.types import Group, Rollout, VersionSpan
+from common.wire import decode_group, encode_additional, encode_group, encode_pre_rollouts
 
 
 def rollout(phase: str = "A", n: int = 5) -> Rollout:
@@ -24,14 +25,20 @@ def group() -> Group:
     )
 
 
-def damaged(change) -> bytes:  # type: ignore[no-untyped-def]
-    raw = msgpack.unpackb(encode_group(group()))
+def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-untyped-def]
+    raw = msgpack.unpackb(message or encode_group(group()))
     change(raw)
     return msgpack.packb(raw)
 
 
-def test_a_group_comes_back_as_it_was() -> None:
-    found = decode_group(encode_group(group()), run="run", tokenizer="tok", vocabulary=9)
+def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
+    return damaged(change, encode_additional(group()))
+
+
+@pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_additional)])
+def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -> None:  # type: ignore[no-untyped-def]
+    messages = [encode(group()) for encode in encodings]
+    found = decode_group(*messages, run="run", tokenizer="tok", vocabulary=9)
     assert (found.id, found.batch, found.shard, found.rule, found.prior) == (
         "2:17",
         5,
@@ -51,10 +58,23 @@ def test_a_group_comes_back_as_it_was() -> None:
         )
 
 
-def test_a_plan_comes_back_as_it_was() -> None:
-    found = decode_plan(encode_plan(Plan((group(), group()), (4, 0))))
-    assert found.extra == (4, 0)
-    assert [g.id for g in found.groups] == ["2:17", "2:17"]
+def test_the_pre_rollouts_are_a_group_by_themselves() -> None:
+    found = decode_group(encode_pre_rollouts(group()))
+    assert (found.id, found.size, found.extra, found.tokens) == ("2:17", 2, 0, 10)
+    whole = decode_group(encode_pre_rollouts(found), encode_additional(found))
+    assert whole.size == 2, "a group without additional rollouts"
+
+
+def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() -> None:
+    other = encode_additional(replace(group(), prompt_index=18))
+    with pytest.raises(WireError, match="group 2:17: its additional rollouts are of group '2:18'"):
+        decode_group(encode_pre_rollouts(group()), other)
+    with pytest.raises(WireError, match="exactly G0 = 2 rollouts of Phase A"):
+        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: first(r, phase="A")))
+    with pytest.raises(WireError, match="schema version 99"):
+        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: r.update(schema=99)))
+    with pytest.raises(WireError, match="rollouts must be a list"):
+        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: r.pop("rollouts")))
 
 
 def first(raw, **values):  # type: ignore[no-untyped-def]
@@ -108,6 +128,9 @@ def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
     data = encode_group(group())
     with pytest.raises(WireError, match=f"{len(data)} bytes exceeds the limit of 10"):
         decode_group(data, max_bytes=10)
+    both = len(encode_pre_rollouts(group())) + len(encode_additional(group()))
+    with pytest.raises(WireError, match=f"{both} bytes exceeds the limit of {both - 1}"):
+        decode_group(encode_pre_rollouts(group()), encode_additional(group()), max_bytes=both - 1)
 
 
 def test_twenty_thousand_mutations_decode_or_are_refused() -> None:

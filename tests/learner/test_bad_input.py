@@ -14,7 +14,7 @@ from common.keys import Keys
 from common.load import load
 from common.redis import connect
 from common.types import Group, Rollout, VersionSpan
-from common.wire import encode_group
+from common.wire import encode_additional, encode_pre_rollouts
 from deploy.redis_server import RedisServer
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.feed import Planner, Vocabulary
@@ -58,10 +58,16 @@ def group(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5,
     return Group(run, 0, index, 0, 0, "hit_utility", (1.0, 1.0), tokenizer, 2, prompt, rollouts)
 
 
-def push_raw(client: redis.Redis, one: Group, payload: bytes) -> None:
-    """What a broken or foreign producer could put in the stream, under the envelope of `one`."""
+def push_raw(client: redis.Redis, one: Group, payload: Group | bytes) -> None:
+    """What a broken or foreign producer could put in the queue under the envelope of `one`."""
     entry = client.xadd(Keys("r").groups, {"id": one.id, "batch": one.batch})
-    client.set(Keys("r").message(entry.decode()), payload)
+    messages = (
+        (payload, payload)
+        if isinstance(payload, bytes)
+        else (encode_pre_rollouts(payload), encode_additional(payload))
+    )
+    client.set(Keys("r").pre_rollouts(one.id), messages[0])
+    client.set(Keys("r").additional(entry.decode()), messages[1])
 
 
 def dead(client: redis.Redis) -> list[str]:
@@ -74,11 +80,11 @@ def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
     client = connect(server.url)
     fill(config, server, [group(0), group(1)])
     push_raw(client, group(10), b"\x00not msgpack")
-    push_raw(client, group(11), encode_group(group(11, tokenizer="another")))
-    push_raw(client, group(12), encode_group(group(12, run="another")))
-    push_raw(client, group(13), encode_group(group(13, token=64)))
-    push_raw(client, group(14), encode_group(group(15)))
-    push_raw(client, group(16), encode_group(group(16, length=config.rollout.max_response_tokens + 1)))
+    push_raw(client, group(11), group(11, tokenizer="another"))
+    push_raw(client, group(12), group(12, run="another"))
+    push_raw(client, group(13), group(13, token=64))
+    push_raw(client, group(14), group(15))
+    push_raw(client, group(16), group(16, length=config.rollout.max_response_tokens + 1))
     fill(config, server, [group(2), group(3)])
     planner = Planner(client, config, VOCABULARY, 0)
     planner.plan(0, lambda: None)
@@ -96,7 +102,7 @@ def test_ten_unusable_groups_in_a_row_stop_the_run_and_name_the_last_reason(
 ) -> None:
     client = connect(server.url)
     for index in range(10):
-        push_raw(client, group(index), encode_group(group(index, tokenizer="another")))
+        push_raw(client, group(index), group(index, tokenizer="another"))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer"):
         Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
     assert len(dead(client)) == 10

@@ -79,7 +79,8 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
 ) -> None:
     client, keys = connect(server.url), Keys("f")
     entry = client.xadd(keys.groups, {"id": "0:77", "batch": "0"})
-    client.set(keys.message(entry.decode()), b"\xc1garbage")
+    client.set(keys.pre_rollouts("0:77"), b"\xc1garbage")
+    client.set(keys.additional(entry.decode()), b"\xc1garbage")
     client.xadd(keys.groups, {"id": "0:78", "batch": "0"})
     bad = [
         group(90, tokenizer="other"),
@@ -94,7 +95,7 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     assert len(reasons) == 5
     for words in (
         "not a message",
-        "has no message",
+        "foreign, acknowledged or removed",
         "tokenizer 'other'",
         "is of run 'other'",
         "outside the vocabulary of 9",
@@ -115,7 +116,7 @@ def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
     assert len(feed.kept) == 2 * kept
     client = connect(server.url)
     if kept:  # what is read again would not be found
-        client.delete(*client.scan_iter("*message:*"))
+        client.delete(*client.scan_iter("*additional:*"), *client.scan_iter("*pre_rollouts:*"))
     reader = Reader(client, config(), 0, 1, feed.kept)
     assert [g.prompt_index for g in reader.read(0)] == [0, 1, 2]
     if durable:

@@ -12,7 +12,6 @@ import redis
 
 from common.keys import Keys
 from common.redis import connect
-from common.wire import decode_plan
 from deploy.audit import audit_run
 from deploy.redis_server import RedisServer
 
@@ -134,5 +133,9 @@ def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(finishe
         assert client.hlen(keys.shards) == STEPS * 2
         assert client.hlen(keys.ledger) == STEPS
         assert client.xlen(keys.dead) == 0
-        for plan in client.hvals(keys.plans):
-            assert decode_plan(plan)
+        reports = {name: json.loads(text) for name, text in client.hgetall(keys.shards).items()}
+        plans = {name: json.loads(text) for name, text in client.hgetall(keys.plans).items()}
+        assert {n: (p["successes"], p["extra"]) for n, p in plans.items()} == {
+            n: (r["successes"], r["extra"]) for n, r in reports.items()
+        }
+        assert not [k for k in client.scan_iter("*") if b"rollouts:" in k or b"additional:" in k]
