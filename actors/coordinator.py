@@ -23,7 +23,7 @@ from common.datasets import load_dataset
 from common.errors import HoraError
 from common.keys import Keys
 from common.leases import Leases
-from common.memory import keep_freed_memory
+from common.memory import freeze_heap, keep_freed_memory
 from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
@@ -49,6 +49,7 @@ class Coordinator:
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
         await self._redis.set(self._keys.config, self._config.model_dump_json())
         self._coordination = await asyncio.to_thread(self._build, generator, verifier)
+        freeze_heap()
         loop = asyncio.get_running_loop()
         self._work = loop.create_task(self._run())
         self._beat = loop.create_task(self._heartbeat())

@@ -26,7 +26,7 @@ from rich.table import Table
 from benchmarks.simulated import Fleet, Learner, coordinate, prompts
 from common.config import Config
 from common.load import load
-from common.memory import keep_freed_memory
+from common.memory import freeze_heap, keep_freed_memory
 from deploy.redis_server import RedisServer
 
 
@@ -72,6 +72,7 @@ def main() -> None:
     # processor time alone and do not depend on how busy this machine is.
     fleet = Fleet(seconds_of=lambda request, lengths: 0.0, lengths_of=lambda n: np.full(n, options.tokens))
     keep_freed_memory()
+    freeze_heap()
     context = multiprocessing.get_context("spawn")
     mine, theirs = context.Pipe()
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "redis") as server:

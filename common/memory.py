@@ -1,8 +1,10 @@
-"""What the C library does with freed memory, where a process moves many messages of a megabyte."""
+"""Memory of a process that moves many messages of a megabyte: what the C library does with freed blocks, and Python's garbage
+collector with lasting objects."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import platform
 
 KEPT_BYTES, STEP_BYTES = 256 * 2**20, 64 * 2**20
@@ -26,3 +28,9 @@ def keep_freed_memory() -> None:
         libc.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         libc.mallopt(M_TOP_PAD, STEP_BYTES)
         libc.mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
+
+
+def freeze_heap() -> None:
+    """Call when everything that lasts is loaded: collections of garbage pass over it from here on."""
+    gc.collect()
+    gc.freeze()

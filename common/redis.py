@@ -6,6 +6,7 @@ process lists and files that are shown, in a file named by `?password_file=/path
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -20,6 +21,7 @@ from common.errors import ConfigError, RunError
 # About two minutes of tries, at most 2 s apart: a Redis that is restarted is not a fault.
 BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
 RETRIES = 60
+SEND_BYTES = 4 * 2**20  # the kernel gives what net.core.wmem_max allows
 AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 
 
@@ -50,7 +52,7 @@ def connect(url: str, *, retries: int = RETRIES) -> redis.Redis:
 def connect_async(url: str) -> Any:
     """An asyncio client with the same patience. It connects at its first command."""
     plain, options = _options(url)
-    return redis.asyncio.Redis.from_url(
+    pool = redis.asyncio.ConnectionPool.from_url(
         plain,
         retry=AsyncRetry(BACKOFF, RETRIES),
         retry_on_error=list(AWAY),
@@ -58,6 +60,19 @@ def connect_async(url: str) -> Any:
         health_check_interval=15,
         **options,
     )
+    if pool.connection_class is redis.asyncio.UnixDomainSocketConnection:
+        pool.connection_class = _WideConnection
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
+    """Takes a message in one call of the kernel: the usual 208 KiB make asyncio keep a copy of the rest, and either side
+    wakes up for every piece. TCP sizes its buffers itself."""
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        assert self._writer is not None
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        await super().on_connect_check_health(check_health)
 
 
 def hidden(url: str) -> str:
