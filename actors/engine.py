@@ -136,6 +136,11 @@ class Engine:
         since, self.paused_since = self.paused_since, None
         return 0.0 if since is None else time.monotonic() - since
 
+    async def abandon_update(self) -> None:
+        """Go on with the weights in place: nothing of the new ones reached the model."""
+        await self._llm.resume_generation()
+        self.paused_since = None
+
     async def label(self, version: int) -> None:
         """Name the version of the weights in place without changing them."""
         await self._llm.update_weight_version(str(version))

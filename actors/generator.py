@@ -3,8 +3,9 @@ older than the request allows.
 
 Weights arrive in two ways that end in the same place. The learner pushes each version to all replicas (vLLM's
 weight-transfer calls, fanned out by Serve's `broadcast`). A replica that was not there, or missed one, pulls the
-newest announced version itself before it serves (`file` transport). A failed or overdue update makes the replica
-unhealthy: Serve takes it out of rotation and starts another, the other replicas go on.
+newest announced version itself before it serves (`file` transport), or waits until the learner forms a group with it
+(`gloo`, `nccl`). A failed or overdue update makes the replica unhealthy: Serve takes it out of rotation and starts another,
+the other replicas go on. Only a broadcast over Gloo that breaks off leaves the replica as it was, for it had loaded nothing.
 """
 
 from __future__ import annotations
@@ -51,9 +52,8 @@ class Generator:
         self._version = 0
         self._checksum = ""
         self._pause_s = 0.0
-        context = serve.get_replica_context()
-        self._rank = context.rank.rank
-        self._name = f"generator/{context.replica_id.unique_id}"
+        self._member = False
+        self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         await self._engine.label(0)
         if self._config.weights.transport == "file":
             await self._catch_up()
@@ -76,13 +76,19 @@ class Generator:
             asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
             raise
 
-    # The four calls of vLLM's weight-sync client, as the learner broadcasts them.
+    # The four calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
+
+    async def answer_roll_call(self) -> str:
+        return self._name
 
     async def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
-        if "rank_offset" in info:
-            # The trainer ships one payload with offset 1; every replica needs its own place in the group.
-            info = {**info, "rank_offset": 1 + self._rank * self._config.generator.tensor_parallel}
-        await self._guarded("joining the transfer group", self._engine.init_transfer(info))
+        """Join the learner's group at this replica's place among its members; one that came too late waits for the next."""
+        members = info.pop("members")
+        self._member = self._name in members
+        if self._member:
+            place = members.index(self._name) * self._config.generator.tensor_parallel
+            info["rank_offset"] += place
+            await self._in_group("joining the transfer group", self._engine.init_transfer(info))
 
     async def start_weight_update(self) -> None:
         """Generation stops when the weights arrive, not before: nothing to do yet."""
@@ -91,9 +97,11 @@ class Generator:
         if self._config.weights.transport == "file":
             await self._load(info)
             return
+        if not self._member:
+            return
         async with self._update:
             await self._guarded("opening the model", self._engine.begin_update())
-            await self._guarded("receiving weights", self._engine.receive(info))
+            await self._in_group("receiving weights", self._engine.receive(info))
 
     async def finish_weight_update(self, version: str | None = None) -> dict[str, Any]:
         """Confirm `version`; what the replica holds now is the answer."""
@@ -154,6 +162,18 @@ class Generator:
             return await asyncio.wait_for(work, self._config.weights.update_limit_s)
         except Exception as error:
             self._failed = f"{what} failed: {type(error).__name__}: {error}"
+            raise
+
+    async def _in_group(self, what: str, work: Any) -> None:
+        """A call of Gloo that fails, at the latest by the limit of its group, did nothing to the model; one of NCCL may have."""
+        if self._config.weights.transport == "nccl":
+            await self._guarded(what, work)
+            return
+        try:
+            await work
+        except Exception:
+            if self._engine.paused_since is not None:
+                await self._guarded("going on with the weights in place", self._engine.abandon_update())
             raise
 
     async def _heartbeat(self) -> None:

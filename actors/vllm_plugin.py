@@ -1,5 +1,5 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file` transport, and a tie
-of every engine process to its parent.
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file` and `gloo` transports, and a
+tie of every engine process to its parent.
 
 A replica that is killed leaves its engine core and workers behind, holding memory and GPUs; the kernel ends them
 with their parent instead. Linux only, like vLLM's servers.
@@ -15,15 +15,17 @@ import sys
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from actors.weight_engine import BACKEND, FileWeightTransferEngine
+from actors.weight_engine import FileWeightTransferEngine, GlooWeightTransferEngine
 
+ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine}
 PR_SET_PDEATHSIG = 1
 
 
 def register() -> None:
     """Called by vLLM in every one of its processes; more than once in some."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransferEngine)
+    for name, engine in ENGINES.items():
+        if name not in WeightTransferEngineFactory._registry:
+            WeightTransferEngineFactory.register_engine(name, engine)
     parent = multiprocessing.parent_process()
     if parent is not None and parent.pid is not None and sys.platform == "linux":
         _die_with(parent.pid)

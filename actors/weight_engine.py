@@ -1,25 +1,28 @@
-"""The worker side of the `file` transport: vLLM workers load a published safetensors file, on CPU or GPU.
+"""The worker sides of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published safetensors file, or what
+the learner broadcasts to a group that they and it form.
 
-Registered by `actors/vllm_plugin.py`, so every worker process knows it. The `nccl`
-transport is vLLM's own engine and needs nothing from here. An update is refused, and the replica restarted, when
-the file's checksum is not the announced one: a torn or foreign file never reaches the model.
+Registered by `actors/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is vLLM's own engine and
+needs nothing from here. Nothing reaches the model that is not whole: a file whose checksum is not the announced one is
+refused, and a broadcast is loaded when its last tensor is there.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch
 from safetensors import safe_open
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.platforms import current_platform
-
-BACKEND = "file"
 
 
 @dataclass
@@ -36,32 +39,42 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
     sha256: str
 
 
-class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
-    init_info_cls = FileInitInfo
-    update_info_cls = FileUpdateInfo
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """The learner's rendezvous, and this worker's place: the learner has rank 0, the first worker `rank_offset`."""
 
-    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
-        del init_info
+    master_address: str
+    master_port: int
+    world_size: int
+    rank_offset: int
+    limit_s: float
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """One version: the parameters in the order in which they are broadcast."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+class _Reloading(WeightTransferEngine[Any, Any]):
+    """Puts a second checkpoint into place, whole: the model is opened when everything has arrived."""
 
     def start_weight_update(self) -> None:
-        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into place.
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-        initialize_layerwise_reload(self.model)
+        """Nothing yet: a transfer that fails leaves the model as it was."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load and return when the weights are in place (the base class would synchronise an accelerator)."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        with open(update_info.path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != update_info.sha256:
-            raise ValueError(
-                f"weights {update_info.path}: checksum {found[:12]} is not the announced {update_info.sha256[:12]}; not loaded"
-            )
-        with safe_open(update_info.path, framework="pt") as file:
-            self.model.load_weights((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into place.
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(weights)
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -82,3 +95,54 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+class FileWeightTransferEngine(_Reloading):
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
+
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
+        del init_info
+
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        with open(update_info.path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != update_info.sha256:
+            raise ValueError(
+                f"weights {update_info.path}: checksum {found[:12]} is not the announced {update_info.sha256[:12]}; not loaded"
+            )
+        with safe_open(update_info.path, framework="pt") as file:
+            self._load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+
+
+class GlooWeightTransferEngine(_Reloading):
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    _group: Any = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join the group that the learner forms, leaving an earlier one."""
+        self.shutdown()
+        limit = timedelta(seconds=init_info.limit_s)
+        rank = init_info.rank_offset + self.parallel_config.rank
+        store = TCPStore(
+            init_info.master_address, init_info.master_port, timeout=limit, wait_for_workers=False
+        )
+        self._group = ProcessGroupGloo(store, rank, init_info.world_size, limit)
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        if self._group is None:
+            raise RuntimeError("weights came before this worker joined a transfer group")
+        received = []
+        for name, dtype, shape in zip(
+            update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+        ):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            self._group.broadcast(tensor, 0).wait()
+            received.append((name, tensor))
+        self._load(received)
+
+    def shutdown(self) -> None:
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None

@@ -312,8 +312,9 @@ class Learner(Section):
 
 
 class Weights(Section):
-    transport: Literal["file", "nccl"] = Field(
-        "file", description="file: any machine that shares run.folder; nccl: GPU to GPU."
+    transport: Literal["file", "gloo", "nccl"] = Field(
+        "file",
+        description="file: any machine that shares run.folder; gloo: over the network; nccl: GPU to GPU.",
     )
     update_limit_s: Seconds = Field(120.0, description="Deadline of every phase of an update.")
     drift_alarm: float = Field(

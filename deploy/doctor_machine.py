@@ -112,7 +112,7 @@ def gpu_count(config: Config) -> Iterator[Finding]:
         return
     yield ok("GPUs", "none: generators and learner use CPUs, which suits models of a few million parameters")
     if config.weights.transport == "nccl":
-        yield fail("weights.transport", "nccl needs GPUs", "set weights.transport to file")
+        yield fail("weights.transport", "nccl needs GPUs", "set weights.transport to file or gloo")
     if config.model.dtype != "float32":
         yield warn("model.dtype", f"{config.model.dtype} is slow on most CPUs", "set model.dtype to float32")
 

@@ -22,10 +22,16 @@ class BroadcastClient:
         self._config = config
         self._limit = config.weights.update_limit_s
         self.version = 0
+        self.members: tuple[str, ...] = ()
         self.confirmed: list[dict[str, Any]] = []
 
+    def roll_call(self) -> tuple[str, ...]:
+        """Names of the replicas that a call reaches now."""
+        return tuple(sorted(self._all("answer_roll_call")))
+
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._all("init_weight_transfer_engine", init_info)
+        """vLLM ships one payload with rank offset 1; each of `members` finds its own place in their order."""
+        self._all("init_weight_transfer_engine", {**init_info, "members": self.members})
 
     def start_weight_update(self) -> None:
         self._all("start_weight_update")

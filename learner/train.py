@@ -86,9 +86,9 @@ def train_step(parts: Parts, step: int) -> bool:
     config, began = parts.config, time.monotonic()
     waited = 0.0
     if parts.planner is not None:
-        waited = parts.planner.plan(step, lambda: _beat(parts, step, "waiting"))
+        waited = parts.planner.plan(step, lambda: _wait(parts, step))
         _beat(parts, step, "training")
-    groups = parts.reader.read(step)
+    groups = parts.reader.read(step, parts.publisher.refresh)
     samples = samples_at(config, groups, step)
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
@@ -193,11 +193,11 @@ def available(client: redis.Redis, config: Config) -> int:
     """The newest version that a replica can get without this learner, 0 when there is none: the same on every rank.
 
     While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from the same
-    groups; publishing the versions in between again would take the manifest backwards. Over NCCL nothing outlives
-    the learner that sent it.
+    groups; publishing the versions in between again would take the manifest backwards. What was broadcast to a group
+    does not outlive the learner that sent it.
     """
     manifest = newest_now(client, config.run.name)
-    if config.weights.transport == "nccl" or manifest is None or not os.path.exists(manifest.path):
+    if config.weights.transport != "file" or manifest is None or not os.path.exists(manifest.path):
         return 0
     return manifest.version
 
@@ -211,6 +211,11 @@ def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
     torch.distributed.all_reduce(tensor)
     torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
     return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}
+
+
+def _wait(parts: Parts, step: int) -> None:
+    _beat(parts, step, "waiting")
+    parts.publisher.refresh()
 
 
 def _beat(parts: Parts, step: int, state: str) -> None:

@@ -5,6 +5,7 @@ does not notice.
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -78,7 +79,7 @@ class Cluster:
         with (self.folder / "ray.log").open("wb") as log:
             self.head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
-    def deploy(self, **deployments: dict[str, Any]) -> None:
+    def deploy(self, transport: str = "file", **deployments: dict[str, Any]) -> None:
         """`serve deploy` of deploy/hora.yaml at a small size, with these settings of its deployments."""
         file = yaml.safe_load((ROOT / "deploy" / "hora.yaml").read_text())
         file["http_options"]["port"] = self.http
@@ -89,7 +90,7 @@ class Cluster:
         args["model"]["path"] = str(ROOT / args["model"]["path"])
         args["rollout"] |= {"prompts_per_batch": 8, "group_size": 6, "pre_rollouts": 2, "shards": 2}
         args["learner"] |= {"steps": STEPS, "checkpoint_every": 50}
-        args["queue"] = {}
+        args["queue"], args["weights"] = {}, {"transport": transport}
         self.config = from_args(args)
         path = self.folder / "hora.yaml"
         path.write_text(yaml.safe_dump(file, sort_keys=False))
@@ -124,6 +125,11 @@ class Cluster:
     def steps_more(self, n: int) -> None:
         at = self.state().step
         self.until(f"{n} steps after {at}", lambda: self.state().step >= at + n)
+
+    def stands_still(self, seconds: float) -> bool:
+        step = self.state().step
+        time.sleep(seconds)
+        return bool(self.state().step == step)
 
     def pause(self, paused: bool) -> None:
         connect(self.redis.url).hset(Keys("elastic").state, "paused", str(int(paused)))
@@ -226,4 +232,40 @@ def test_serve_scales_the_generators_with_the_requests_in_flight(cluster: Cluste
     cluster.until("one generator again", lambda: len(cluster.alive("generator")) == 1)
     cluster.pause(False)
     cluster.steps_more(5)
+    cluster.assert_exact()
+
+
+def test_a_transfer_group_is_formed_anew_when_replicas_come_die_and_go(cluster: Cluster) -> None:
+    def newest_on(replicas: int) -> bool:
+        held = [p.state.get("version", 0) for p in cluster.alive("generator")]
+        return len(held) == replicas and min(held) >= cluster.state().version - 1 > 0
+
+    one, two = {"num_replicas": 1}, {"num_replicas": 2}
+    cluster.deploy("gloo", generator=one)
+    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
+    cluster.train()
+    cluster.until("steps", lambda: cluster.state().step >= 5)
+    learner = cluster.learner_rank()
+
+    cluster.deploy("gloo", generator=two)
+    cluster.until("two replicas on new weights", lambda: newest_on(2))
+    cluster.steps_more(5)
+
+    # While nothing is asked for no step is made and no version published: who comes now must be sent the last one again.
+    cluster.pause(True)
+    cluster.until("a learner that waits", lambda: cluster.stands_still(20.0))
+    version, victim = cluster.state().version, cluster.alive("generator")[0]
+    os.kill(victim.state["pid"], signal.SIGKILL)
+    cluster.until(
+        "the dead replica's silence", lambda: victim.name not in {p.name for p in cluster.alive("generator")}
+    )
+    cluster.until("its successor on the newest weights", lambda: newest_on(2))
+    assert cluster.state().version == version
+    cluster.pause(False)
+    cluster.steps_more(5)
+
+    cluster.deploy("gloo", generator=one)
+    cluster.until("one replica", lambda: len(cluster.alive("generator")) == 1)
+    cluster.steps_more(5)
+    assert cluster.learner_rank() == learner
     cluster.assert_exact()

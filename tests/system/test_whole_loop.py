@@ -48,11 +48,12 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture(scope="module", params=[0, 1])
+@pytest.fixture(scope="module", params=[(0, "file"), (1, "gloo")], ids=str)
 def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("run")
     before = {p.pid for p in psutil.process_iter()}
-    result = hora(folder, "-s", f"rollout.max_staleness={request.param}")
+    staleness, transport = request.param
+    result = hora(folder, "-s", f"rollout.max_staleness={staleness}", "-s", f"weights.transport={transport}")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Pass@1" in result.stdout
     mine = [
@@ -61,7 +62,7 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         if p.pid not in before and str(folder) in " ".join(p.info["cmdline"] or [])
     ]
     assert not mine, "a process of the run is still there"
-    return request.param, folder / "runs" / "loop"
+    return staleness, folder / "runs" / "loop"
 
 
 def test_every_batch_trains_its_whole_budget_exactly_once(finished: tuple[int, Path]) -> None:

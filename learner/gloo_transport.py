@@ -1,0 +1,85 @@
+"""The `gloo` transport: every parameter is broadcast from the learner's rank 0 to the replicas over the network, processor to
+processor. For replicas that share no folder with the learner and no NCCL with each other.
+
+The course of an update is vLLM's own, as it is for NCCL; only the group and the broadcast are Gloo's.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Self
+
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
+    TrainerInitInfo,
+    VLLMWeightSyncClient,
+    WeightSource,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+
+@dataclass
+class GlooTrainerInitInfo(TrainerInitInfo):
+    """Trainer side of the `gloo` transport: where the group meets, how many take part, and the limit of each call."""
+
+    backend: ClassVar[str] = "gloo"
+    master_address: str
+    world_size: int
+    limit_s: float
+
+
+class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
+    """Rank 0 of the group. Other learner ranks gather and send nothing."""
+
+    init_info_cls = GlooTrainerInitInfo
+    _group: Any = None
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: Any,
+        *,
+        client: VLLMWeightSyncClient,
+        source: WeightSource | None = None,
+    ) -> Self:
+        if source is None:
+            raise ValueError("the gloo transport needs a WeightSource")
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender, packed=False)
+        if engine.is_sender:
+            engine._meet(init_info)
+        return engine
+
+    def _meet(self, info: GlooTrainerInitInfo) -> None:
+        limit = timedelta(seconds=info.limit_s)
+        store = TCPStore(info.master_address, 0, is_master=True, timeout=limit, wait_for_workers=False)
+        place = {
+            "master_address": info.master_address,
+            "master_port": store.port,
+            "world_size": info.world_size,
+            "rank_offset": 1,
+            "limit_s": info.limit_s,
+        }
+        with ThreadPoolExecutor(max_workers=1) as aside:
+            joined = aside.submit(self.client.init_weight_transfer_engine, place)
+            self._group = ProcessGroupGloo(store, 0, info.world_size, limit)
+            joined.result()
+
+    def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
+        if not self.is_sender:
+            super()._broadcast(source, meta)
+            return
+        assert self._group is not None
+        for _, tensor in self._checked_iter(source, meta):
+            self._group.broadcast(tensor.contiguous(), 0).wait()
+
+    def shutdown(self) -> None:
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+
+
+WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerEngine)
