@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
 
+from common.config import Config
 from common.keys import Keys
 
 # Only forwards: a restarted learner that repeats old steps cannot take the version back unseen.
@@ -51,6 +53,19 @@ async def newest(client: Any, run: str) -> Manifest | None:
 def newest_now(client: redis.Redis, run: str) -> Manifest | None:
     """`newest` for a blocking client."""
     return _manifest(client.get(Keys(run).weights))
+
+
+def available(client: redis.Redis, config: Config) -> int:
+    """The newest version that a replica can get without this learner, 0 when there is none: the same on every rank.
+
+    While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from the same
+    groups; publishing the versions in between again would take the manifest backwards. What was broadcast to a group
+    does not outlive the learner that sent it.
+    """
+    manifest = newest_now(client, config.run.name)
+    if config.weights.transport != "file" or manifest is None or not os.path.exists(manifest.path):
+        return 0
+    return manifest.version
 
 
 def _manifest(text: Any) -> Manifest | None:

@@ -10,7 +10,6 @@ when there is more than one rank, and Redis. Rank 0 plans, records and publishes
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group
-from common.weights import newest_now
+from common.weights import available
 from learner.batch import Sample, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
@@ -187,19 +186,6 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         publisher.wait()
         parts.published = start
     return parts, start
-
-
-def available(client: redis.Redis, config: Config) -> int:
-    """The newest version that a replica can get without this learner, 0 when there is none: the same on every rank.
-
-    While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from the same
-    groups; publishing the versions in between again would take the manifest backwards. What was broadcast to a group
-    does not outlive the learner that sent it.
-    """
-    manifest = newest_now(client, config.run.name)
-    if config.weights.transport != "file" or manifest is None or not os.path.exists(manifest.path):
-        return 0
-    return manifest.version
 
 
 def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:

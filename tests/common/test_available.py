@@ -4,9 +4,8 @@ from pathlib import Path
 
 from common.load import load
 from common.redis import connect
-from common.weights import Manifest, announce
+from common.weights import Manifest, announce, available
 from deploy.redis_server import RedisServer
-from learner.train import available
 
 
 def test_only_an_announced_file_that_is_still_there_spares_publishing(tmp_path: Path) -> None:
