@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import redis
-import torch
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
@@ -43,14 +42,15 @@ class Publisher:
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
         self._config, self._redis, self._rank = config, client, rank
         self._broadcast = BroadcastClient(config)
-        over_nccl = config.weights.transport == "nccl"
-        source = EngineSource(engine, config.model.dtype, engine.device if over_nccl else torch.device("cpu"))
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
-        self._group: TransferGroup | None = None
-        if config.weights.transport != "file":
-            self._group = TransferGroup(config, client, self._broadcast, source, rank)
         self.timing = Timing()
+        self._group: TransferGroup | None = None
+        transport = config.weights.transport
+        source = EngineSource(engine, config.model.dtype, engine.device if transport == "nccl" else "cpu")
+        if transport != "file":
+            self._group = TransferGroup(config, client, self._broadcast, source, rank)
+            return
         info = FileTrainerInitInfo(
             run_dir / "weights", config.run.name, config.model.dtype, lambda m: announce(client, m), rank=rank
         )

@@ -60,12 +60,7 @@ class TransferGroup:
     def wants_again(self) -> bool:
         """Whether the version sent last is to be sent again, because a replica holds less. Asked on every rank while it waits
         for groups; rank 0 decides and counts, the others follow its count."""
-        if (
-            self._rank == 0
-            and self.version >= 0
-            and time.time() > self._sent_at + RESEND_S
-            and self._behind()
-        ):
+        if self._rank == 0 and self._behind():
             self._redis.hincrby(self._keys.state, "resent", 1)
         if self._asked_to_resend() == self._resent:
             return False
@@ -73,6 +68,8 @@ class TransferGroup:
         return True
 
     def _behind(self) -> bool:
+        if self.version < 0 or time.time() < self._sent_at + RESEND_S:
+            return False
         parts = self._redis.hgetall(self._keys.parts).items()
         replicas = [json.loads(text) for name, text in parts if name.startswith(b"generator/")]
         return any(r["version"] < self.version for r in replicas if r["seen"] > self._sent_at + LAG_S)
