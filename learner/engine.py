@@ -107,8 +107,8 @@ class Engine:
             seconds=time.monotonic() - started,
         )
 
-    def gathered(self, device: torch.device | str = "cpu") -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, whole, one after the other, in the generators' dtype, on `device`.
+    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by its Hugging Face name, whole, one after the other, in the generators' dtype, in host memory.
 
         A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a time.
         """
@@ -117,7 +117,7 @@ class Engine:
         dtype = DTYPES[self._config.model.dtype]
         for name, parameter in self.hf.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=self._config.learner.zero_stage == 3):
-                yield name, parameter.detach().to(device=device, dtype=dtype, copy=True)
+                yield name, parameter.detach().to(dtype=dtype, copy=True).cpu()
 
     def save(self, folder: Path, tag: str) -> None:
         self._engine.save_checkpoint(str(folder), tag=tag, client_state={}, save_latest=False)

@@ -199,13 +199,12 @@ class Reader:
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config)
 
-    def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
-        """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step, calling `waiting`."""
+    def read(self, step: int) -> list[Group]:
+        """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
         deadline = time.monotonic() + 2 * self._config.learner.wait_limit_s
         while (rows := self._ledger.step(step)) is None:
             if time.monotonic() > deadline:
                 raise RunError(f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone")
-            waiting()
             time.sleep(POLL_S)
         return self._groups(divide(rows, self._world)[self._rank])
 

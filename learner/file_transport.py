@@ -32,8 +32,8 @@ KEPT_FILES = 2
 class EngineSource(WeightSource):
     """The learner's parameters for vLLM's trainer engines. Iterating is a collective of all ranks."""
 
-    def __init__(self, engine: Engine, dtype: str, device: torch.device | str = "cpu") -> None:
-        self._engine, self._dtype, self._device = engine, DTYPES[dtype], device
+    def __init__(self, engine: Engine, dtype: str) -> None:
+        self._engine, self._dtype = engine, DTYPES[dtype]
 
     def metadata(self) -> list[ParamMeta]:
         return [
@@ -43,7 +43,7 @@ class EngineSource(WeightSource):
         ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._engine.gathered(self._device)
+        return self._engine.gathered()
 
 
 @dataclass

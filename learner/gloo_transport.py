@@ -33,7 +33,7 @@ class GlooTrainerInitInfo(TrainerInitInfo):
 
 
 class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
-    """Rank 0 of the group. Other learner ranks gather and send nothing."""
+    """Rank 0 of the group; no other rank of the learner is in it."""
 
     init_info_cls = GlooTrainerInitInfo
     _group: Any = None
@@ -48,9 +48,8 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
     ) -> Self:
         if source is None:
             raise ValueError("the gloo transport needs a WeightSource")
-        engine = cls(client=client, source=source, is_sender=init_info.is_sender, packed=False)
-        if engine.is_sender:
-            engine._meet(init_info)
+        engine = cls(client=client, source=source, packed=False)
+        engine._meet(init_info)
         return engine
 
     def _meet(self, info: GlooTrainerInitInfo) -> None:
@@ -69,9 +68,6 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
             joined.result()
 
     def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
-        if not self.is_sender:
-            super()._broadcast(source, meta)
-            return
         assert self._group is not None
         for _, tensor in self._checked_iter(source, meta):
             self._group.broadcast(tensor.contiguous(), 0).wait()

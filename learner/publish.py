@@ -3,9 +3,10 @@
     gather (ZeRO-3 layer by layer, in the generators' dtype) ─► file, Gloo or NCCL ─► replicas load ─► state.version
 
 `file`: parameters are streamed into RUN/weights/VERSION.safetensors as they are gathered, so no second copy of the
-model exists; announcing and loading go on in the background while the next step trains. `gloo` and `nccl`: broadcast inside
-the step to a group of the learner and the running replicas. The version counts as published when the broadcast has
-returned: with max_staleness 0 no token of the next batch can come from older weights.
+model exists. `gloo`, `nccl`: they are gathered into rank 0's host memory and broadcast to a group of it and the running
+replicas. Announcing, sending and loading go on in the background while the next step trains; only NCCL sends inside the
+step, for the learner's own NCCL calls must not cross it. The version counts as published when the replicas have it: with
+max_staleness 0 no token of the next batch can come from older weights.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from common.weights import Manifest, advance, announce
 from learner.broadcast import BroadcastClient
 from learner.engine import Engine
 from learner.file_transport import EngineSource, FileTrainerInitInfo
-from learner.transfer_group import TransferGroup
+from learner.transfer_group import Snapshot, TransferGroup
 
 
 @dataclass(slots=True)
@@ -42,33 +43,47 @@ class Publisher:
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
         self._config, self._redis, self._rank = config, client, rank
         self._broadcast = BroadcastClient(config)
+        self._engine = engine
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
+        self._group = TransferGroup(config, client, self._broadcast)
+        self._newest: Snapshot | None = None  # what the group was sent last
         self.timing = Timing()
-        self._group: TransferGroup | None = None
-        transport = config.weights.transport
-        source = EngineSource(engine, config.model.dtype, engine.device if transport == "nccl" else "cpu")
-        if transport != "file":
-            self._group = TransferGroup(config, client, self._broadcast, source, rank)
-            return
         info = FileTrainerInitInfo(
             run_dir / "weights", config.run.name, config.model.dtype, lambda m: announce(client, m), rank=rank
         )
         self._file: Any = WeightTransferTrainerFactory.trainer_init(
-            info, client=self._broadcast, source=source
+            info, client=self._broadcast, source=EngineSource(engine, config.model.dtype)
         )
 
     def publish(self, version: int) -> None:
-        """Make `version` the newest. Returns after the gather (`file`) or after the transfer (`gloo`, `nccl`)."""
-        if self._group is not None:
-            self._send(version)
-            return
+        """Make `version` the newest. Returns after the gather, over NCCL after the transfer."""
         self.wait()
         began = time.monotonic()
-        manifest = self._file.write(version)
+        if self._config.weights.transport == "file":
+            manifest = self._file.write(version)
+            if manifest is not None:
+                self._shipping = self._background.submit(self._ship, manifest)
+        else:
+            # A collective: every rank iterates, rank 0 keeps what it sees.
+            tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
+            if self._rank == 0:
+                nccl = self._config.weights.transport == "nccl"
+                device = self._engine.device if nccl else tensors[0][1].device
+                self._newest = Snapshot(version, tensors, device)
+                self._shipping = self._background.submit(self._send, self._newest)
+                if nccl:
+                    self.wait()
         self.timing.gather = time.monotonic() - began
-        if manifest is not None:
-            self._shipping = self._background.submit(self._ship, manifest)
+
+    def refresh(self) -> None:
+        """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for groups: no batch
+        may wait for a version that nobody sends any more."""
+        if self._newest is None or (self._shipping is not None and not self._shipping.done()):
+            return
+        self.wait()
+        if self._group.is_behind(self._newest.version):
+            self._send(self._newest)
 
     def wait(self) -> None:
         """Until the version in flight is published; raises what its publication raised."""
@@ -86,19 +101,12 @@ class Publisher:
         self._file.ship(manifest)
         self._published(manifest.version, time.monotonic() - began)
 
+    def _send(self, weights: Snapshot) -> None:
+        began = time.monotonic()
+        self._group.send(weights)
+        self._published(weights.version, time.monotonic() - began)
+
     def _published(self, version: int, seconds: float) -> None:
         advance(self._redis, self._config.run.name, version)
         self.timing.load = max((c["pause_s"] for c in self._broadcast.confirmed), default=0.0)
         self.timing.transfer = max(0.0, seconds - self.timing.load)
-
-    def refresh(self) -> None:
-        """Give the newest version to replicas that came after it was broadcast. Called on every rank while it waits."""
-        if self._group is not None and self._group.wants_again():
-            self._send(self._group.version)
-
-    def _send(self, version: int) -> None:
-        assert self._group is not None
-        began = time.monotonic()
-        self._group.send(version)
-        if self._rank == 0:
-            self._published(version, time.monotonic() - began)

@@ -87,7 +87,7 @@ def train_step(parts: Parts, step: int) -> bool:
     if parts.planner is not None:
         waited = parts.planner.plan(step, lambda: _wait(parts, step))
         _beat(parts, step, "training")
-    groups = parts.reader.read(step, parts.publisher.refresh)
+    groups = parts.reader.read(step)
     samples = samples_at(config, groups, step)
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)

@@ -1,10 +1,9 @@
-"""A group of the learner and the running replicas, over which every version is broadcast (`gloo`, `nccl`).
+"""A group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`, `nccl`).
 
-    roll call ─► group of those who answered ─► broadcast ─► … ─► a replica came or left ─► roll call ─► group anew
+    roll call ─► group of those who answered ─► broadcast ─► … ─► a replica came, left or died ─► roll call ─► group anew
 
-A replica that comes between two versions holds none of them: while the learner waits for rollouts it sends the newest again.
-A peer that dies inside a collective cannot be waited for: the error, or the watchdog, ends the process, and the learner
-restarts from its checkpoint.
+What is sent is a copy in the learner's host memory: the next step need not wait for it, a broadcast that broke off is
+repeated, and a replica that came between two versions is sent the newest again.
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import ray
 import redis
 import structlog
-from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightSource
+import torch
+from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
@@ -29,67 +30,83 @@ from learner.broadcast import BroadcastClient
 from learner.gloo_transport import GlooTrainerInitInfo
 
 log = structlog.get_logger(__name__)
+ATTEMPTS = 3
 RESEND_S = 5.0  # at most so often
 LAG_S = 1.0  # of clocks of different machines
 
 
-class TransferGroup:
-    """Used on every rank of the learner, for gathering the weights is a collective; rank 0 alone is in the group."""
+class Snapshot(WeightSource):
+    """One version in host memory; iterating puts each tensor on `device`."""
 
-    def __init__(
-        self, config: Config, client: redis.Redis, broadcast: BroadcastClient, source: WeightSource, rank: int
-    ) -> None:
-        self._config, self._rank = config, rank
+    def __init__(self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device) -> None:
+        self.version = version
+        self._tensors, self._device = tensors, device
+
+    def metadata(self) -> list[ParamMeta]:
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, tensor.to(self._device)) for name, tensor in self._tensors)
+
+
+class TransferGroup:
+    """Used on rank 0 of the learner alone."""
+
+    def __init__(self, config: Config, client: redis.Redis, broadcast: BroadcastClient) -> None:
+        self._config, self._broadcast = config, broadcast
         self._redis: Any = client
-        self._keys = Keys(config.run.name)
-        self._broadcast, self._source = broadcast, source
+        self._parts = Keys(config.run.name).parts
         self._limit = config.weights.update_limit_s
         self._engine: Any = None
         self._sent_at = 0.0
-        self._resent = self._asked_to_resend()
-        self.version = -1  # sent last
 
-    def send(self, version: int) -> None:
-        """Broadcast the weights as they are, as `version`, to all replicas that run now."""
-        with _watchdog(self._limit, f"publishing version {version}"):
-            self._form()
-            self._broadcast.version = version
-            self._engine.send_weights()
-        self.version, self._sent_at = version, time.time()
+    def send(self, weights: Snapshot) -> None:
+        """Broadcast to all replicas that run now. A group that loses a member on the way is formed anew without it; over NCCL
+        nobody can wait for a peer that died, and the watchdog ends this process."""
+        self._broadcast.version = weights.version
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                if self._config.weights.transport == "nccl":
+                    with _watchdog(self._limit, f"publishing version {weights.version}"):
+                        self._send(weights)
+                else:
+                    self._send(weights)
+                break
+            except Exception as error:
+                self._leave()
+                if attempt == ATTEMPTS:
+                    raise
+                log.warning("a broadcast broke off", version=weights.version, error=str(error)[:300])
+        self._sent_at = time.time()
 
-    def wants_again(self) -> bool:
-        """Whether the version sent last is to be sent again, because a replica holds less. Asked on every rank while it waits
-        for groups; rank 0 decides and counts, the others follow its count."""
-        if self._rank == 0 and self._behind():
-            self._redis.hincrby(self._keys.state, "resent", 1)
-        if self._asked_to_resend() == self._resent:
+    def is_behind(self, version: int) -> bool:
+        """Whether a replica that spoke since the last broadcast holds less than `version`."""
+        if time.time() < self._sent_at + RESEND_S:
             return False
-        self._resent += 1
-        return True
-
-    def _behind(self) -> bool:
-        if self.version < 0 or time.time() < self._sent_at + RESEND_S:
-            return False
-        parts = self._redis.hgetall(self._keys.parts).items()
+        parts = self._redis.hgetall(self._parts).items()
         replicas = [json.loads(text) for name, text in parts if name.startswith(b"generator/")]
-        return any(r["version"] < self.version for r in replicas if r["seen"] > self._sent_at + LAG_S)
+        return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
 
-    def _asked_to_resend(self) -> int:
-        return int(self._redis.hget(self._keys.state, "resent") or 0)
+    def _send(self, weights: Snapshot) -> None:
+        members = self._members()
+        if self._engine is None or members != self._broadcast.members:
+            self._leave()
+            self._form(members, weights)
+        self._engine.source = weights
+        self._engine.send_weights()
 
-    def _form(self) -> None:
-        """Leave the group as it is when the replicas are the same."""
-        members = self._members() if self._rank == 0 else ()
-        if self._engine is not None and members == self._broadcast.members:
-            return
-        if self._engine is not None:
-            self._engine.shutdown()
+    def _form(self, members: tuple[str, ...], weights: Snapshot) -> None:
         self._broadcast.members = members
         world = 1 + len(members) * self._config.generator.tensor_parallel
         self._engine = WeightTransferTrainerFactory.trainer_init(
-            self._place(world), client=self._broadcast, source=self._source
+            self._place(world), client=self._broadcast, source=weights
         )
         log.info("transfer group formed", replicas=len(members), world=world)
+
+    def _leave(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
 
     def _members(self) -> tuple[str, ...]:
         """The running replicas. Raises RunError when none comes in time."""
@@ -103,13 +120,13 @@ class TransferGroup:
     def _place(self, world: int) -> TrainerInitInfo:
         address = ray.util.get_node_ip_address()
         if self._config.weights.transport == "gloo":
-            return GlooTrainerInitInfo(address, world, self._limit, rank=self._rank)
+            return GlooTrainerInitInfo(address, world, self._limit)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = int(probe.getsockname()[1])
-        return NCCLTrainerInitInfo(address, port, world, rank=self._rank)
+        return NCCLTrainerInitInfo(address, port, world)
 
 
 class _watchdog:
