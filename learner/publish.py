@@ -65,6 +65,7 @@ class Publisher:
             if manifest is not None:
                 self._shipping = self._background.submit(self._ship, manifest)
         else:
+            self._newest = None  # its memory is needed now
             # A collective: every rank iterates, rank 0 keeps what it sees.
             tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
             if self._rank == 0:

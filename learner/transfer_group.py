@@ -94,6 +94,7 @@ class TransferGroup:
             self._form(members, weights)
         self._engine.source = weights
         self._engine.send_weights()
+        self._engine.source = None  # the next copy of the model is made while this one may go
 
     def _form(self, members: tuple[str, ...], weights: Snapshot) -> None:
         self._broadcast.members = members
