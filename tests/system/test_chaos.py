@@ -35,6 +35,17 @@ def test_a_run_survives_the_death_of(part: str, live_run: Callable[..., Any], ch
     run.assert_exact()
 
 
+def test_over_gloo_the_successor_of_the_only_generator_is_sent_the_newest_weights(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    """Nobody else holds the version that the batch in hand asks for, and no step can make another."""
+    run = live_run(STEPS, **{"weights.transport": "gloo"})
+    run.until(chance.randint(2, 8))
+    run.kill("generator", chance)
+    run.finish()
+    run.assert_exact()
+
+
 def test_a_run_survives_many_deaths_in_a_row(live_run: Callable[..., Any], chance: random.Random) -> None:
     run = live_run(STEPS)
     for part in ("verifier", "generator", "redis", "coordinator", "learner"):
