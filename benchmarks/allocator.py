@@ -12,6 +12,7 @@ import heapq
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -73,11 +74,10 @@ def main() -> None:
         each = (rng.uniform(0.5, 2.0, n), rng.uniform(0.5, 2.0, n))
         ones = np.ones(n)
         for name, prior, full in (("shared", (1.0, 1.0), (ones, ones)), ("per prompt", each, each)):
-            ours = median(lambda c=c, b=budget, p=prior: allocate(c, 8, b, p), repeats)
-            big = n > 1000
-            timed = once if big else lambda work, r=repeats: median(work, max(3, r // 10))
-            by_heap = timed(lambda c=c, b=budget, p=full: heap(c, 8, b, *p))
-            slow = timed(lambda c=c, b=budget, p=full: naive(c, 8, b, *p)) if n <= 5000 else float("nan")
+            ours = median(partial(allocate, c, 8, budget, prior), repeats)
+            timed = once if n > 1000 else partial(median, repeats=max(3, repeats // 10))
+            by_heap = timed(partial(heap, c, 8, budget, *full))
+            slow = timed(partial(naive, c, 8, budget, *full)) if n <= 5000 else float("nan")
             print(
                 f"{n:>8} {g:>3} {name:>10} {ours * 1e6:>8.0f}us {by_heap * 1e6:>8.0f}us {slow * 1e6:>8.0f}us "
                 f"{by_heap / ours:>9.1f}x"

@@ -31,6 +31,7 @@ from common.load import load
 from common.order import batch_rows
 from common.redis import connect
 from common.run_state import read_run
+from common.types import Phase
 from common.weights import Manifest, advance, announce
 
 
@@ -50,7 +51,8 @@ def direct(config: Config, batches: int) -> float:
         async def batch(number: int) -> int:
             rows = batch_rows(number, rollout.prompts_per_batch, len(prompts), config.run.seed)
             # The requests of a shard under the uniform rule: G0 samples and G - G0 samples of every prompt.
-            sizes = (("A", rollout.pre_rollouts), ("B", rollout.group_size - rollout.pre_rollouts))
+            pre, additional = rollout.pre_rollouts, rollout.group_size - rollout.pre_rollouts
+            sizes: list[tuple[Phase, int]] = [("A", pre), ("B", additional)]
             work = [
                 engine.generate(
                     prompts[row].tokens,

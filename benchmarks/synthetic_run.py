@@ -86,8 +86,8 @@ class SyntheticRun:
         if (step + 1) % self.config.learner.checkpoint_every == 0:
             steps = self._ledger.steps()
             done = int(self.redis.hget(self.keys.state, "durable_step") or 0)
-            entries = [row.entry for s in range(done, step + 1) for row in steps[s]]
-            self._consumer.acknowledge(entries, step + 1)
+            groups = {row.entry: row.group for s in range(done, step + 1) for row in steps[s]}
+            self._consumer.acknowledge(groups, step + 1)
 
     def beat(self, version: int, running: int = 5, learner: str = "training", answers: int = 0) -> None:
         """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second."""
