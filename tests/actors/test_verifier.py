@@ -200,6 +200,8 @@ import asyncio, os, sys
 from actors.verifier_pool import VerifierPool
 from common.config import Reward
 
+pytestmark = pytest.mark.system
+
 async def main():
     pool = VerifierPool(Reward(time_limit_s=300.0), processes=2)
     await pool.score_batch([("q", "<answer>6/14</answer>", "3/7")])

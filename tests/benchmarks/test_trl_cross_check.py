@@ -97,6 +97,7 @@ def test_the_report_holds_figures_and_the_cells_they_came_from(tmp_path: Path) -
         assert (tmp_path / f"trl-cross-check.{kind}").stat().st_size > 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("loss", "normalisation", "equal"),
     [

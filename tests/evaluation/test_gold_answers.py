@@ -17,6 +17,8 @@ from common.datasets import load_dataset
 from common.rewards import bare, canonical_number, math_equal, quick_verdict, usable_gold
 from evaluation.benchmarks import BENCHMARKS
 
+pytestmark = pytest.mark.system
+
 GOLDS = [row.answer for b in BENCHMARKS.values() for row in load_dataset(b.data(Data(path="x"))).rows]
 DISTINCT = list(dict.fromkeys(GOLDS))
 

@@ -125,6 +125,7 @@ def gradient(trainer: HoraTrainer, loss: torch.Tensor) -> torch.Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(trainer.model.parameters()))])
 
 
+@pytest.mark.system
 def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> None:
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -140,6 +141,7 @@ def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> 
     )
 
 
+@pytest.mark.system
 def test_trl_trains_with_hora(trainer: HoraTrainer) -> None:
     before = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train()
