@@ -121,13 +121,13 @@ class TransferGroup:
     def _place(self, world: int) -> TrainerInitInfo:
         address = ray.util.get_node_ip_address()
         if self._config.weights.transport == "gloo":
-            return GlooTrainerInitInfo(address, world, self._limit)
+            return GlooTrainerInitInfo(address, world, self._limit, rank=0)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = int(probe.getsockname()[1])
-        return NCCLTrainerInitInfo(address, port, world)
+        return NCCLTrainerInitInfo(address, port, world, rank=0)
 
 
 class _watchdog:

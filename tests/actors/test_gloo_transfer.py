@@ -4,7 +4,7 @@ vLLM takes seconds to import: the test alone does, not every worker that collect
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,65 +12,73 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from common.config import Config
 from common.load import load
 from common.prompts import load_tokenizer, render
 
-LIMIT_S = 30.0
 
-
-class Source:
-    """The model's weights times `factor`; iterating breaks off after `whole` tensors."""
-
-    def __init__(self, folder: Path) -> None:
-        self._tensors = load_file(folder / "model.safetensors")
-        self.factor, self.whole = 1.0, len(self._tensors)
-
-    def metadata(self) -> list[Any]:
-        from vllm.distributed.weight_transfer.base import ParamMeta
-
-        return [ParamMeta(name, t.dtype, tuple(t.shape)) for name, t in self._tensors.items()]
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for i, (name, tensor) in enumerate(self._tensors.items()):
-            if i == self.whole:
-                raise RuntimeError("the learner dies here")
-            yield name, tensor * self.factor
-
-
-class Client:
-    """vLLM's weight-sync client for one engine in this process."""
+class OneReplica:
+    """vLLM's weight-sync client for one engine in this process, which does what a generator replica does."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self._loop = engine, asyncio.get_running_loop()
-        self.broken: BaseException | None = None
+        self._engine, self._loop, self._update = engine, asyncio.get_running_loop(), asyncio.Lock()
+        self.members: tuple[str, ...] = ()
+        self.version = 0
+        self.broken_off = 0
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * LIMIT_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    def roll_call(self) -> tuple[str, ...]:
+        return ("generator/only",)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._run(self._engine.init_transfer(init_info))
 
     def start_weight_update(self) -> None:
-        self._run(self._engine.begin_update())
+        pass
 
     def update_weights(self, update_info: Any) -> None:
-        try:
-            self._run(self._engine.receive(update_info))
-        except Exception as error:
-            self._run(self._engine.abandon_update())
-            self.broken = error
+        self._run(self._receive(update_info))
+
+    async def _receive(self, info: Any) -> None:
+        async with self._update:
+            await self._engine.begin_update()
+            try:
+                await self._engine.receive(info)
+            except Exception:
+                await self._engine.abandon_update()
+                self.broken_off += 1
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._run(self._engine.end_update(1))
+        self._run(self._engine.end_update(self.version))
+
+
+def snapshot(config: Config, version: int, factor: float = 1.0, breaks: int = 0) -> Any:
+    """The initial weights times `factor`; sending them breaks off in the middle, `breaks` times."""
+    from learner.transfer_group import Snapshot
+
+    class Breaking(Snapshot):
+        left = breaks
+
+        def __iter__(self) -> Any:
+            for i, pair in enumerate(super().__iter__()):
+                if i == 3 and self.left:
+                    self.left -= 1
+                    raise ConnectionError("a member died")
+                yield pair
+
+    tensors = load_file(Path(config.model.path) / "model.safetensors")
+    return Breaking(version, [(name, t * factor) for name, t in tensors.items()], torch.device("cpu"))
 
 
 @pytest.mark.system
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(280)
 def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
     from actors.engine import Engine
-    from learner.gloo_transport import GlooTrainerEngine, GlooTrainerInitInfo
+    from learner.transfer_group import ATTEMPTS, TransferGroup
 
-    config = load("tiny", ["weights.transport=gloo"])
+    config = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=30"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
 
     async def run() -> None:
@@ -80,40 +88,29 @@ def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
             answers = await engine.generate(prompt, 4, seed=1, temperature=1.0)
             return await engine.checksum(), [a.tokens.tolist() for a in answers]
 
-        async def send(trainer: Any) -> None:
-            await asyncio.to_thread(trainer.send_weights)
-
         try:
-            client, source = Client(engine), Source(Path(config.model.path))
             await engine.label(0)
-            first = await held()
-            place = GlooTrainerInitInfo("127.0.0.1", 2, LIMIT_S, rank=0)
-            trainer = await asyncio.to_thread(
-                GlooTrainerEngine.trainer_init, place, client=client, source=source
-            )
-            await send(trainer)
+            first, replica = await held(), OneReplica(engine)
+            group = TransferGroup(config, None, replica)  # type: ignore[arg-type]
+
+            async def send(version: int, **how: Any) -> None:
+                await asyncio.to_thread(group.send, snapshot(config, version, **how))
+
+            await send(1)
             assert await held() == first, "the same weights"
-            source.factor = 0.5
-            await send(trainer)
+            await send(2, factor=0.5)
             second = await held()
             assert second[0] != first[0]
             assert second[1] != first[1]
 
-            source.factor, source.whole = 1.0, 3
-            with pytest.raises(RuntimeError, match="the learner dies here"):
-                await send(trainer)
-            trainer.shutdown()
-            while client.broken is None:
+            with pytest.raises(ConnectionError, match="a member died"):
+                await send(3, breaks=ATTEMPTS)
+            while replica.broken_off < ATTEMPTS:
                 await asyncio.sleep(0.05)
             assert await held() == second, "as it was, and serving"
 
-            source.whole = -1
-            again = await asyncio.to_thread(
-                GlooTrainerEngine.trainer_init, place, client=client, source=source
-            )
-            await send(again)
-            assert await held() == first, "a group formed anew"
-            again.shutdown()
+            await send(4, breaks=1)
+            assert await held() == first, "repeated in a group formed anew"
         finally:
             engine.shutdown()
 

@@ -17,7 +17,7 @@ from deploy.redis_server import RedisServer
 
 STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 
 def hora(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -40,7 +40,7 @@ def hora(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
     arguments = [part for key, value in settings.items() for part in ("-s", f"{key}={value}")]
     command = [str(Path(sys.executable).with_name("hora")), "run", "tiny", *arguments, *more]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=540, env={**os.environ, "COLUMNS": "120"}
+        command, capture_output=True, text=True, timeout=1100, env={**os.environ, "COLUMNS": "120"}
     )
 
 
