@@ -16,6 +16,8 @@ import pytest
 from actors.verifier_pool import VerifierPool, VerifierUnavailable
 from common.config import Reward
 
+pytestmark = pytest.mark.system
+
 QUICK = {
     "tower": "10^{10^{10}}",
     "python power": "$9**9**9$",
@@ -199,8 +201,6 @@ PARENT = """
 import asyncio, os, sys
 from actors.verifier_pool import VerifierPool
 from common.config import Reward
-
-pytestmark = pytest.mark.system
 
 async def main():
     pool = VerifierPool(Reward(time_limit_s=300.0), processes=2)
