@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Completion, Group, Phase, Plan, Prompt, Rollout, SamplingRequest
+from common.types import Completion, Group, Phase, Plan, Prompt, Rollout, SamplingRequest, group_id
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Shard:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of its groups."""
-        return tuple(f"{epoch}:{p.index}" for epoch, p in zip(self.epochs, self.prompts, strict=True))
+        return tuple(group_id(epoch, p.index) for epoch, p in zip(self.epochs, self.prompts, strict=True))
 
 
 async def run_shard(

@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.platforms import current_platform
 
 
@@ -48,15 +49,6 @@ class GlooInitInfo(WeightTransferInitInfo):
     world_size: int
     rank_offset: int
     limit_s: float
-
-
-@dataclass
-class GlooUpdateInfo(WeightTransferUpdateInfo):
-    """One version: the parameters in the order in which they are broadcast."""
-
-    names: list[str]
-    dtype_names: list[str]
-    shapes: list[list[int]]
 
 
 class _Reloading(WeightTransferEngine[Any, Any]):
@@ -117,7 +109,7 @@ class FileWeightTransferEngine(_Reloading):
 
 class GlooWeightTransferEngine(_Reloading):
     init_info_cls = GlooInitInfo
-    update_info_cls = GlooUpdateInfo
+    update_info_cls = NCCLWeightTransferUpdateInfo  # what vLLM's trainer side sends for either
     _group: Any = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
@@ -130,7 +122,7 @@ class GlooWeightTransferEngine(_Reloading):
         )
         self._group = ProcessGroupGloo(store, rank, init_info.world_size, limit)
 
-    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("weights came before this worker joined a transfer group")
         received = []

@@ -47,17 +47,21 @@ class Plans:
                 keys += [staged, self._keys.pre_rollouts(group.id)]
             await self._store(keys=keys, args=[shard, facts], client=pipe)
             first = (await pipe.execute())[-1]
-        return plan if first else await self._stored(shard, [g.id for g in plan.groups])
+        if first:
+            return plan
+        stored = await self.load(shard, [g.id for g in plan.groups])
+        assert stored is not None  # It was first, and plans stay.
+        return stored
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
         """The stored plan of the shard of these groups, with those of them that were not pushed; None when there is none.
 
         Raises WireError when the pre-rollouts of such a group are damaged or gone.
         """
-        return await self._stored(shard, ids) if await self._redis.hexists(self._keys.plans, shard) else None
-
-    async def _stored(self, shard: str, ids: Sequence[str]) -> Plan:
-        facts = json.loads(await self._redis.hget(self._keys.plans, shard))
+        stored = await self._redis.hget(self._keys.plans, shard)
+        if stored is None:
+            return None
+        facts = json.loads(stored)
         # In this order: what is pushed may be trained and let go at any moment, what is not stays.
         found = await self._redis.mget([self._keys.pre_rollouts(i) for i in ids])
         pushed = await self._redis.hmget(self._keys.pushed, ids)

@@ -62,6 +62,11 @@ class Rollout:
     rewards: dict[str, float]
 
 
+def group_id(epoch: int, prompt_index: int) -> str:
+    """The name of a group for good: the pair occurs once in a run."""
+    return f"{epoch}:{prompt_index}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """All rollouts of one prompt in one batch: the unit that is queued, trained and audited.
@@ -85,7 +90,7 @@ class Group:
 
     @property
     def id(self) -> str:
-        return f"{self.epoch}:{self.prompt_index}"
+        return group_id(self.epoch, self.prompt_index)
 
     @property
     def size(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgpack
@@ -25,13 +26,12 @@ MAX_TEXT = 1_024
 
 def encode_group(group: Group) -> bytes:
     """The bytes of one group. What it says is checked where it is read."""
-    return _pack(_group_out(group, group.rollouts), group.rollouts)
+    return _pack(_group_out(group), group.rollouts)
 
 
 def encode_pre_rollouts(group: Group) -> bytes:
     """The bytes of one group with its Phase A rollouts only: a group by itself."""
-    rollouts = [r for r in group.rollouts if r.phase == "A"]
-    return _pack(_group_out(group, rollouts), rollouts)
+    return encode_group(replace(group, rollouts=tuple(r for r in group.rollouts if r.phase == "A")))
 
 
 def encode_additional(group: Group) -> bytes:
@@ -94,7 +94,7 @@ def _unpack(data: bytes) -> dict[str, Any]:
     return raw
 
 
-def _group_out(g: Group, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _group_out(g: Group) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "run": g.run,
@@ -107,7 +107,7 @@ def _group_out(g: Group, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "tokenizer": g.tokenizer,
         "pre_rollouts": g.pre_rollouts,
         "prompt": _buffer(g.prompt_tokens, "<i4"),
-        "rollouts": [_rollout_out(r) for r in rollouts],
+        "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
 
 

@@ -59,23 +59,22 @@ class Publisher:
     def publish(self, version: int) -> None:
         """Make `version` the newest. Returns after the gather, over NCCL after the transfer."""
         self.wait()
-        began = time.monotonic()
-        if self._config.weights.transport == "file":
-            manifest = self._file.write(version)
-            if manifest is not None:
-                self._shipping = self._background.submit(self._ship, manifest)
-        else:
-            self._newest = None  # its memory is needed now
-            # A collective: every rank iterates, rank 0 keeps what it sees.
-            tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
-            if self._rank == 0:
-                nccl = self._config.weights.transport == "nccl"
-                device = self._engine.device if nccl else tensors[0][1].device
-                self._newest = Snapshot(version, tensors, device)
-                self._shipping = self._background.submit(self._send, self._newest)
-                if nccl:
-                    self.wait()
+        transport, began = self._config.weights.transport, time.monotonic()
+        # Collectives: every rank takes part, rank 0 has what is to be sent.
+        made: Any = self._file.write(version) if transport == "file" else self._gather(version)
         self.timing.gather = time.monotonic() - began
+        if made is not None:
+            self._shipping = self._background.submit(self._ship if transport == "file" else self._send, made)
+        if transport == "nccl":
+            self.wait()
+
+    def _gather(self, version: int) -> Snapshot | None:
+        self._newest = None  # its memory is needed now
+        tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
+        if self._rank == 0:
+            nccl = self._config.weights.transport == "nccl"
+            self._newest = Snapshot(version, tensors, self._engine.device if nccl else "cpu")
+        return self._newest
 
     def refresh(self) -> None:
         """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for groups: no batch

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import ray
@@ -38,7 +39,9 @@ LAG_S = 1.0  # of clocks of different machines
 class Snapshot(WeightSource):
     """One version in host memory; iterating puts each tensor on `device`."""
 
-    def __init__(self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device) -> None:
+    def __init__(
+        self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device | str
+    ) -> None:
         self.version = version
         self._tensors, self._device = tensors, device
 
@@ -64,12 +67,12 @@ class TransferGroup:
         """Broadcast to all replicas that run now. A group that loses a member on the way is formed anew without it; over NCCL
         nobody can wait for a peer that died, and the watchdog ends this process."""
         self._broadcast.version = weights.version
+        nccl = self._config.weights.transport == "nccl"
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                if self._config.weights.transport == "nccl":
-                    with _watchdog(self._limit, f"publishing version {weights.version}"):
-                        self._send(weights)
-                else:
+                with (
+                    _watchdog(self._limit, f"publishing version {weights.version}") if nccl else nullcontext()
+                ):
                     self._send(weights)
                 break
             except Exception as error:

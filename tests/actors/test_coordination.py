@@ -21,6 +21,7 @@ from common.redis import connect
 from common.types import Group
 from deploy.redis_server import RedisServer
 from learner.feed import Reader
+from tests.common.held import rollouts_held
 
 PROMPTS, GROUP = 6, 5
 
@@ -67,13 +68,6 @@ def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[
             line |= {"shard": g.shard, "trials": g.pre_rollouts, "successes": g.successes}
             lines.append(json.dumps(line))
     return lines
-
-
-def rollouts_held(client: Any, run: str) -> list[bytes]:
-    """The keys of rollouts that the run still holds."""
-    keys = Keys(run)
-    patterns = [keys.pre_rollouts("*"), keys.additional("*")]
-    return [key for pattern in patterns for key in client.scan_iter(pattern.replace("{", "\\{"))]
 
 
 def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
@@ -168,7 +162,7 @@ def test_every_group_is_trained_once_whoever_dies_when(
     keys = Keys(config.run.name)
     assert client.xlen(keys.groups) == 0
     assert set(client.hkeys(keys.plans)) == set(client.hkeys(keys.shards))
-    assert rollouts_held(client, config.run.name) == []
+    assert rollouts_held(client, config.run.name) == set()
 
 
 def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(url: str) -> None:
@@ -253,7 +247,7 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
     asyncio.run(scenario())
     assert client.xlen(keys.dead) == 1
     assert client.scard(keys.redo) == 0
-    assert rollouts_held(client, config.run.name) == []
+    assert rollouts_held(client, config.run.name) == set()
 
 
 def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(

@@ -20,6 +20,7 @@ from common.types import Group, Rollout, VersionSpan
 from common.weights import Manifest, advance, announce, newest_now
 from common.wire import decode_group
 from deploy.redis_server import RedisServer
+from tests.common.held import rollouts_held
 
 CONFIG = Config.model_validate(
     {
@@ -88,10 +89,7 @@ def depth(server: RedisServer) -> int:
 
 
 def messages(server: RedisServer) -> set[str]:
-    """What follows the colon of every key that holds rollouts."""
-    patterns = [Keys("q").pre_rollouts("*"), Keys("q").additional("*")]
-    keys = [k.decode() for p in patterns for k in connect(server.url).scan_iter(p.replace("{", "\\{"))]
-    return {key.removeprefix("hora:{q}:") for key in keys}
+    return rollouts_held(connect(server.url), "q")
 
 
 def rows(entries: list[Any]) -> list[Row]:

@@ -14,6 +14,7 @@ from common.keys import Keys
 from common.redis import connect
 from deploy.audit import audit_run
 from deploy.redis_server import RedisServer
+from tests.common.held import rollouts_held
 
 STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
 
@@ -139,4 +140,4 @@ def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(finishe
         assert {n: (p["successes"], p["extra"]) for n, p in plans.items()} == {
             n: (r["successes"], r["extra"]) for n, r in reports.items()
         }
-        assert not [k for k in client.scan_iter("*") if b"rollouts:" in k or b"additional:" in k]
+        assert rollouts_held(client, "loop") == set()
