@@ -150,9 +150,9 @@ def main() -> None:
             "queue.capacity=100000",
         ],
     )
-    from deploy.check import free_port
+    from deploy.ports import free_port
 
-    port = free_port("127.0.0.1")
+    port = free_port()
     config = config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

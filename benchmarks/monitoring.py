@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ import psutil
 from benchmarks.synthetic_run import SyntheticRun, config_of
 from common.redis import connect
 from common.run_state import read_run
+from deploy.ports import free_port
 from deploy.redis_server import RedisServer
 
 READERS, ROUNDS, ROUND_S, RATE = 20, 5, 8.0, 20.0
@@ -109,9 +109,7 @@ class Stage:
 
 
 def serve(redis_url: str) -> tuple[str, subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, "-c", SERVER, redis_url, "bench", str(port)])
     url = f"http://127.0.0.1:{port}"
     while True:

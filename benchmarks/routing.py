@@ -30,7 +30,7 @@ from common.config import Config
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
-from deploy.check import free_port
+from deploy.ports import free_port
 
 IN_FLIGHT, SETTLE_S = 4, 2.5
 
@@ -55,7 +55,7 @@ def configuration(routing: str, replicas: int) -> Config:
         "rollout.pre_rollouts": 8,
         "rollout.max_prompt_tokens": 384,
         "rollout.max_response_tokens": 32,
-        "telemetry.http_port": free_port("127.0.0.1"),
+        "telemetry.http_port": free_port(),
     }
     return load("tiny", [f"{key}={value}" for key, value in settings.items()])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +15,7 @@ from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
 from common.rewards import usable_gold
+from deploy.ports import check_port
 from deploy.progress import working
 from evaluation.benchmarks import known_leaks
 
@@ -102,21 +102,3 @@ def model_gib(path: str) -> float:
     folder = Path(path)
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
     return sum(f.stat().st_size for f in files) / GIB
-
-
-def check_port(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise RunError(
-                f"telemetry.http_port: {host}:{port} cannot be used ({error.strerror}); choose another with "
-                "-s telemetry.http_port=N, or 0 for any free one"
-            ) from None
-
-
-def free_port(host: str) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -16,8 +16,9 @@ import common
 from common.config import Config
 from common.errors import HoraError
 from common.load import ROOT
-from deploy.check import check_memory, check_port, check_wandb, model_gib
+from deploy.check import check_memory, check_wandb, model_gib
 from deploy.findings import Finding, fail, ok, warn
+from deploy.ports import check_port
 
 GIB = 2**30
 SHARED_GIB = 1.0

@@ -25,8 +25,9 @@ from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import check_paths, differences, dump_yaml, load
 from common.redis import connect
-from deploy.check import check_machine, check_memory, free_port
+from deploy.check import check_machine, check_memory
 from deploy.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
+from deploy.ports import free_port
 from deploy.progress import counting_replicas, progress, working
 from deploy.redis_server import RedisServer
 from deploy.runs import RunFile, issue_token

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from common.keys import Keys
 from common.load import ROOT, from_args
 from common.redis import connect
 from common.run_state import read_run
+from deploy.ports import free_port
 from deploy.redis_server import RedisServer
 
 BIN = Path(sys.executable).parent
@@ -33,20 +33,12 @@ STEPS = 5000  # more than any test waits for: each ends its run when it has seen
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def free_ports(n: int) -> list[int]:
-    with_socket = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
-    ports = [int(s.getsockname()[1]) for s in with_socket]
-    for s in with_socket:
-        s.close()
-    return ports
-
-
 class Cluster:
     """One node of Ray with a Redis, and what is deployed on it. Every process is its own or a child's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.redis = folder, RedisServer(folder / "redis")
-        self.gcs, self.dashboard, self.agent, self.http = free_ports(4)
+        self.gcs, self.dashboard, self.agent, self.http = (free_port() for _ in range(4))
         # Ray's own sockets lie in here: a short path.
         self.temporary = Path(tempfile.mkdtemp(prefix="hora-ray-"))
         self.learner: subprocess.Popen[bytes] | None = None

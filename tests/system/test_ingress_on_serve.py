@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import socket
 import time
 import urllib.request
 
@@ -14,16 +13,11 @@ from ray import serve
 from actors.ingress import Ingress
 from actors.prometheus import EXPORTED
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
+from deploy.ports import free_port
 from deploy.redis_server import RedisServer
 
 pytestmark = pytest.mark.system
 CLIENTS = 20
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def until(check, limit_s: float):

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import pytest
 from actors.web import PAGE
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.telemetry import record_evaluation
+from deploy.ports import free_port
 from deploy.redis_server import RedisServer
 from tests.system.browser import Browser, needs_chromium, until
 
@@ -34,9 +34,7 @@ class Server:
 
     def __init__(self, redis_url: str, run: str, healthy: bool = True) -> None:
         self._path = "healthz" if healthy else "openapi.json"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._args = [sys.executable, "-c", SERVER, redis_url, run, str(self.port)]
         self.page = PAGE
         self.url = f"http://127.0.0.1:{self.port}/"

@@ -1,0 +1,42 @@
+"""TCP ports of this machine."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+
+from common.errors import RunError
+
+# Above Ray's workers, and below the range from which Linux serves whoever asks for any port, as Ray's daemons do by the
+# dozen: a port of that range that is free now may be taken before Serve binds it.
+CANDIDATES = range(20_000, 32_768)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises RunError when `port` cannot be bound on `host`."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        raise RunError(
+            f"telemetry.http_port: {host}:{port} cannot be used ({error.strerror}); choose another with "
+            "-s telemetry.http_port=N, or 0 for any free one"
+        ) from None
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free on `host`, and that nobody is given by chance."""
+    for port in random.sample(CANDIDATES, 100):
+        with suppress(OSError):
+            _bind(host, port)
+            return port
+    raise RunError(
+        f"telemetry.http_host: no port of {host} from {CANDIDATES[0]} to {CANDIDATES[-1]} can be used"
+    )
+
+
+def _bind(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Serve does
+        probe.bind((host, port))
