@@ -74,6 +74,7 @@ def test_the_committed_figures_describe_a_model_worth_training():
     )
 
 
+@pytest.mark.system  # eight seconds
 def test_the_warm_start_learns_and_repeats_itself_exactly():
     tokenizer = make_tokenizer(512)
     threads = torch.get_num_threads()

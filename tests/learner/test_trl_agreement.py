@@ -24,6 +24,8 @@ from learner.objective import policy_loss
 
 LONGEST, VOCABULARY = 24, 48
 
+pytestmark = pytest.mark.system  # TRL's trainer takes seconds to build
+
 
 @pytest.fixture
 def trainer(tmp_path: Path):  # type: ignore[no-untyped-def]
