@@ -9,7 +9,6 @@ restart replicas; a change of the arguments does.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ray import serve
@@ -21,8 +20,8 @@ from actors.coordinator import Coordinator
 from actors.ingress import Ingress
 from actors.verifier import Verifier
 from common.config import Config
-from common.errors import ConfigError
 from common.load import check_paths, from_args
+from deploy.runs import redis_url
 
 APP = "hora"
 
@@ -59,16 +58,6 @@ def build_sampler(args: dict[str, Any]) -> Application:
     generator = _generator(config).bind(plain, url)
     root = serve.deployment(Sampler, name="sampler", ray_actor_options={"num_cpus": 0})
     return root.bind(generator, _verifier(config).bind(plain, url))
-
-
-def redis_url(config: Config) -> str:
-    """Where the run's Redis is: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
-    url = os.environ.get("HORA_REDIS_URL") or config.queue.url
-    if not url:
-        raise ConfigError(
-            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora run` starts its own"
-        )
-    return url
 
 
 def _generator(config: Config) -> serve.Deployment:

@@ -11,14 +11,15 @@ from common.load import load
 from common.redis import connect
 from deploy.progress import working
 from deploy.redis_server import RedisServer
-from deploy.runs import RunFile
+from deploy.runs import RunFile, redis_url
 
 
 def audit_run(run: Path) -> bool:
     """Print every finding, or that there is none; True when there is none.
 
-    A finished run's embedded Redis is started on its files for the length of the audit. Raises RunError where the
-    folder holds no run or no trained group.
+    The embedded Redis of a `hora run` that has ended is started on its files for the length of the audit; a run of
+    `hora train` needs its Redis. Raises HoraError where the folder holds no run or no trained group, or no Redis is
+    named.
     """
     record, groups = RunFile(run).read(), run / "groups.jsonl"
     if not groups.exists():
@@ -26,12 +27,16 @@ def audit_run(run: Path) -> bool:
     with ExitStack() as exits:
         begin = exits.enter_context(working("audit", 2))
         begin("opening the run's Redis")
-        url = (
-            RunFile(run).redis_url() if record.alive else exits.enter_context(RedisServer(run / "redis")).url
-        )
+        config = load(str(run / "config.yaml"))
+        if not (run / "redis").exists():  # a run of `hora train`
+            url = redis_url(config)
+        elif record.alive:
+            url = RunFile(run).redis_url()
+        else:
+            url = exits.enter_context(RedisServer(run / "redis")).url
         begin("comparing records, ledger and stream")
         lines = groups.read_text().splitlines()
-        found = audit(load(str(run / "config.yaml")), gather(connect(url), record.run, lines))
+        found = audit(config, gather(connect(url), record.run, lines))
     print(
         "\n".join(found)
         or f"{record.run}: {len(lines)} groups, none missing, none doubled, budgets and bounds held"

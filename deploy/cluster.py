@@ -13,8 +13,9 @@ from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import differences, dump_yaml
 from common.redis import connect
-from deploy.app import APP, redis_url
+from deploy.app import APP
 from deploy.progress import progress, working
+from deploy.runs import RunFile, redis_url
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -45,15 +46,14 @@ def train_on_cluster(config: Config) -> None:
         ) from None
     run_dir = Path(config.run.folder).resolve() / config.run.name
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(dump_yaml(config))
-    try:
-        with progress(config, url, console):
-            launch.run(config, url, str(run_dir))
-    except KeyboardInterrupt:
-        console.print("\nlearner stopped; the same command goes on from the last checkpoint")
-        raise SystemExit(130) from None
-    finally:
-        ray.shutdown()
+    path = run_dir / "config.yaml"
+    path.write_text(dump_yaml(config))
+    with RunFile(run_dir).recorded(config.run.name, f"hora train {path}", console):
+        try:
+            with progress(config, url, console):
+                launch.run(config, url, str(run_dir))
+        finally:
+            ray.shutdown()
     console.print(f"done; model: {run_dir / 'model'}", markup=False)
 
 

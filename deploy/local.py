@@ -56,25 +56,14 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         )
     check_machine(config)
     warn_of_leaks(config, console)
-    record = RunFile(run_dir)
-    record.start(config.run.name, os.getpid(), http_port=config.telemetry.http_port)
-    hint = f"resume with: hora run {run_dir / CONFIG} --resume"
-    try:
+    resume = f"hora run {run_dir / CONFIG} --resume"
+    with RunFile(run_dir).recorded(config.run.name, resume, console, http_port=config.telemetry.http_port):
         with stack(config, run_dir, console) as url:
             evaluate_run(config, url, run_dir, 0, console)
             _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
             time.sleep(LAST_LOOK_S)
         summarise(config, run_dir, console)
-        record.end("finished")
-    except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
-        record.end("stopped", "interrupted")
-        console.print(f"\nstopped; nothing is left running. {hint}", markup=False, soft_wrap=True)
-        raise SystemExit(130) from None
-    except BaseException as error:
-        record.end("failed", str(error))
-        console.print(f"the run is kept in {run_dir}; {hint}", markup=False, soft_wrap=True)
-        raise
 
 
 def evaluate_local(

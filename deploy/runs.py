@@ -12,8 +12,10 @@ import json
 import os
 import secrets
 import signal
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import RunError
+from common.config import Config
+from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
@@ -36,7 +39,8 @@ STOP_LIMIT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did."""
+    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did, `resume` is the
+    command that goes on with it."""
 
     run: str
     state: State
@@ -45,12 +49,20 @@ class RunRecord:
     started: float = 0.0
     ended: float | None = None
     reason: str = ""
+    host: str = ""
+    resume: str = ""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another machine runs it, whose processes cannot be seen from here."""
+        return bool(self.host) and self.host != socket.gethostname()
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher that wrote this is still there: the same process, not another with its number."""
-        if self.state != "running":
-            return False
+        """Whether the launcher that wrote this is still there: the same process, not another with its number. A launcher
+        on another machine is taken at its word."""
+        if self.state != "running" or self.elsewhere:
+            return self.state == "running"
         try:
             return psutil.Process(self.pid).create_time() <= self.started + 1.0
         except psutil.NoSuchProcess:
@@ -78,13 +90,43 @@ class RunFile:
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
 
-    def start(self, run: str, pid: int, *, http_port: int | None = None) -> None:
-        """Say that process `pid` runs `run` here from now on."""
-        self._write(RunRecord(run, "running", pid, http_port=http_port, started=time.time()))
+    def start(self, run: str, pid: int, *, http_port: int | None = None, resume: str = "") -> None:
+        """Say that process `pid` of this machine runs `run` here from now on."""
+        self._write(
+            RunRecord(
+                run,
+                "running",
+                pid,
+                http_port=http_port,
+                started=time.time(),
+                host=socket.gethostname(),
+                resume=resume,
+            )
+        )
 
     def end(self, state: State, reason: str = "") -> None:
         """Say how it ended."""
         self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+
+    @contextmanager
+    def recorded(
+        self, run: str, resume: str, console: Console, *, http_port: int | None = None
+    ) -> Iterator[None]:
+        """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
+        self.start(run, os.getpid(), http_port=http_port, resume=resume)
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
+            self.end("stopped", "interrupted")
+            console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
+            raise SystemExit(130) from None
+        except BaseException as error:
+            self.end("failed", str(error))
+            console.print(
+                f"the run is kept in {self.folder}; resume with: {resume}", markup=False, soft_wrap=True
+            )
+            raise
+        self.end("finished")
 
     def read(self) -> RunRecord:
         """Raises RunError where there is no run, or a file that is not a run's."""
@@ -156,7 +198,7 @@ def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> Non
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
-    """End a running `hora run` as Ctrl-C would, so that it can be resumed; returns what to tell the user.
+    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed; returns what to tell the user.
 
     Raises RunError when nothing runs there, or when it has not ended after `limit_s` seconds.
     """
@@ -164,11 +206,12 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
     record = file.read()
     if record.state != "running":
         raise RunError(f"{file.folder}: the run is not running: it {_past(record)}")
+    if record.elsewhere:
+        raise RunError(f"{file.folder}: the run is on {record.host}; stop it there")
     if not record.alive:
         file.end("failed", f"process {record.pid} is gone without a word")
         raise RunError(
-            f"{file.folder}: the launcher (process {record.pid}) is gone already; resume with "
-            f"hora run {file.folder}/config.yaml --resume"
+            f"{file.folder}: the launcher (process {record.pid}) is gone already; resume with {record.resume}"
         )
     os.kill(record.pid, signal.SIGINT)
     deadline = time.monotonic() + limit_s
@@ -180,7 +223,7 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
                     f"look at {file.folder}/logs, or end it with kill {record.pid}"
                 )
             time.sleep(0.1)
-    return f"{record.run} stopped; resume with: hora run {file.folder}/config.yaml --resume"
+    return f"{record.run} stopped; resume with: {record.resume}"
 
 
 def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
@@ -193,6 +236,16 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     token = file.read_text().strip()
     connect(redis_url).hset(Keys(run).state, "token_sha256", hashlib.sha256(token.encode()).hexdigest())
     return token
+
+
+def redis_url(config: Config) -> str:
+    """Where the run's Redis is: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
+    url = os.environ.get("HORA_REDIS_URL") or config.queue.url
+    if not url:
+        raise ConfigError(
+            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora run` starts its own"
+        )
+    return url
 
 
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
