@@ -62,7 +62,7 @@ class Coordination:
         self._tokenizer = tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
-        self._plans = Plans(redis, config.run.name)
+        self._plans = Plans(redis, config.run.name, config.queue.max_group_bytes)
         self._with = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()
@@ -70,6 +70,7 @@ class Coordination:
 
     async def run(self) -> None:
         """Work until every shard of every batch is complete. Raises the first error of any shard."""
+        await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
         try:
             await self._run()
         finally:
@@ -152,17 +153,19 @@ class Coordination:
 
     async def _redo(self) -> None:
         """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
-        for group_id in set(await self._with.producer.redo()) - self._again:
-            self._again.add(group_id)
-            self._start(self._run_again(group_id))
+        for group_id, batch in (await self._with.producer.redo()).items():
+            if group_id in self._again:
+                continue
+            fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
+            found = await self._redis.hmget(self._keys.shards, fields)
+            report = next((r for r in map(json.loads, filter(None, found)) if group_id in r["groups"]), None)
+            if (
+                report is not None
+            ):  # else its shard is not complete: the group comes with it, or is asked for again
+                self._again.add(group_id)
+                self._start(self._run_again(group_id, report))
 
-    async def _run_again(self, group_id: str) -> None:
-        reports = [json.loads(text) for text in await self._redis.hvals(self._keys.shards)]
-        report = next((r for r in reports if group_id in r["groups"]), None)
-        if report is None:
-            # Its shard is not complete: the group comes with it, or is asked for again.
-            self._again.discard(group_id)
-            return
+    async def _run_again(self, group_id: str, report: dict[str, Any]) -> None:
         row = report["groups"].index(group_id)
         extra = np.array([report["extra"][row]], dtype=np.int64)
         fixed = Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))

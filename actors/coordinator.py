@@ -77,7 +77,6 @@ class Coordinator:
 
     async def _run(self) -> None:
         try:
-            await self._redis.hdel(self._keys.state, "error")  # of one that was started before and gave up
             await self._coordination.run()
         except HoraError as error:
             log.error("coordinator stopped", reason=str(error))

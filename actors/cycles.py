@@ -39,6 +39,7 @@ class Cycles:
             enabled=config.allocation.warmup.enabled,
         )
         self._next = 0
+        self._here = asyncio.Lock()  # the lease tells processes apart, not the shards of one
         self._locks = Leases(redis, config.run.name, owner, config.coordinator.lease_s)
 
     @property
@@ -67,13 +68,14 @@ class Cycles:
         """Record a complete shard, then observe every cycle that this completes."""
         field = f"{report['batch']}:{report['shard']}"
         await self._redis.hsetnx(self._keys.shards, field, json.dumps(report))
-        while not await self._locks.acquire("cycles"):
-            await asyncio.sleep(0.05)
-        async with self._locks.held("cycles"):
-            await self._restore()
-            while reports := await self._reports(self._next):
-                self._observe(reports)
-                await self._save()
+        async with self._here:
+            while not await self._locks.acquire("cycles"):
+                await asyncio.sleep(0.05)
+            async with self._locks.held("cycles"):
+                await self._restore()
+                while reports := await self._reports(self._next):
+                    self._observe(reports)
+                    await self._save()
 
     async def _reports(self, batch: int) -> list[dict[str, Any]]:
         """All shard reports of `batch`, or nothing while one is missing."""

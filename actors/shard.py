@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -100,6 +101,7 @@ async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allo
     )
     successes = np.array([sum(r.rewards["accuracy"] >= 1.0 for r in rs) for rs in rollouts], dtype=np.int64)
     allocation = await allocate([p.index for p in shard.prompts], successes)
+    sampling = uuid.uuid4().hex
     groups = tuple(
         Group(
             run=shard.run,
@@ -113,6 +115,7 @@ async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allo
             pre_rollouts=shard.pre_rollouts,
             prompt_tokens=prompt.tokens,
             rollouts=tuple(rs),
+            sampling=sampling,
         )
         for epoch, prompt, rs, prior in zip(
             shard.epochs, shard.prompts, rollouts, allocation.priors, strict=True

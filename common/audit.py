@@ -52,7 +52,7 @@ def gather(client: Any, run: str, records: Iterable[str]) -> Facts:
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
         pipe.hkeys(keys.pushed)
-        pipe.smembers(keys.redo)
+        pipe.hkeys(keys.redo)
         reports, planned, pushed, redo = pipe.execute()
     ledger = {
         int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()

@@ -62,7 +62,7 @@ class Keys:
 
     @property
     def redo(self) -> str:
-        """set: ids of groups whose message was unusable, to be sampled again."""
+        """hash: group id -> batch of the groups whose message was unusable, to be sampled again."""
         return self._key("redo")
 
     @property

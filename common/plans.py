@@ -13,10 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import structlog
+
 from common.errors import WireError
 from common.keys import Keys
-from common.types import Plan
-from common.wire import decode_group, encode_pre_rollouts
+from common.types import Group, Plan
+from common.wire import MAX_BYTES, decode_group, encode_pre_rollouts
+
+log = structlog.get_logger(__name__)
 
 # KEYS: the plans, then for each group where its pre-rollouts were set in the same transaction, and where they belong.
 STORE = """
@@ -29,12 +33,13 @@ return first
 
 
 class Plans:
-    """Plans of one run by the name of their shard. `redis` is an asyncio client that returns bytes."""
+    """Plans of one run by the name of their shard. `redis` is an asyncio client that returns bytes; no message of more
+    than `max_bytes` is read."""
 
-    def __init__(self, redis: Any, run: str) -> None:
+    def __init__(self, redis: Any, run: str, max_bytes: int = MAX_BYTES) -> None:
         self._redis = redis
         self._keys = Keys(run)
-        self._store = redis.register_script(STORE)
+        self._max_bytes = max_bytes
 
     async def remember(self, shard: str, plan: Plan) -> Plan:
         """Store the plan of a shard and return the one that counts: this, or one stored before."""
@@ -45,7 +50,7 @@ class Plans:
                 staged = self._keys.pre_rollouts(f"new-{new}-{group.id}")
                 pipe.set(staged, encode_pre_rollouts(group))
                 keys += [staged, self._keys.pre_rollouts(group.id)]
-            await self._store(keys=keys, args=[shard, facts], client=pipe)
+            pipe.eval(STORE, len(keys), *keys, shard, facts)  # its text, as for a push
             first = (await pipe.execute())[-1]
         if first:
             return plan
@@ -56,21 +61,15 @@ class Plans:
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
         """The stored plan of the shard of these groups, with those of them that were not pushed; None when there is none.
 
-        Raises WireError when the pre-rollouts of such a group are damaged or gone.
+        A group whose pre-rollouts are damaged or gone is left out, to be sampled again at its plan's size.
         """
         stored = await self._redis.hget(self._keys.plans, shard)
         if stored is None:
             return None
         facts = json.loads(stored)
-        # In this order: what is pushed may be trained and let go at any moment, what is not stays.
-        found = await self._redis.mget([self._keys.pre_rollouts(i) for i in ids])
         pushed = await self._redis.hmget(self._keys.pushed, ids)
-        groups = []
-        for group_id, message, entry in zip(ids, found, pushed, strict=True):
-            if entry is None and message is None:
-                raise WireError(f"group {group_id} of shard {shard} has lost its pre-rollouts in Redis")
-            if entry is None:
-                groups.append(decode_group(message))
+        open_ids = [i for i, entry in zip(ids, pushed, strict=True) if entry is None]
+        groups = [g for i in open_ids if (g := await self._pre_rollouts(shard, i)) is not None]
         return Plan(
             rule=facts["rule"],
             priors=tuple((alpha, beta) for alpha, beta in facts["priors"]),
@@ -80,3 +79,14 @@ class Plans:
             accuracy=facts["accuracy"],
             groups=tuple(groups),
         )
+
+    async def _pre_rollouts(self, shard: str, group: str) -> Group | None:
+        message = await self._redis.getrange(self._keys.pre_rollouts(group), 0, self._max_bytes)
+        try:
+            return decode_group(message, max_bytes=self._max_bytes)
+        except WireError as error:
+            # Pushed by another coordinator since we looked, it may be trained and let go already.
+            if not await self._redis.hexists(self._keys.pushed, group):
+                log.error("pre-rollouts lost; the group is sampled again", group=group, reason=str(error))
+                await self._redis.hset(self._keys.redo, group, shard.partition(":")[0])
+            return None

@@ -3,8 +3,8 @@
     Producer.push ─► stream ─► Consumer.claim ─► ledger: step ↔ entries ─► train ─► durable checkpoint ─► acknowledge
 
 Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable checkpoint
-contains what it taught. An unusable entry becomes a dead letter and its id goes to the `redo` set, so that the
-group is sampled again and no step waits for ever.
+contains what it taught. An unusable entry becomes a dead letter and its id goes to `redo`, so that the group is
+sampled again and no step waits for ever. An entry is its group's only while `pushed` says so.
 
 A stream entry names a group; its rollouts stand in two keys beside it, written, renamed and removed in the same
 transactions: the pre-rollouts, which its shard's plan wrote (`common/plans.py`), and the additional ones. Redis takes
@@ -40,7 +40,7 @@ local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'batch', ARGV[2])
 redis.call('RENAME', KEYS[4], ARGV[3] .. entry)
 if KEYS[5] then redis.call('RENAME', KEYS[5], ARGV[4]) end
 redis.call('HSET', KEYS[2], ARGV[1], entry)
-redis.call('SREM', KEYS[3], ARGV[1])
+redis.call('HDEL', KEYS[3], ARGV[1])
 return entry
 """
 
@@ -49,16 +49,17 @@ local taken = redis.call('HLEN', KEYS[2]) - tonumber(redis.call('HGET', KEYS[3],
 return redis.call('XLEN', KEYS[1]) - taken * tonumber(ARGV[1])
 """
 
-# The pre-rollouts stay: a coordinator that goes on with the group's shard has nothing else.
+# Once for each entry, whatever is repeated because an answer was lost. Its group is sampled again only if this was its
+# entry, not another's that bears its name. The pre-rollouts stay: a coordinator that goes on with the shard has no others.
 BURY = """
+if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'pre_rollouts', ARGV[7], 'additional', ARGV[5])
 redis.call('UNLINK', KEYS[6])
 redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
-redis.call('XDEL', KEYS[1], ARGV[1])
 redis.call('HINCRBY', KEYS[5], 'dead_letters', 1)
-if ARGV[2] ~= '' then
+if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[1] then
   redis.call('HDEL', KEYS[2], ARGV[2])
-  redis.call('SADD', KEYS[3], ARGV[2])
+  redis.call('HSET', KEYS[3], ARGV[2], ARGV[8])
 end
 """
 
@@ -79,7 +80,6 @@ class Producer:
         self._redis = redis
         self._keys = Keys(config.run.name)
         self._per_step = config.rollout.prompts_per_batch
-        self._push = redis.register_script(PUSH)
         self._depth = redis.register_script(DEPTH)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
@@ -93,7 +93,8 @@ class Producer:
             if not planned:
                 keys.append(self._keys.pre_rollouts(new))
                 pipe.set(keys[-1], encode_pre_rollouts(group))
-            await self._push(keys=keys, args=args, client=pipe)
+            # The script's text, not its digest: a Redis that restarts in between may have forgotten what that stands for.
+            pipe.eval(PUSH, len(keys), *keys, *args)
             return (await pipe.execute())[-1] is not None
 
     async def depth(self) -> int:
@@ -101,9 +102,10 @@ class Producer:
         keys = [self._keys.groups, self._keys.ledger, self._keys.state]
         return int(await self._depth(keys=keys, args=[self._per_step]))
 
-    async def redo(self) -> list[str]:
-        """Ids of groups to be sampled again; pushing one takes it off the list."""
-        return sorted(i.decode() for i in await self._redis.smembers(self._keys.redo))
+    async def redo(self) -> dict[str, int]:
+        """Groups to be sampled again, with their batch; pushing one takes it off the list."""
+        found = await self._redis.hgetall(self._keys.redo)
+        return {group.decode(): int(batch) for group, batch in sorted(found.items())}
 
 
 class Consumer:
@@ -127,6 +129,10 @@ class Consumer:
         found = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: ">"}, count=count, block=block)
         return [_entry(i, fields) for _, entries in found or [] for i, fields in entries]
 
+    def claimed(self) -> int:
+        """How many entries are claimed and not acknowledged."""
+        return int(self._redis.xpending(self._keys.groups, GROUP)["pending"])
+
     def pending(self) -> list[Entry]:
         """Everything claimed and not acknowledged, oldest first: what a restarted learner begins with."""
         entries: list[Entry] = []
@@ -138,14 +144,17 @@ class Consumer:
 
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
         """The undecoded pre-rollouts and additional rollouts of the group of this entry, each at most one byte longer than
-        the decoder takes. Raises WireError when there are none."""
+        the decoder takes. Raises WireError when there are none, or the group has another entry."""
+        pushed = self._redis.hget(self._keys.pushed, group)
+        if pushed != entry.encode():
+            raise WireError(
+                f"entry {entry} of {self._keys.groups} was not pushed as group {group!r:.40}: foreign"
+            )
         pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
         found = self._start_of([pre_rollouts, additional], self._max_bytes + 1)
         for key, value in zip((pre_rollouts, additional), found, strict=True):
             if not value:
-                raise WireError(
-                    f"entry {entry} of {self._keys.groups} has no {key}: foreign, acknowledged or removed"
-                )
+                raise WireError(f"entry {entry} of {self._keys.groups} has no {key}: acknowledged or removed")
         return found[0], found[1]
 
     def _start_of(self, keys: Sequence[str], length: int) -> list[bytes]:
@@ -185,8 +194,9 @@ class Consumer:
             heads[1],
             GROUP,
             heads[0],
+            entry.batch,
         ]
-        self._bury(keys=keys, args=list(args))
+        self._bury(keys=keys, args=args)
 
 
 @dataclass(frozen=True, slots=True)

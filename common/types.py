@@ -73,7 +73,8 @@ class Group:
 
     `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its budget
     came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the fingerprint
-    of the vocabulary in which the tokens are written.
+    of the vocabulary in which the tokens are written. `sampling` names the drawing of its pre-rollouts, which may be
+    repeated: additional rollouts belong to those that their number was worked out from.
     """
 
     run: str
@@ -87,6 +88,7 @@ class Group:
     pre_rollouts: int
     prompt_tokens: Tokens
     rollouts: tuple[Rollout, ...]
+    sampling: str = ""
 
     @property
     def id(self) -> str:

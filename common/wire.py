@@ -37,7 +37,12 @@ def encode_pre_rollouts(group: Group) -> bytes:
 def encode_additional(group: Group) -> bytes:
     """The bytes of the group's Phase B rollouts, to be read together with its pre-rollouts."""
     rollouts = [r for r in group.rollouts if r.phase == "B"]
-    value = {"schema": SCHEMA, "group": group.id, "rollouts": [_rollout_out(r) for r in rollouts]}
+    value = {
+        "schema": SCHEMA,
+        "group": group.id,
+        "sampling": group.sampling,
+        "rollouts": [_rollout_out(r) for r in rollouts],
+    }
     return _pack(value, rollouts)
 
 
@@ -106,6 +111,7 @@ def _group_out(g: Group) -> dict[str, Any]:
         "prior": list(g.prior),
         "tokenizer": g.tokenizer,
         "pre_rollouts": g.pre_rollouts,
+        "sampling": g.sampling,
         "prompt": _buffer(g.prompt_tokens, "<i4"),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
@@ -130,6 +136,8 @@ def _additional(raw: dict[str, Any], group: dict[str, Any]) -> list[Any]:
     where = f"group {group.get('epoch')!r:.20}:{group.get('prompt_index')!r:.20}"
     if f"group {raw.get('group')}" != where:
         raise WireError(f"{where}: its additional rollouts are of group {raw.get('group')!r:.40}")
+    if raw.get("sampling") != group.get("sampling"):
+        raise WireError(f"{where}: its additional rollouts were drawn to other pre-rollouts")
     return _list(raw, "rollouts", where)
 
 
@@ -159,6 +167,7 @@ def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
         tokenizer=_text(raw.get("tokenizer"), "tokenizer", where),
         pre_rollouts=pre_rollouts,
         prompt_tokens=prompt,
+        sampling=_name(raw.get("sampling"), "sampling", where),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
@@ -229,6 +238,7 @@ def _typed(kind: type, test: Callable[[Any], bool], what: str) -> Callable[..., 
 
 _int = _typed(int, lambda v: 0 <= v < 2**63, "a whole number from 0")
 _float = _typed((float, int), math.isfinite, "a finite number")  # type: ignore[arg-type]
+_name = _typed(str, lambda v: len(v) <= MAX_TEXT, f"text of at most {MAX_TEXT} characters")
 _text = _typed(str, lambda v: 0 < len(v) <= MAX_TEXT, f"text of 1 to {MAX_TEXT} characters")
 
 

@@ -56,8 +56,8 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         )
     check_machine(config)
     warn_of_leaks(config, console)
-    resume = f"hora run {run_dir / CONFIG} --resume"
-    with RunFile(run_dir).recorded(config.run.name, resume, console, http_port=config.telemetry.http_port):
+    again = f"hora run {run_dir / CONFIG} --resume"
+    with RunFile(run_dir).recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
         with stack(config, run_dir, console) as url:
             evaluate_run(config, url, run_dir, 0, console)
             _train(config, url, run_dir, console)

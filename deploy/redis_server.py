@@ -62,6 +62,11 @@ class RedisServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
         self._end_leftover()
+        if (self.folder / "appendonlydir").exists() and _version(executable()) < (7, 0):
+            raise RunError(
+                f"{self.folder} was written by Redis 7 or newer, and {executable()} is older: it would begin empty; "
+                "put a redis-server 7 or newer on PATH"
+            )
         password = self._password()
         config = self.folder / "redis.conf"
         config.touch(mode=0o600)

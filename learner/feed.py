@@ -90,7 +90,16 @@ class Planner:
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort what a crash left behind: contained in the checkpoint, to be repeated, or free."""
+        """Sort what a crash left behind: contained in the checkpoint, to be repeated, or free.
+
+        Raises RunError when this is not the Redis that the checkpoint's steps were planned in.
+        """
+        missing = [s for s in range(start) if s not in self._planned]
+        if missing:
+            raise RunError(
+                f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: it lost what "
+                "it held, or is another run's; resume with the Redis of this run, or start anew under another run.name"
+            )
         step_of = {r.entry: step for step, rows in self._planned.items() for r in rows}
         contained = {}
         for entry in self._consumer.pending():
@@ -100,6 +109,7 @@ class Planner:
             elif step < start:
                 contained[entry.id] = entry.group
         self._consumer.acknowledge(contained, start)
+        self._planned = {step: rows for step, rows in self._planned.items() if step >= start}
 
     def plan(self, step: int, waiting: Callable[[], None]) -> float:
         """Fix step `step` in the ledger, waiting for groups if need be; returns the seconds waited.
@@ -119,7 +129,7 @@ class Planner:
             if chosen is not None:
                 break
             waiting()
-            entries = self._consumer.claim(CLAIM_S)
+            entries = self._consumer.claim(CLAIM_S) or self._unheard()
             for entry in entries:
                 self._admit(entry)
             heard = time.monotonic() if entries else heard
@@ -129,6 +139,14 @@ class Planner:
         self._planned[step] = self._training = rows
         self._trained.update(r.batch for r in rows)
         return time.monotonic() - began
+
+    def _unheard(self) -> list[Entry]:
+        """Entries that are claimed without our knowledge: Redis noted the claim, and the answer was lost."""
+        planned = [r.entry for rows in self._planned.values() for r in rows]
+        if self._consumer.claimed() <= len(self._ready) + len(planned):
+            return []
+        known = {*self._ready, *planned}
+        return [entry for entry in self._consumer.pending() if entry.id not in known]
 
     def durable(self, step: int) -> None:
         """A checkpoint holds the first `step` steps: their entries may go."""

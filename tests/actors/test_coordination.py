@@ -246,7 +246,43 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
 
     asyncio.run(scenario())
     assert client.xlen(keys.dead) == 1
-    assert client.scard(keys.redo) == 0
+    assert client.hlen(keys.redo) == 0
+    assert rollouts_held(client, config.run.name) == set()
+
+
+def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_size(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of("lost", staleness=1, steps=2)
+    keys, client, payloads = Keys("lost"), connect(url), payloads_of(monkeypatch)
+    client.hset(keys.state, "error", "what the one before gave up for")
+
+    async def scenario() -> None:
+        fleet = fleet_of(random.Random(0), 0.05)
+        first = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        async with asyncio.timeout(20):
+            while not (planned := set(client.hkeys(keys.plans)) - set(client.hkeys(keys.shards))):
+                await asyncio.sleep(0.001)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        shard = sorted(planned)[0]
+        unpushed = [
+            k
+            for k in client.scan_iter(keys.pre_rollouts("*"))
+            if not client.hexists(keys.pushed, k.decode().removeprefix(keys.pre_rollouts("")))
+        ]
+        assert unpushed, shard
+        client.set(unpushed[0], b"\x00damaged")
+        learner = Learner(config, url, lambda: 0.0)
+        async with asyncio.timeout(30):
+            work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "two"))
+            await asyncio.to_thread(learner.run)
+            await work
+        assert sum(len(ids) for ids in learner.trained.values()) == 2 * PROMPTS
+
+    asyncio.run(scenario())
+    assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
+    assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
     assert rollouts_held(client, config.run.name) == set()
 
 

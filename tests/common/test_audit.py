@@ -111,7 +111,7 @@ def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
                 client.hset(keys.ledger, str(step), json.dumps([[g, "1-0", b, 9] for g, b in rows]))
         for i in range(11):
             client.hset(keys.pushed, f"0:{i}", "1-0")
-        client.sadd(keys.redo, "0:11")
+        client.hset(keys.redo, "0:11", "3")
         found = gather(client, "a", [json.dumps(r) for r in facts.records if r["step"] < 2])
     assert found.waiting == {"0:8", "0:9", "0:10", "0:11"}
     assert found.ledger == {s: facts.ledger[s] for s in (0, 1)}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from common.config import Config
-from common.errors import WireError
 from common.keys import Keys
 from common.plans import Plans
 from common.queue import Consumer, Producer
@@ -98,11 +97,26 @@ def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordi
     assert (found.extra, [g.id for g in found.groups]) == ((2, 0, 1), ["0:2"])
 
 
-def test_pre_rollouts_that_are_gone_are_an_error_and_not_a_group_less(server: RedisServer) -> None:
-    async def work(plans: Plans, producer: Producer) -> None:
-        await plans.remember("0:0", plan_of(2))
-        connect(server.url).delete(Keys("p").pre_rollouts("0:1"))
-        with pytest.raises(WireError, match="group 0:1 of shard 0:0 has lost its pre-rollouts in Redis"):
-            await plans.load("0:0", IDS)
+@pytest.mark.parametrize("damaged", [None, b"\x00damaged"])
+def test_a_group_whose_pre_rollouts_are_lost_is_asked_for_again(
+    server: RedisServer, damaged: bytes | None
+) -> None:
+    async def work(plans: Plans, producer: Producer) -> tuple[Plan | None, dict[str, int]]:
+        await plans.remember("4:0", plan_of(2))
+        client, key = connect(server.url), Keys("p").pre_rollouts("0:1")
+        client.delete(key) if damaged is None else client.set(key, damaged)
+        return await plans.load("4:0", IDS), await producer.redo()
 
-    run(server, work)
+    plan, again = run(server, work)
+    assert [g.id for g in plan.groups] == ["0:0", "0:2"]
+    assert plan.extra == (2, 0, 1), "the plan still says how much the group is due"
+    assert again == {"0:1": 4}
+
+
+def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(server: RedisServer) -> None:
+    async def work(plans: Plans, producer: Producer) -> Plan | None:
+        await plans.remember("0:0", plan_of(2))
+        plans._max_bytes = 100
+        return await plans.load("0:0", IDS)
+
+    assert run(server, work).groups == ()

@@ -71,6 +71,8 @@ def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() ->
         decode_group(encode_pre_rollouts(group()), other)
     with pytest.raises(WireError, match="exactly G0 = 2 rollouts of Phase A"):
         decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: first(r, phase="A")))
+    with pytest.raises(WireError, match="drawn to other pre-rollouts"):
+        decode_group(encode_pre_rollouts(replace(group(), sampling="2")), encode_additional(group()))
     with pytest.raises(WireError, match="schema version 99"):
         decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: r.update(schema=99)))
     with pytest.raises(WireError, match="rollouts must be a list"):

@@ -109,5 +109,12 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "redis" / "pid").exists()
 
 
+def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
+    monkeypatch.setattr("deploy.redis_server._version", lambda path: (6, 2))
+    with pytest.raises(RunError, match=r"written by Redis 7 or newer, and .* is older"):
+        RedisServer(tmp_path / "redis").start()
+
+
 def test_a_server_of_the_needed_version_is_found() -> None:
     assert Path(executable()).is_file()

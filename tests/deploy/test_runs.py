@@ -1,10 +1,13 @@
+import io
 import json
 import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
+from rich.console import Console
 
 from common.errors import RunError
 from common.redis import connect
@@ -13,16 +16,15 @@ from deploy.runs import RunFile, issue_token, list_runs, redis_of, show_runs, st
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
-import os, sys, time
+import sys, time
+from rich.console import Console
 from deploy.runs import RunFile
-file = RunFile(sys.argv[1])
-file.start("demo", os.getpid(), http_port=8000)
-print("up", flush=True)
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
-    time.sleep(0.3)
-    file.end("stopped", "interrupted")
+with RunFile(sys.argv[1]).recorded("demo", "hora run --resume", Console(stderr=True), http_port=8000):
+    print("up", flush=True)
+    try:
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)
 """
 
 
@@ -87,6 +89,35 @@ def test_stop_ends_the_launcher_as_ctrl_c_does_and_says_how_to_resume(tmp_path, 
     assert RunFile(tmp_path / "demo").read().state == "stopped"
     with pytest.raises(RunError, match="was stopped"):
         stop(tmp_path / "demo")
+
+
+def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_path):
+    file = RunFile(tmp_path / "demo")
+    file.start("demo", 2**22 + 1)
+    assert list_runs(tmp_path)[0].state == "lost"
+    file.path.write_text(json.dumps({**json.loads(file.path.read_text()), "host": "far.away"}))
+    assert list_runs(tmp_path)[0].state == "running"
+    with pytest.raises(RunError, match=r"the run is on far\.away; stop it there"):
+        stop(tmp_path / "demo")
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "reason"),
+    [
+        (None, "finished", ""),
+        (KeyboardInterrupt(), "stopped", "interrupted"),
+        (RunError("full"), "failed", "full"),
+    ],
+)
+def test_what_becomes_of_a_run_is_recorded_and_said(tmp_path, error, state, reason):
+    console = Console(file=io.StringIO())
+    with suppress(RunError, SystemExit), RunFile(tmp_path).recorded("demo", "hora train X", console):
+        assert list_runs(tmp_path.parent)[0].state == "running"
+        if error:
+            raise error
+    record = RunFile(tmp_path).read()
+    assert (record.state, record.reason) == (state, reason)
+    assert ("resume with: hora train X" in console.file.getvalue()) == (error is not None)
 
 
 def test_stop_of_a_vanished_launcher_records_that_it_failed(tmp_path, launcher):

@@ -81,7 +81,9 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     entry = client.xadd(keys.groups, {"id": "0:77", "batch": "0"})
     client.set(keys.pre_rollouts("0:77"), b"\xc1garbage")
     client.set(keys.additional(entry.decode()), b"\xc1garbage")
-    client.xadd(keys.groups, {"id": "0:78", "batch": "0"})
+    gone = client.xadd(keys.groups, {"id": "0:78", "batch": "0"})
+    client.hset(keys.pushed, mapping={"0:77": entry, "0:78": gone})
+    client.xadd(keys.groups, {"id": "0:79", "batch": "0"})
     bad = [
         group(90, tokenizer="other"),
         group(91, run="other"),
@@ -92,17 +94,36 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     feed.plan(0, lambda: None)
     assert trained(server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
-    assert len(reasons) == 5
+    assert len(reasons) == 6
     for words in (
         "not a message",
-        "foreign, acknowledged or removed",
+        "acknowledged or removed",
+        "was not pushed as group '0:79': foreign",
         "tokenizer 'other'",
         "is of run 'other'",
         "outside the vocabulary of 9",
     ):
         assert any(words in r for r in reasons), words
-    assert client.hget(keys.counters, "dead_letters") == b"5"
-    assert client.smembers(keys.redo) == {b"0:77", b"0:78", b"0:90", b"0:91", b"0:92"}
+    assert client.hget(keys.counters, "dead_letters") == b"6"
+    assert sorted(client.hkeys(keys.redo)) == [b"0:77", b"0:78", b"0:90", b"0:91", b"0:92"]
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again(server: RedisServer) -> None:
+    feed = planner(server)
+    push(server, *(group(i) for i in range(GAMMA)))
+    lost = connect(server.url).xreadgroup("learner", "rank-0", {Keys("f").groups: ">"})
+    assert len(lost[0][1]) == GAMMA
+    feed.plan(0, lambda: None)
+    assert trained(server, 0) == ["0:0", "0:1", "0:2"]
+    assert feed._consumer.claim(0.01) == feed._unheard() == []
+
+
+def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(server: RedisServer) -> None:
+    push(server, *(group(i) for i in range(GAMMA)))
+    planner(server).plan(0, lambda: None)
+    planner(server, start=1)
+    with pytest.raises(RunError, match="contains 2 steps, but this Redis has not planned step 1"):
+        planner(server, start=2)
 
 
 @pytest.mark.parametrize("durable", [False, True])
