@@ -6,7 +6,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import redis
+from redis.exceptions import ResponseError
 
 import common
 from common.config import Config
@@ -24,7 +27,8 @@ def redis_server(config: Config) -> Iterator[Finding]:
         yield _embedded()
         return
     try:
-        info = connect(url, retries=0).info()
+        client = connect(url, retries=0)
+        info = client.info()
     except HoraError as error:
         yield fail("Redis", str(error), "for a one-machine run leave queue.url out: it starts its own")
         return
@@ -33,14 +37,7 @@ def redis_server(config: Config) -> Iterator[Finding]:
         yield fail("Redis", f"{where} is version {version}; streams need 6.2", "install a newer Redis")
     else:
         yield ok("Redis", f"{where}, version {version}")
-    if not info.get("aof_enabled"):
-        yield warn(
-            "Redis persistence",
-            "appendonly is off: a restart of Redis loses untrained groups and the run's position",
-            "redis-cli CONFIG SET appendonly yes, and the same in redis.conf",
-        )
-    else:
-        yield ok("Redis persistence", "appendonly")
+    yield _persistence(client, info)
     policy = info.get("maxmemory_policy", "noeviction")
     if info.get("maxmemory") and policy != "noeviction":
         yield fail(
@@ -48,6 +45,28 @@ def redis_server(config: Config) -> Iterator[Finding]:
             f"maxmemory-policy is {policy}: Redis would drop the run's data",
             "set it to noeviction",
         )
+
+
+def _persistence(client: redis.Redis, info: dict[str, Any]) -> Finding:
+    if not info.get("aof_enabled"):
+        return warn(
+            "Redis persistence",
+            "appendonly is off: a restart of Redis loses untrained groups and the run's position",
+            "redis-cli CONFIG SET appendonly yes, and the same in redis.conf",
+        )
+    try:
+        synced = cast(dict[str, str], client.config_get("appendfsync")).get("appendfsync")
+    except ResponseError:
+        return ok(
+            "Redis persistence", "appendonly; it does not say whether appendfsync is always, as it should be"
+        )
+    if synced != "always":
+        return warn(
+            "Redis persistence",
+            f"appendfsync is {synced}: a machine that fails may lose what the run already counts on",
+            "redis-cli CONFIG SET appendfsync always, and the same in redis.conf",
+        )
+    return ok("Redis persistence", "appendonly, appendfsync always")
 
 
 def _embedded() -> Finding:

@@ -3,8 +3,10 @@ import socket
 import pytest
 
 from common.load import from_args
+from common.redis import connect
 from deploy import check, doctor_machine, doctor_services
 from deploy.doctor import CHECKS, doctor, show
+from deploy.redis_server import RedisServer
 
 
 @pytest.fixture
@@ -96,6 +98,22 @@ def test_a_redis_that_is_away_is_a_finding_without_its_password(config):
     found = by_name(doctor_services.redis_server(config(queue={"url": url})))
     assert found["Redis"].level == "fail"
     assert "s3cret" not in found["Redis"].says
+
+
+def test_a_redis_that_may_lose_what_it_was_told_is_a_warning(config, tmp_path):
+    with RedisServer(tmp_path / "redis") as server:
+        client = connect(server.url)
+
+        def persistence():
+            return by_name(doctor_services.redis_server(config(queue={"url": server.url})))[
+                "Redis persistence"
+            ]
+
+        assert (persistence().level, persistence().says) == ("ok", "appendonly, appendfsync always")
+        client.config_set("appendfsync", "everysec")
+        assert (persistence().level, persistence().says.split(":")[0]) == ("warn", "appendfsync is everysec")
+        client.config_set("appendonly", "no")
+        assert persistence().says.startswith("appendonly is off")
 
 
 def test_a_model_folder_without_weights_would_stop_a_run(config, tmp_path):
