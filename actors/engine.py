@@ -118,6 +118,7 @@ class Engine:
         await self._llm.check_health()
 
     async def init_transfer(self, info: Mapping[str, Any]) -> None:
+        await self._llm.shutdown_weight_transfer_engine()  # an earlier group's half
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
 
     async def begin_update(self) -> None:

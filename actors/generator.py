@@ -52,7 +52,7 @@ class Generator:
         self._version = 0
         self._checksum = ""
         self._pause_s = 0.0
-        self._member = False
+        self._group = ""  # the transfer group that this replica is in
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         await self._engine.label(0)
         if self._config.weights.transport == "file":
@@ -78,36 +78,42 @@ class Generator:
 
     # The four calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
 
-    async def answer_roll_call(self) -> str:
-        return self._name
+    async def answer_roll_call(self) -> dict[str, Any]:
+        """Name and version of a replica that is fit; raises when it is not."""
+        await self.check_health()
+        return {"replica": self._name, "version": self._version}
 
-    async def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
-        """Join the learner's group at this replica's place among its members; one that came too late waits for the next."""
-        members = info.pop("members")
-        self._member = self._name in members
-        if self._member:
-            place = members.index(self._name) * self._config.generator.tensor_parallel
-            info["rank_offset"] += place
-            await self._in_group("joining the transfer group", self._engine.init_transfer(info))
+    async def init_weight_transfer_engine(
+        self, info: dict[str, Any], members: tuple[str, ...], group: str
+    ) -> None:
+        """Join the learner's group at this replica's place among its members; who is not one of them waits for another.
+
+        An update under way ends first: its group broke off when the learner left it.
+        """
+        async with self._update:
+            self._group = ""
+            if self._name in members:
+                place = members.index(self._name) * self._config.generator.tensor_parallel
+                joining = self._engine.init_transfer(info | {"rank_offset": info["rank_offset"] + place})
+                await self._guarded("joining the transfer group", joining, may_break_off=True)
+                self._group = group
 
     async def start_weight_update(self) -> None:
         """Generation stops when the weights arrive, not before: nothing to do yet."""
 
-    async def update_weights(self, info: dict[str, Any]) -> None:
+    async def update_weights(self, info: dict[str, Any], version: int, group: str) -> None:
+        """The whole update to `version`, so that nothing stays open when the learner dies meanwhile. Over `gloo` and `nccl` it
+        is for the members of `group`."""
         if self._config.weights.transport == "file":
             await self._load(info)
             return
-        if not self._member:
-            return
         async with self._update:
-            await self._guarded("opening the model", self._engine.begin_update())
-            await self._in_group("receiving weights", self._engine.receive(info))
+            if group == self._group:
+                await self._take(info, version)
 
-    async def finish_weight_update(self, version: str | None = None) -> dict[str, Any]:
+    async def finish_weight_update(self, version: str) -> dict[str, Any]:
         """Confirm `version`; what the replica holds now is the answer."""
-        wanted = int(version or 0)
-        if self._engine.paused_since is not None:
-            await self._finish(wanted)
+        wanted = int(version)
         if self._version < wanted:
             raise StaleWeights(f"{self._name} holds version {self._version}, not {wanted}")
         return {
@@ -118,9 +124,6 @@ class Generator:
         }
 
     async def check_health(self) -> None:
-        limit = self._config.weights.update_limit_s
-        if self._engine.paused_since is not None and time.monotonic() - self._engine.paused_since > limit:
-            self._failed = f"a weight update did not finish within {limit:g} s"
         if self._failed:
             raise RuntimeError(f"{self._name}: {self._failed}")
         await self._engine.check_health()
@@ -145,34 +148,28 @@ class Generator:
 
     async def _load(self, info: Mapping[str, Any]) -> None:
         async with self._update:
-            if int(info["version"]) <= self._version:
-                return
-            await self._guarded("opening the model", self._engine.begin_update())
-            await self._guarded("loading weights", self._engine.receive(info))
-            await self._finish(int(info["version"]))
+            if int(info["version"]) > self._version:
+                await self._take(info, int(info["version"]))
 
-    async def _finish(self, version: int) -> None:
+    async def _take(self, info: Mapping[str, Any], version: int) -> None:
+        await self._guarded("opening the model", self._engine.begin_update())
+        await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
         self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
         self._version = version
-        self._checksum = await self._engine.checksum()
+        self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
 
-    async def _guarded(self, what: str, work: Any) -> Any:
-        """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve."""
+    async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
+        """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.
+
+        `may_break_off`: a call over Gloo to one worker that fails in time has left the model as it was.
+        """
         try:
             return await asyncio.wait_for(work, self._config.weights.update_limit_s)
         except Exception as error:
-            self._failed = f"{what} failed: {type(error).__name__}: {error}"
-            raise
-
-    async def _in_group(self, what: str, work: Any) -> None:
-        """A call of Gloo that fails, at the latest by the limit of its group, did nothing to the model; one of NCCL may have."""
-        if self._config.weights.transport == "nccl":
-            await self._guarded(what, work)
-            return
-        try:
-            await work
-        except Exception:
-            if self._engine.paused_since is not None:
+            whole = self._config.weights.transport == "gloo" and self._config.generator.tensor_parallel == 1
+            if not (may_break_off and whole) or isinstance(error, TimeoutError):
+                self._failed = f"{what} failed: {type(error).__name__}: {error}"
+            elif self._engine.paused_since is not None:
                 await self._guarded("going on with the weights in place", self._engine.abandon_update())
             raise
 

@@ -111,6 +111,7 @@ class GlooWeightTransferEngine(_Reloading):
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo  # what vLLM's trainer side sends for either
     _group: Any = None
+    _received: list[tuple[str, torch.Tensor]]
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the group that the learner forms, leaving an earlier one."""
@@ -125,14 +126,23 @@ class GlooWeightTransferEngine(_Reloading):
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("weights came before this worker joined a transfer group")
-        received = []
-        for name, dtype, shape in zip(
-            update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-        ):
-            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._group.broadcast(tensor, 0).wait()
-            received.append((name, tensor))
+        self._received = []
+        try:
+            for name, dtype, shape in zip(
+                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
+            ):
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+                self._group.broadcast(tensor, 0).wait()
+                self._received.append((name, tensor))
+        except BaseException:
+            self._received = []
+            self.shutdown()  # Gloo passes weights on along a tree: those below us would wait for what cannot come.
+            raise
+
+    def finish_weight_update(self) -> None:
+        received, self._received = self._received, []
         self._load(received)
+        super().finish_weight_update()
 
     def shutdown(self) -> None:
         if self._group is not None:

@@ -63,9 +63,10 @@ def available(client: redis.Redis, config: Config) -> int:
     does not outlive the learner that sent it.
     """
     manifest = newest_now(client, config.run.name)
-    if config.weights.transport != "file" or manifest is None or not os.path.exists(manifest.path):
+    if config.weights.transport != "file" or manifest is None:
         return 0
-    return manifest.version
+    whole = os.path.exists(manifest.path) and os.path.getsize(manifest.path) == manifest.bytes
+    return manifest.version if whole else 0
 
 
 def _manifest(text: Any) -> Manifest | None:

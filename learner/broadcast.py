@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import structlog
@@ -15,7 +16,7 @@ APP, DEPLOYMENT = "hora", "generator"
 class BroadcastClient:
     """vLLM's weight-sync client over Serve: each call goes to every running replica and has a deadline.
 
-    A replica that fails restarts by itself and pulls the newest version; the others go on.
+    A replica that fails is restarted by Serve and pulls the newest version, or is sent it; the others go on.
     """
 
     def __init__(self, config: Config) -> None:
@@ -23,21 +24,24 @@ class BroadcastClient:
         self._limit = config.weights.update_limit_s
         self.version = 0
         self.members: tuple[str, ...] = ()
+        self._group = ""  # the name of the transfer group of these members
         self.confirmed: list[dict[str, Any]] = []
 
-    def roll_call(self) -> tuple[str, ...]:
-        """Names of the replicas that a call reaches now."""
-        return tuple(sorted(self._all("answer_roll_call")))
+    def roll_call(self) -> dict[str, int]:
+        """The replicas that are fit and reached now, each with the version that it holds."""
+        return {answer["replica"]: answer["version"] for answer in self._all("answer_roll_call")}
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """vLLM ships one payload with rank offset 1; each of `members` finds its own place in their order."""
-        self._all("init_weight_transfer_engine", {**init_info, "members": self.members})
+        self._group = uuid.uuid4().hex
+        self._all("init_weight_transfer_engine", init_info, self.members, self._group)
 
     def start_weight_update(self) -> None:
         self._all("start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        self._all("update_weights", update_info)
+        """Whoever takes part receives, loads and goes on by itself: nothing more must come from here."""
+        self._all("update_weights", update_info, self.version, self._group)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.confirmed = self._all("finish_weight_update", weight_version or str(self.version))
@@ -50,6 +54,7 @@ class BroadcastClient:
     def _all(self, method: str, *args: Any) -> list[Any]:
         import ray
         from ray import serve
+        from ray.exceptions import RayError
         from ray.serve.exceptions import RayServeException
 
         if not ray.is_initialized():
@@ -57,7 +62,7 @@ class BroadcastClient:
         try:
             handle = serve.get_deployment_handle(DEPLOYMENT, APP)
             results = handle.broadcast(method, *args).results(timeout_s=self._limit, return_exceptions=True)
-        except (RayServeException, TimeoutError) as error:
+        except (RayServeException, RayError, KeyError, TimeoutError) as error:  # KeyError: no application yet
             log.warning("broadcast failed", method=method, error=f"{type(error).__name__}: {error}")
             return []
         for failed in (r for r in results if isinstance(r, BaseException)):

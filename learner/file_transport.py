@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,9 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         return Manifest(self._info.run, version, str(path.resolve()), digest.hexdigest(), size)
 
     def ship(self, manifest: Manifest) -> None:
-        """Announce the file, have every replica load it, forget old files."""
+        """Announce the file when the disk has it, have every replica load it, forget old files."""
+        for path in (Path(manifest.path), self._info.folder):
+            _sync(path)
         self._info.announce(manifest)
         self.client.start_weight_update()
         self.client.update_weights(manifest.update_info())
@@ -113,6 +116,14 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 
 
 WeightTransferTrainerFactory.register_engine("file", FileTrainerEngine)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _safetensors(source: WeightSource, dtype: str) -> Iterator[bytes]:

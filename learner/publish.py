@@ -12,6 +12,7 @@ max_staleness 0 no token of the next batch can come from older weights.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,11 @@ class Publisher:
         made: Any = self._file.write(version) if transport == "file" else self._gather(version)
         self.timing.gather = time.monotonic() - began
         if made is not None:
-            self._shipping = self._background.submit(self._ship if transport == "file" else self._send, made)
-        if transport == "nccl":
+            self._begin(self._ship if transport == "file" else self._send, made)
+
+    def _begin(self, work: Callable[[Any], None], made: Any) -> None:
+        self._shipping = self._background.submit(work, made)
+        if self._config.weights.transport == "nccl":
             self.wait()
 
     def _gather(self, version: int) -> Snapshot | None:
@@ -79,11 +83,11 @@ class Publisher:
     def refresh(self) -> None:
         """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for groups: no batch
         may wait for a version that nobody sends any more."""
-        if self._newest is None or (self._shipping is not None and not self._shipping.done()):
+        if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
-        if self._group.is_behind(self._newest.version):
-            self._send(self._newest)
+        if self._newest is not None and self._group.is_behind(self._newest.version):
+            self._begin(self._send, self._newest)
 
     def wait(self) -> None:
         """Until the version in flight is published; raises what its publication raised."""

@@ -25,7 +25,7 @@ from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group
-from common.weights import available
+from common.weights import advance, available
 from learner.batch import Sample, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
@@ -181,6 +181,9 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         config, client, engine, shape, reader, publisher, checkpoints, planner, records, run_dir, rank, world
     )
     parts.published = available(client, config)
+    if rank == 0:
+        # The learner before this one may have died between announcing a version and counting it as published.
+        advance(client, config.run.name, parts.published)
     if parts.published < start:
         publisher.publish(start)
         publisher.wait()

@@ -25,7 +25,6 @@ from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, We
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
-from common.errors import RunError
 from common.keys import Keys
 from learner.broadcast import BroadcastClient
 from learner.gloo_transport import GlooTrainerInitInfo
@@ -64,8 +63,9 @@ class TransferGroup:
         self._sent_at = 0.0
 
     def send(self, weights: Snapshot) -> None:
-        """Broadcast to all replicas that run now. A group that loses a member on the way is formed anew without it; over NCCL
-        nobody can wait for a peer that died, and the watchdog ends this process."""
+        """Broadcast to the running replicas that hold less; one that comes later is sent it then. A group that loses a member
+        on the way is formed anew without it; over NCCL nobody can wait for a peer that died, and the watchdog ends this
+        process."""
         self._broadcast.version = weights.version
         nccl = self._config.weights.transport == "nccl"
         for attempt in range(1, ATTEMPTS + 1):
@@ -91,7 +91,11 @@ class TransferGroup:
         return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
 
     def _send(self, weights: Snapshot) -> None:
-        members = self._members()
+        held = self._broadcast.roll_call()
+        # A learner that repeats steps after a crash must not take replicas back.
+        members = tuple(sorted(name for name, version in held.items() if version < weights.version))
+        if not members:
+            return
         if self._engine is None or members != self._broadcast.members:
             self._leave()
             self._form(members, weights)
@@ -112,19 +116,11 @@ class TransferGroup:
             self._engine.shutdown()
             self._engine = None
 
-    def _members(self) -> tuple[str, ...]:
-        """The running replicas. Raises RunError when none comes in time."""
-        deadline = time.monotonic() + self._limit / 2
-        while not (members := self._broadcast.roll_call()):
-            if time.monotonic() > deadline:
-                raise RunError("no generator replica is running: `serve status` says why")
-            time.sleep(1.0)
-        return members
-
     def _place(self, world: int) -> TrainerInitInfo:
         address = ray.util.get_node_ip_address()
         if self._config.weights.transport == "gloo":
-            return GlooTrainerInitInfo(address, world, self._limit, rank=0)
+            # Each wait of the group ends before the replicas' limit does, which is for those that stand still.
+            return GlooTrainerInitInfo(address, world, self._limit / 2, rank=0)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         with socket.socket() as probe:

@@ -13,9 +13,11 @@ def test_only_an_announced_file_that_is_still_there_spares_publishing(tmp_path: 
     with RedisServer(tmp_path / "redis") as server:
         client = connect(server.url)
         assert available(client, config) == 0
-        announce(client, Manifest("versions", 7, str(file), "0" * 64, 0))
+        announce(client, Manifest("versions", 7, str(file), "0" * 64, 3))
         assert available(client, config) == 0  # announced, then lost: steps 1 to 7 are published again
-        file.touch()
+        file.write_bytes(b"ab")
+        assert available(client, config) == 0  # cut short when the machine fell
+        file.write_bytes(b"abc")
         assert available(client, config) == 7
         over_nccl = config.model_copy(
             update={"weights": config.weights.model_copy(update={"transport": "nccl"})}

@@ -35,6 +35,19 @@ def test_a_run_survives_the_death_of(part: str, live_run: Callable[..., Any], ch
     run.assert_exact()
 
 
+@pytest.mark.parametrize("transport", ["file", "gloo"])
+def test_a_learner_dies_of_which_every_batch_awaits_its_version(
+    transport: str, live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    """Without staleness nothing is sampled until the learner that repeats its steps says which version is out."""
+    run = live_run(STEPS, **{"weights.transport": transport, "rollout.max_staleness": 0})
+    for _ in range(3):
+        run.until(run.trained() + chance.randint(2, 6))
+        run.kill("learner", chance)
+    run.finish()
+    run.assert_exact()
+
+
 def test_over_gloo_the_successor_of_the_only_generator_is_sent_the_newest_weights(
     live_run: Callable[..., Any], chance: random.Random
 ) -> None:
