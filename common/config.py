@@ -336,7 +336,7 @@ class Telemetry(Section):
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems, before and after the run."""
+    """Pass@K on held-out problems, before and after a `hora run`."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
     prompts: Count = Field(100, description="Problems of one evaluation.")

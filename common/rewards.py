@@ -20,7 +20,7 @@ UserReward = Callable[[str, str, str], float]
 """A user's reward: (prompt text, completion, gold answer) -> one finite float. Named `package.module:function`."""
 
 MAX_NESTING = 40
-"""Deepest nesting of brackets that is parsed. The deepest gold answer of the four benchmarks has 4."""
+"""Deepest nesting of brackets that is parsed. The deepest gold answer of the four benchmarks has 2."""
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")

@@ -18,4 +18,4 @@ def export_run(run: Path, step: int | None, out: Path) -> str:
         from learner.export import export_checkpoint
 
         done = export_checkpoint(run, load(str(file)), step, out)
-    return f"{out}: the model after step {done}; `hora eval {out}` measures it"
+    return f"{out}: the model after step {done}; `hora eval {out} --config {file}` measures it"

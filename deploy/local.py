@@ -4,7 +4,7 @@ Order of shutdown, on success, failure and Ctrl-C alike, each step even if the o
   1. the learner stops first (its trainer ends with the exception that brought us here): nobody trains on;
   2. the Serve application: the coordinator takes no new shard, generators and verifiers end their processes;
   3. Ray, with every process that it started;
-  4. Redis last, after a final save: it holds the groups that no checkpoint contains yet.
+  4. Redis last: it holds the groups that no checkpoint contains yet.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The only file that knows DeepSpeed: build the engine, run one optimizer step on this rank's micro-batches.
+"""The only file that trains with DeepSpeed: build the engine, run one optimizer step on this rank's micro-batches.
 
 The loss arrives as a sum over tokens, already weighted by 1/(Γ G_i Z_ij): adding it up over micro-batches and ranks
 gives the objective whatever the cut. DeepSpeed averages over ranks, so the loss is multiplied by their number; the

@@ -40,7 +40,7 @@ def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, objec
     """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
 
     Returns what was measured on held-out problems (see `measure`), which is also written to `out/measured.json`.
-    Takes about ten minutes on one CPU thread. Raises FileExistsError when `out` holds files already.
+    Takes about six minutes on one CPU thread. Raises FileExistsError when `out` holds files already.
     """
     out = Path(out)
     if out.is_dir() and any(out.iterdir()):
