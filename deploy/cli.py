@@ -161,7 +161,7 @@ def doctor(config: ConfigPath, set_: Overrides = None) -> None:
 @app.command()
 def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
     """List the runs of a folder with state, step and last reward."""
-    from deploy.runs import list_runs, show_runs
+    from deploy.run_list import list_runs, show_runs
 
     show_runs(list_runs(folder))
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from common.errors import RunError
 from common.redis import connect
 from deploy.redis_server import RedisServer
-from deploy.runs import RunFile, issue_token, list_runs, redis_of, show_runs, stop
+from deploy.run_list import list_runs, show_runs
+from deploy.runs import RunFile, issue_token, redis_of, stop
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
