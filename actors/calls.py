@@ -1,8 +1,9 @@
 """Serve handles as the shard's `generate` and `score`, and the only retry policy of the system.
 
-A request that is lost with its replica, outlives its deadline or meets stale weights is asked for again with the
-same seed, wherever Serve routes it. After `rollout.attempts` tries the run stops and says which request it was:
-a lost rollout is never a wrong answer and never skipped.
+A request that is lost with its replica or outlives its deadline is asked for again with the same seed, wherever Serve
+routes it. After `rollout.attempts` tries the run stops and says which request it was: a lost rollout is never a wrong
+answer and never skipped. Weights that are not there yet are no failed try: a learner that repeats steps after a crash
+takes its time, and says itself when it waits for too long (`learner.wait_limit_s`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.shard import Generate, Score
 from common.config import Config
-from common.errors import RunError
+from common.errors import RunError, StaleWeights
 from common.types import Completion, Prompt, SamplingRequest
 
 log = structlog.get_logger(__name__)
@@ -26,9 +27,15 @@ LONGEST_PAUSE_S = 5.0
 
 
 def generator_calls(
-    handle: DeploymentHandle, config: Config, min_version: int, temperature: float | None = None
+    handle: DeploymentHandle,
+    config: Config,
+    min_version: int,
+    temperature: float | None = None,
+    *,
+    weights_come: bool = True,
 ) -> Generate:
-    """`generate` on weights of at least `min_version`."""
+    """`generate` on weights of at least `min_version`. Without a learner that sends them (`weights_come`) a replica that holds
+    less is a failed try."""
     method = handle.options(method_name="generate")
     degrees = config.rollout.temperature if temperature is None else temperature
 
@@ -39,7 +46,7 @@ def generator_calls(
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # The replica cuts at the limit itself; one that does not answer soon after is lost.
         limit = config.rollout.time_limit_s + config.weights.update_limit_s
-        return await retry(ask, what, config.rollout.attempts, limit)
+        return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
     return generate
 
@@ -61,27 +68,35 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     return score
 
 
-async def retry(ask: Callable[[], Awaitable[T]], what: str, attempts: int, limit_s: float) -> T:
-    """First answer of `ask`, tried up to `attempts` times of `limit_s` seconds, with growing pauses.
+async def retry(
+    ask: Callable[[], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
+) -> T:
+    """First answer of `ask`, tried up to `attempts` times of `limit_s` seconds, with growing pauses; `patient`: stale weights
+    do not count.
 
-    Cancellation goes through; anything else that a replica, the network or Serve raises is worth another try,
+    Our own cancellation goes through; anything else that a replica, the network or Serve raises is worth another try,
     for the sampler and the verifier have no side effects.
     """
-    for attempt in range(1, attempts + 1):
+    attempt = 1
+    while True:
         try:
             async with asyncio.timeout(limit_s):
                 return await ask()
-        except Exception as error:
-            if attempt == attempts:
-                raise RunError(
-                    f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in `serve status`."
-                ) from error
-            log.warning("retry", what=what, attempt=attempt, error=_short(error))
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            if not (patient and isinstance(error, StaleWeights)):
+                if attempt == attempts:
+                    raise RunError(
+                        f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in `serve status`."
+                    ) from error
+                log.warning("retry", what=what, attempt=attempt, error=_short(error))
+                attempt += 1
             pause = min(LONGEST_PAUSE_S, 0.1 * 2**attempt)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300]

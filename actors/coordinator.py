@@ -72,7 +72,9 @@ class Coordinator:
         return {"waiting_for": self._coordination.waiting_for}
 
     async def check_health(self) -> None:
-        if self._work.done() and not self._work.cancelled() and self._work.exception() is not None:
+        if self._work.cancelled():
+            raise RuntimeError(f"{self._name} was cancelled")
+        if self._work.done() and self._work.exception() is not None:
             raise RuntimeError(f"{self._name} stopped: {self._work.exception()}")
 
     async def _run(self) -> None:

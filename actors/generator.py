@@ -21,6 +21,7 @@ from ray import serve
 
 from common import logs
 from common.config import Config
+from common.errors import StaleWeights
 from common.keys import Keys
 from common.redis import connect_async
 from common.telemetry import heartbeat
@@ -30,10 +31,7 @@ from common.weights import newest
 POLL_S = 0.05
 HEARTBEAT_S = 1.0
 EXIT_S = 0.2
-
-
-class StaleWeights(RuntimeError):
-    """This replica does not hold weights as new as the request asks for; another try may find them."""
+REACH_S = 5.0  # a request that waits longer makes room for the calls that bring the weights
 
 
 class Generator:
@@ -76,7 +74,7 @@ class Generator:
             asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
             raise
 
-    # The four calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
+    # The calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
 
     async def answer_roll_call(self) -> dict[str, Any]:
         """Name and version of a replica that is fit; raises when it is not."""
@@ -97,9 +95,6 @@ class Generator:
                 joining = self._engine.init_transfer(info | {"rank_offset": info["rank_offset"] + place})
                 await self._guarded("joining the transfer group", joining, may_break_off=True)
                 self._group = group
-
-    async def start_weight_update(self) -> None:
-        """Generation stops when the weights arrive, not before: nothing to do yet."""
 
     async def update_weights(self, info: dict[str, Any], version: int, group: str) -> None:
         """The whole update to `version`, so that nothing stays open when the learner dies meanwhile. Over `gloo` and `nccl` it
@@ -129,7 +124,7 @@ class Generator:
         await self._engine.check_health()
 
     async def _reach(self, version: int) -> None:
-        deadline = time.monotonic() + self._config.weights.update_limit_s
+        deadline = time.monotonic() + REACH_S
         while self._version < version:
             if self._config.weights.transport == "file":
                 await self._catch_up()
@@ -152,11 +147,15 @@ class Generator:
                 await self._take(info, int(info["version"]))
 
     async def _take(self, info: Mapping[str, Any], version: int) -> None:
-        await self._guarded("opening the model", self._engine.begin_update())
-        await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
-        self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
-        self._version = version
-        self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
+        try:
+            await self._guarded("opening the model", self._engine.begin_update())
+            await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
+            self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
+            self._version = version
+            self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
+        except asyncio.CancelledError:
+            self._failed = f"the update to version {version} was cut off"
+            raise
 
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
         """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.

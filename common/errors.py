@@ -13,5 +13,9 @@ class WireError(HoraError, ValueError):
     """A message that does not decode or validate; it becomes a dead letter."""
 
 
+class StaleWeights(RuntimeError):
+    """A replica does not hold weights as new as the request asks for. Nobody's fault, and another try may find them."""
+
+
 class RunError(HoraError, RuntimeError):
     """The run cannot start or go on: a server is away, memory is short, a part gave up."""

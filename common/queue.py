@@ -34,6 +34,7 @@ DEAD_BYTES = 2**19  # kept of either message of a dead letter
 PUSH = """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   redis.call('UNLINK', unpack(KEYS, 4))
+  redis.call('HDEL', KEYS[3], ARGV[1])
   return false
 end
 local entry = redis.call('XADD', KEYS[1], '*', 'id', ARGV[1], 'batch', ARGV[2])

@@ -18,7 +18,7 @@ import numpy as np
 from common.errors import WireError
 from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 256 * 2**20
 MAX_ROLLOUTS = 65_536
 MAX_TEXT = 1_024

@@ -128,7 +128,9 @@ def sample(
 
     from actors.calls import generator_calls, verifier_calls
 
-    generate = generator_calls(serve.get_deployment_handle("generator", APP), config, step)
+    generate = generator_calls(
+        serve.get_deployment_handle("generator", APP), config, step, weights_come=False
+    )
     score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
     with _bar(console) as bar:
         task = bar.add_task(

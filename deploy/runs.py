@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -33,12 +34,13 @@ from deploy.progress import working
 State = Literal["running", "finished", "failed", "stopped"]
 RUN, URL = "run.json", "redis/url"
 STOP_LIMIT_S = 120.0
+BEAT_S, SILENCE_S = 10.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did, `resume` is the
-    command that goes on with it."""
+    command that goes on with it, `seen` when its launcher last said that it was there."""
 
     run: str
     state: State
@@ -49,6 +51,7 @@ class RunRecord:
     reason: str = ""
     host: str = ""
     resume: str = ""
+    seen: float = 0.0
 
     @property
     def elsewhere(self) -> bool:
@@ -57,10 +60,12 @@ class RunRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher that wrote this is still there: the same process, not another with its number. A launcher
-        on another machine is taken at its word."""
-        if self.state != "running" or self.elsewhere:
-            return self.state == "running"
+        """Whether the launcher that wrote this is still there: the same process, not another with its number. One on another
+        machine is, while it says so."""
+        if self.state != "running":
+            return False
+        if self.elsewhere:
+            return time.time() - self.seen < SILENCE_S
         try:
             return psutil.Process(self.pid).create_time() <= self.started + 1.0
         except psutil.NoSuchProcess:
@@ -85,6 +90,7 @@ class RunFile:
                 started=time.time(),
                 host=socket.gethostname(),
                 resume=resume,
+                seen=time.time(),
             )
         )
 
@@ -99,7 +105,8 @@ class RunFile:
         """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
         self.start(run, os.getpid(), http_port=http_port, resume=resume)
         try:
-            yield
+            with self._beating():
+                yield
         except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
             self.end("stopped", "interrupted")
             console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
@@ -111,6 +118,22 @@ class RunFile:
             )
             raise
         self.end("finished")
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(BEAT_S):
+                self._write(replace(self.read(), seen=time.time()))
+
+        thread = threading.Thread(target=beat, name="run-record", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def read(self) -> RunRecord:
         """Raises RunError where there is no run, or a file that is not a run's."""
@@ -161,7 +184,7 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
     record = file.read()
     if record.state != "running":
         raise RunError(f"{file.folder}: the run is not running: it {_past(record)}")
-    if record.elsewhere:
+    if record.elsewhere and record.alive:
         raise RunError(f"{file.folder}: the run is on {record.host}; stop it there")
     if not record.alive:
         file.end("failed", f"process {record.pid} is gone without a word")

@@ -37,7 +37,7 @@ class BroadcastClient:
         self._all("init_weight_transfer_engine", init_info, self.members, self._group)
 
     def start_weight_update(self) -> None:
-        self._all("start_weight_update")
+        """A replica opens its model when the weights come, not before: nothing to say yet."""
 
     def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Whoever takes part receives, loads and goes on by itself: nothing more must come from here."""

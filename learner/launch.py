@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +48,15 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         ),
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
     )
+    on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit()
     except Exception as error:
         raise RunError(reason(error)) from error
+    finally:
+        # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, on_interrupt)
     if stopped.exists():
         raise RunError(f"the learner stopped: {stopped.read_text()}")
 

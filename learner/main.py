@@ -34,6 +34,8 @@ def main() -> None:
         parser.error("--redis or HORA_REDIS_URL is needed")
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     config = load(options.config, options.set)
+    if options.no_ray and config.weights.transport != "file":
+        parser.error(f"--no-ray publishes over weights.transport file alone, not {config.weights.transport}")
     os.environ.setdefault("LOCAL_RANK", str(options.local_rank or 0))
     backend = set_device(config, int(os.environ["LOCAL_RANK"]))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

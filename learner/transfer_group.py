@@ -70,10 +70,11 @@ class TransferGroup:
         nccl = self._config.weights.transport == "nccl"
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                members = self._lacking(weights.version)
                 with (
                     _watchdog(self._limit, f"publishing version {weights.version}") if nccl else nullcontext()
                 ):
-                    self._send(weights)
+                    self._send(weights, members)
                 break
             except Exception as error:
                 self._leave()
@@ -90,10 +91,12 @@ class TransferGroup:
         replicas = [json.loads(text) for name, text in parts if name.startswith(b"generator/")]
         return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
 
-    def _send(self, weights: Snapshot) -> None:
+    def _lacking(self, version: int) -> tuple[str, ...]:
+        """The running replicas that hold less: a learner that repeats steps after a crash must not take others back."""
         held = self._broadcast.roll_call()
-        # A learner that repeats steps after a crash must not take replicas back.
-        members = tuple(sorted(name for name, version in held.items() if version < weights.version))
+        return tuple(sorted(name for name, of in held.items() if of < version))
+
+    def _send(self, weights: Snapshot, members: tuple[str, ...]) -> None:
         if not members:
             return
         if self._engine is None or members != self._broadcast.members:

@@ -96,10 +96,22 @@ def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_pat
     file = RunFile(tmp_path / "demo")
     file.start("demo", 2**22 + 1)
     assert list_runs(tmp_path)[0].state == "lost"
-    file.path.write_text(json.dumps({**json.loads(file.path.read_text()), "host": "far.away"}))
+    record = {**json.loads(file.path.read_text()), "host": "far.away"}
+    file.path.write_text(json.dumps(record))
     assert list_runs(tmp_path)[0].state == "running"
     with pytest.raises(RunError, match=r"the run is on far\.away; stop it there"):
         stop(tmp_path / "demo")
+    file.path.write_text(json.dumps({**record, "seen": record["seen"] - 300}))
+    assert list_runs(tmp_path)[0].state == "lost", "that machine has been silent for minutes"
+
+
+def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.runs.BEAT_S", 0.01)
+    with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
+        first = RunFile(tmp_path).read()
+        time.sleep(0.3)
+        assert RunFile(tmp_path).read().seen > first.seen
+    assert RunFile(tmp_path).read().state == "finished"
 
 
 @pytest.mark.parametrize(

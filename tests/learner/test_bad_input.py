@@ -66,6 +66,7 @@ def push_raw(client: redis.Redis, one: Group, payload: Group | bytes) -> None:
         if isinstance(payload, bytes)
         else (encode_pre_rollouts(payload), encode_additional(payload))
     )
+    client.hset(Keys("r").pushed, one.id, entry)
     client.set(Keys("r").pre_rollouts(one.id), messages[0])
     client.set(Keys("r").additional(entry.decode()), messages[1])
 

@@ -1,0 +1,74 @@
+"""The one retry policy: what counts as a failed try, and what goes through."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from actors import calls
+from actors.calls import retry
+from common.errors import RunError, StaleWeights
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "LONGEST_PAUSE_S", 0.0)
+
+
+class Replica:
+    """Answers with these, one after the other; an exception is raised."""
+
+    def __init__(self, answers: Sequence[str | BaseException]) -> None:
+        self._answers = list(answers)
+
+    async def ask(self) -> str:
+        answer = self._answers.pop(0)
+        if isinstance(answer, str):
+            return answer
+        raise answer
+
+
+def test_a_request_is_asked_again_whatever_it_was_lost_to_a_cancelled_replica_too() -> None:
+    replica = Replica([ConnectionError("gone"), TimeoutError(), asyncio.CancelledError(), "answer"])
+    assert asyncio.run(retry(replica.ask, "generating", attempts=4, limit_s=1.0)) == "answer"
+
+
+def test_the_last_try_says_what_it_was_for() -> None:
+    replica = Replica([ConnectionError("gone")] * 3)
+    with pytest.raises(RunError, match="generating failed 3 times; last: ConnectionError: gone"):
+        asyncio.run(retry(replica.ask, "generating", attempts=3, limit_s=1.0))
+
+
+def test_weights_that_are_not_there_yet_are_waited_for_only_where_somebody_sends_them() -> None:
+    stale = [StaleWeights("holds 10, needs 19")] * 9
+    answer = retry(Replica([*stale, "answer"]).ask, "generating", attempts=2, limit_s=1.0, patient=True)
+    assert asyncio.run(answer) == "answer"
+    with pytest.raises(RunError, match="failed 2 times; last: StaleWeights"):
+        asyncio.run(retry(Replica(stale).ask, "generating", attempts=2, limit_s=1.0))
+
+
+def test_our_own_cancellation_goes_through_at_once() -> None:
+    async def scenario() -> int:
+        asked = 0
+
+        async def ask() -> None:
+            nonlocal asked
+            asked += 1
+            await asyncio.sleep(60)
+
+        task = asyncio.create_task(retry(ask, "generating", attempts=9, limit_s=60.0))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return asked
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_a_try_has_a_deadline() -> None:
+    async def ask() -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):
+        asyncio.run(retry(ask, "generating", attempts=2, limit_s=0.01))
