@@ -67,7 +67,9 @@ class RunRecord:
         if self.elsewhere:
             return time.time() - self.seen < SILENCE_S
         try:
-            return psutil.Process(self.pid).create_time() <= self.started + 1.0
+            process = psutil.Process(self.pid)
+            ended = process.status() == psutil.STATUS_ZOMBIE  # and nobody has asked how
+            return not ended and process.create_time() <= self.started + 1.0
         except psutil.NoSuchProcess:
             return False
 

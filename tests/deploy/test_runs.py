@@ -36,7 +36,6 @@ def launcher(tmp_path):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    # As under `hora stop` in another terminal: somebody else waits for the launcher's end.
     yield process
     process.kill()
     process.wait()
@@ -82,9 +81,6 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
 
 
 def test_stop_ends_the_launcher_as_ctrl_c_does_and_says_how_to_resume(tmp_path, launcher):
-    import threading
-
-    threading.Thread(target=launcher.wait, daemon=True).start()
     said = stop(tmp_path / "demo", limit_s=20)
     assert "--resume" in said
     assert RunFile(tmp_path / "demo").read().state == "stopped"

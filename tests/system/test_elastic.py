@@ -25,6 +25,7 @@ from common.redis import connect
 from common.run_state import read_run
 from deploy.ports import free_port
 from deploy.redis_server import RedisServer
+from deploy.runs import RunFile
 
 BIN = Path(sys.executable).parent
 STEPS = 5000  # more than any test waits for: each ends its run when it has seen enough
@@ -88,12 +89,24 @@ class Cluster:
         done = self._command("serve", "deploy", str(path))
         assert done.returncode == 0, done.stdout + done.stderr + (self.folder / "ray.log").read_text()
 
-    def train(self) -> None:
+    def train(self, source: Path | None = None) -> None:
         with (self.folder / "train.log").open("wb") as log:
             self.learner = subprocess.Popen(
-                [BIN / "hora", "train", str(self.folder / "hora.yaml")],
+                [BIN / "hora", "train", str(source or self.folder / "hora.yaml")],
                 env=self.env, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
+
+    def stop_learner(self) -> None:
+        """As a person does it from another terminal."""
+        assert self.learner is not None
+        done = self._command("hora", "stop", str(self.run))
+        assert f"resume with: hora train {self.run}/config.yaml" in done.stdout, done.stdout + done.stderr
+        assert self.learner.wait(30) == 130
+        assert RunFile(self.run).read().state == "stopped"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "runs" / "elastic"
 
     def state(self) -> Any:
         return read_run(connect(self.redis.url), "elastic")
@@ -140,9 +153,8 @@ class Cluster:
 
     def assert_exact(self) -> None:
         """So far: the audit judges a run that goes on by what it should have."""
-        run = self.folder / "runs" / "elastic"
-        assert len((run / "groups.jsonl").read_text().splitlines()) >= 10 * 8
-        done = self._command("hora", "audit", str(run))
+        assert len((self.run / "groups.jsonl").read_text().splitlines()) >= 10 * 8
+        done = self._command("hora", "audit", str(self.run))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "none missing, none doubled" in done.stdout
 
@@ -204,6 +216,11 @@ def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training
     cluster.until("one of each", lambda: all(len(cluster.alive(kind)) == 1 for kind in kinds))
     cluster.steps_more(5)
     assert cluster.learner_rank() == learner
+    cluster.assert_exact()
+
+    cluster.stop_learner()
+    cluster.train(cluster.run / "config.yaml")
+    cluster.steps_more(5)
     cluster.assert_exact()
 
 
