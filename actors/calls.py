@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import count
 from typing import TypeVar
 
 import structlog
@@ -40,8 +42,8 @@ def generator_calls(
     degrees = config.rollout.temperature if temperature is None else temperature
 
     async def generate(request: SamplingRequest) -> list[Completion]:
-        async def ask() -> list[Completion]:
-            return await method.remote(request, min_version, degrees)
+        async def ask(before: int) -> list[Completion]:
+            return await method.remote(replace(request, attempt=before), min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # The replica cuts at the limit itself; one that does not answer soon after is lost.
@@ -58,7 +60,7 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
         items = [(prompt.text, c.text, prompt.answer) for c in completions]
 
-        async def ask() -> list[dict[str, float]]:
+        async def ask(before: int) -> list[dict[str, float]]:
             return await method.remote(items)
 
         what = f"verifying {len(items)} completions of prompt {prompt.index}"
@@ -69,19 +71,19 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 
 
 async def retry(
-    ask: Callable[[], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
+    ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
-    """First answer of `ask`, tried up to `attempts` times of `limit_s` seconds, with growing pauses; `patient`: stale weights
-    do not count.
+    """First answer of `ask` (told how often it was asked before), tried up to `attempts` times of `limit_s` seconds, with
+    growing pauses; `patient`: stale weights do not count.
 
     Our own cancellation goes through; anything else that a replica, the network or Serve raises is worth another try,
     for the sampler and the verifier have no side effects.
     """
     attempt = 1
-    while True:
+    for before in count():
         try:
             async with asyncio.timeout(limit_s):
-                return await ask()
+                return await ask(before)
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -95,6 +97,7 @@ async def retry(
                 attempt += 1
             pause = min(LONGEST_PAUSE_S, 0.1 * 2**attempt)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+    raise AssertionError("unreachable: counting has no end")
 
 
 def _short(error: BaseException) -> str:

@@ -28,11 +28,10 @@ from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
 from common.rewards import usable_gold
-from common.telemetry import Telemetry, heartbeat
+from common.telemetry import Telemetry, keep_beating
 from common.types import Prompt
 
 log = structlog.get_logger(__name__)
-HEARTBEAT_S = 1.0
 
 
 class Coordinator:
@@ -52,7 +51,8 @@ class Coordinator:
         freeze_heap()
         loop = asyncio.get_running_loop()
         self._work = loop.create_task(self._run())
-        self._beat = loop.create_task(self._heartbeat())
+        beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
+        self._beat = loop.create_task(beating)
 
     def _build(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
         config = self._config
@@ -84,11 +84,8 @@ class Coordinator:
             log.error("coordinator stopped", reason=str(error))
             await self._redis.hset(self._keys.state, "error", str(error))
 
-    async def _heartbeat(self) -> None:
-        while True:
-            state = {"state": "working", "waiting_for": self._coordination.waiting_for}
-            await heartbeat(self._redis, self._config.run.name, self._name, state)
-            await asyncio.sleep(HEARTBEAT_S)
+    def _state(self) -> dict[str, Any]:
+        return {"state": "working", "waiting_for": self._coordination.waiting_for}
 
     async def __del__(self) -> None:
         for task in (getattr(self, "_work", None), getattr(self, "_beat", None)):

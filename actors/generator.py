@@ -24,12 +24,11 @@ from common.config import Config
 from common.errors import StaleWeights
 from common.keys import Keys
 from common.redis import connect_async
-from common.telemetry import heartbeat
+from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
 from common.weights import newest
 
 POLL_S = 0.05
-HEARTBEAT_S = 1.0
 EXIT_S = 0.2
 REACH_S = 5.0  # a request that waits longer makes room for the calls that bring the weights
 
@@ -55,7 +54,8 @@ class Generator:
         await self._engine.label(0)
         if self._config.weights.transport == "file":
             await self._catch_up()
-        self._beat = asyncio.get_running_loop().create_task(self._heartbeat())
+        beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
+        self._beat = asyncio.get_running_loop().create_task(beating)
 
     async def generate(
         self, request: SamplingRequest, min_version: int, temperature: float
@@ -172,29 +172,22 @@ class Generator:
                 await self._guarded("going on with the weights in place", self._engine.abandon_update())
             raise
 
-    async def _heartbeat(self) -> None:
-        while True:
-            load = self._engine.load
-            await heartbeat(
-                self._redis,
-                self._config.run.name,
-                self._name,
-                {
-                    "version": self._version,
-                    "checksum": self._checksum[:16],
-                    "running": load.running,
-                    "waiting": load.waiting,
-                    "cache": load.cache,
-                    "prefix_hits": load.prefix_hits,
-                    "prefix_queries": load.prefix_queries,
-                    "cut": self._engine.cut,
-                    "pause_s": self._pause_s,
-                    "state": "failed" if self._failed else "serving",
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                },
-            )
-            await asyncio.sleep(HEARTBEAT_S)
+    def _state(self) -> dict[str, Any]:
+        load = self._engine.load
+        return {
+            "version": self._version,
+            "checksum": self._checksum[:16],
+            "running": load.running,
+            "waiting": load.waiting,
+            "cache": load.cache,
+            "prefix_hits": load.prefix_hits,
+            "prefix_queries": load.prefix_queries,
+            "cut": self._engine.cut,
+            "pause_s": self._pause_s,
+            "state": "failed" if self._failed else "serving",
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
 
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):

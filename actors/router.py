@@ -3,7 +3,7 @@
 Every prompt has a home replica by rendezvous hashing, so routers of any number of coordinators agree without a word,
 and a replica that comes or goes moves only its own share of the prompts. Phase A fills the home's cache and Phase B finds
 it. A home that has `slack` more requests in flight than the least busy replica is passed over: the tail of a shard
-is worth more than a prefix.
+is worth more than a prefix. So is one that did not answer the last time: it may have no newer weights to get.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 
-def ranked(prompt: int, replicas: Sequence[str], in_flight: Mapping[str, int], slack: int) -> list[str]:
-    """`replicas` (names) in the order in which prompt number `prompt` should try them.
+def ranked(
+    prompt: int, replicas: Sequence[str], in_flight: Mapping[str, int], slack: int, attempt: int = 0
+) -> list[str]:
+    """`replicas` (names) in the order in which prompt number `prompt` should try them, asked `attempt` times before.
 
     `in_flight`: requests each is known to have; one that is not in it counts as idle.
     """
@@ -24,7 +26,7 @@ def ranked(prompt: int, replicas: Sequence[str], in_flight: Mapping[str, int], s
     others = sorted((name for name in replicas if name != home), key=lambda name: in_flight.get(name, 0))
     least = min((in_flight.get(name, 0) for name in replicas), default=0)
     overloaded = in_flight.get(home, 0) > least + slack
-    return [*others, home] if overloaded else [home, *others]
+    return [*others, home] if overloaded or attempt % 2 else [home, *others]
 
 
 def _weight(prompt: int, replica: str) -> bytes:
@@ -51,5 +53,5 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         if prompt is None:
             order = sorted(by_name, key=lambda name: known[name])
         else:
-            order = ranked(prompt.index, list(by_name), known, self._slack)
+            order = ranked(prompt.index, list(by_name), known, self._slack, getattr(first, "attempt", 0))
         return [[by_name[name]] for name in order]

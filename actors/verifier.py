@@ -15,11 +15,10 @@ from actors.verifier_pool import Item, VerifierPool, VerifierUnavailable
 from common import logs
 from common.config import Config
 from common.redis import connect_async
-from common.telemetry import heartbeat
+from common.telemetry import HEARTBEAT_S, keep_beating
 
 FAULTS_IN_A_ROW = 3
 """So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces it."""
-HEARTBEAT_S = 1.0
 
 
 class Verifier:
@@ -33,7 +32,9 @@ class Verifier:
         self._processes = checked.verifier.processes
         self._pool = VerifierPool(checked.reward, self._processes)
         self._faults = 0
-        self._beat = asyncio.get_running_loop().create_task(self._heartbeat())
+        self._scored, self._at = 0, time.monotonic()
+        beating = keep_beating(self._redis, self._run, self._name, self._state)
+        self._beat = asyncio.get_running_loop().create_task(beating)
 
     async def score(self, items: Sequence[Item]) -> list[dict[str, float]]:
         """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
@@ -63,22 +64,18 @@ class Verifier:
         if hasattr(self, "_pool"):  # not there where the configuration was refused
             self._pool.close()
 
-    async def _heartbeat(self) -> None:
-        """Once a second: what waits here, and the rate since the beat before. It costs no answer its place."""
-        scored, at = 0, time.monotonic()
-        while True:
-            stats, now = self._pool.stats(), time.monotonic()
-            rate = (stats["scored"] - scored) / max(now - at, HEARTBEAT_S)
-            scored, at = stats["scored"], now
-            state = {
-                "state": "failing" if self._faults else "serving",
-                "answers_per_s": round(rate, 2),
-                "waiting": self._pool.waiting,
-                "scored": scored,
-                "killed": stats["killed"],
-                "processes": self._processes,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-            }
-            await heartbeat(self._redis, self._run, self._name, state)
-            await asyncio.sleep(HEARTBEAT_S)
+    def _state(self) -> dict[str, Any]:
+        """What waits here, and the rate since the beat before. It costs no answer its place."""
+        stats, now = self._pool.stats(), time.monotonic()
+        rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
+        self._scored, self._at = stats["scored"], now
+        return {
+            "state": "failing" if self._faults else "serving",
+            "answers_per_s": round(rate, 2),
+            "waiting": self._pool.waiting,
+            "scored": self._scored,
+            "killed": stats["killed"],
+            "processes": self._processes,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }

@@ -140,22 +140,27 @@ class VerifierPool:
 
     async def _verify(self, gold: str, answer: str) -> bool:
         try:
-            verdict = await self._run(rewards.math_equal, gold, answer)
-        except TimeoutError:
-            verdict = self._killed(gold, "over its time limit")
-        except (MemoryError, RecursionError) as error:
-            verdict = self._killed(gold, f"ended by {type(error).__name__}")
-        except ProcessExpired:
-            # Once more: another process may have taken the memory. An answer that ends two workers is to blame.
+            verdict = await self._equal(gold, answer)
+        except (TimeoutError, ProcessExpired):
+            # Once more: the machine may have stood still, or another process taken the memory. An answer that costs two
+            # workers is to blame.
             try:
-                verdict = await self._run(rewards.math_equal, gold, answer)
-            except (TimeoutError, ProcessExpired):
+                verdict = await self._equal(gold, answer)
+            except TimeoutError:
+                verdict = self._killed(gold, "over its time limit")
+            except ProcessExpired:
                 verdict = self._killed(gold, "ended its process twice")
         self._counts["verified"] += 1
         self._verdicts[gold, answer] = verdict
         if len(self._verdicts) > CACHE_SIZE:
             self._verdicts.popitem(last=False)
         return verdict
+
+    async def _equal(self, gold: str, answer: str) -> bool:
+        try:
+            return bool(await self._run(rewards.math_equal, gold, answer))
+        except (MemoryError, RecursionError) as error:
+            return self._killed(gold, f"ended by {type(error).__name__}")
 
     def _killed(self, gold: str, why: str) -> bool:
         self._counts["killed"] += 1
@@ -179,7 +184,8 @@ class VerifierPool:
                 future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit))
             except RuntimeError as error:
                 raise self._broken(pool, str(error)) from error
-            done, _ = await asyncio.wait((future,), timeout=limit + START_LIMIT_S)
+            # Two calls to a worker: this one may wait for the other.
+            done, _ = await asyncio.wait((future,), timeout=2 * limit + START_LIMIT_S)
             if not done:
                 raise self._broken(pool, f"no worker process started within {START_LIMIT_S:g} s")
             try:

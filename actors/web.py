@@ -137,7 +137,7 @@ def _check_token(authorization: str | None, stored: bytes | None) -> None:
     if not wanted:
         raise HTTPException(403, "controls are off: no token is set; start the server with HORA_TOKEN")
     scheme, _, given = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(_sha256(given), wanted):
+    if scheme.lower() != "bearer" or not given or not hmac.compare_digest(_sha256(given), wanted):
         raise HTTPException(
             401, "send the run's token as `Authorization: Bearer ...`", {"WWW-Authenticate": "Bearer"}
         )

@@ -76,16 +76,24 @@ class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
 
 
 def hidden(url: str) -> str:
-    """The URL without its password."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"
+    """The URL without its password, one that should have been percent-encoded too."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
 def _options(url: str) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(f"queue.url ({hidden(url)}) must begin with redis://, rediss:// or unix://")
+    try:
+        cut = parts.scheme != "unix" and "@" in parts.path + parts.query + parts.fragment
+        cut = cut or (parts.port or 0) < 0
+    except ValueError:  # a port that is no number
+        cut = True
+    if cut:
+        raise ConfigError(
+            f"queue.url ({hidden(url)}) cannot be read: percent-encode /, ?, # and @ in the password, or use password_file"
+        )
     query = dict(parse_qsl(parts.query))
     path = query.pop("password_file", None)
     options: dict[str, Any] = {}

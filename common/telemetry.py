@@ -7,26 +7,34 @@ as silent, with a warning that says so.
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import redis
+import structlog
 
 from common.keys import Keys
 from common.run_state import FLOWS, HISTORY, Part, RunState, read_run
 from common.types import Group
 from common.watch import TELEMETRY
 
+log = structlog.get_logger(__name__)
+HEARTBEAT_S = 1.0
+
 __all__ = [
     "FLOWS",
+    "Heart",
     "Part",
     "RunState",
     "Telemetry",
     "count_now",
     "heartbeat",
     "heartbeat_now",
+    "keep_beating",
     "read_run",
     "record_evaluation",
     "record_step",
@@ -73,6 +81,46 @@ class Telemetry:
 async def heartbeat(client: Any, run: str, part: str, state: Mapping[str, Any]) -> None:
     """`part` (kind/name) is alive and in this state."""
     await client.hset(Keys(run).parts, part, _beat(state))
+
+
+async def keep_beating(client: Any, run: str, part: str, state: Callable[[], Mapping[str, Any]]) -> None:
+    """`heartbeat` once a second, whatever becomes of Redis meanwhile: a part that works must not look dead for ever."""
+    while True:
+        try:
+            await heartbeat(client, run, part, state())
+        except redis.exceptions.RedisError as error:
+            log.warning("no heartbeat", part=part, error=str(error)[:300])
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+class Heart:
+    """Says once a second, from a thread of its own, what the learner does: a step may take minutes."""
+
+    def __init__(self, client: redis.Redis, run: str, part: str) -> None:
+        self._client, self._run, self._part = client, run, part
+        self._state: Mapping[str, Any] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def tell(self, **state: Any) -> None:
+        """What is said from now on; the first is said at once."""
+        self._state = state
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _beat(self) -> None:
+        while True:
+            try:
+                heartbeat_now(self._client, self._run, self._part, self._state)
+            except redis.exceptions.RedisError as error:
+                log.warning("no heartbeat", part=self._part, error=str(error)[:300])
+            if self._done.wait(HEARTBEAT_S):
+                return
 
 
 def heartbeat_now(client: redis.Redis, run: str, part: str, state: Mapping[str, Any]) -> None:

@@ -90,6 +90,7 @@ def evaluate_local(
 
 def _prepare(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
     """Make the run's folder, or take up the one that is there."""
+    RunFile(run_dir).refuse_if_alive()
     exists = (run_dir / CONFIG).exists()
     if resume:
         if not exists:

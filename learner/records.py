@@ -138,5 +138,5 @@ def _wandb(config: Config, run_dir: Path, name: str) -> Any:
         group=config.run.name,
         resume="allow",
         dir=str(run_dir),
-        config=config.model_dump(mode="json"),
+        config=config.model_dump(mode="json", exclude={"queue": {"url"}}),  # which may hold a password
     )

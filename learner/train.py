@@ -23,7 +23,7 @@ from common.errors import RunError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
-from common.telemetry import heartbeat_now
+from common.telemetry import Heart
 from common.types import Group
 from common.weights import advance, available
 from learner.batch import Sample, micro_batches, samples_of
@@ -55,13 +55,21 @@ class Parts:
     run_dir: Path
     rank: int
     world: int
+    heart: Heart
     published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
 
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
     """Train from the newest checkpoint (or the initial policy) to learner.steps, then export the model."""
     parts, start = _prepare(config, redis_url, run_dir, rank, world)
-    bad_in_a_row = 0
+    try:
+        _train(parts, start)
+    finally:
+        parts.heart.stop()
+
+
+def _train(parts: Parts, start: int) -> None:
+    config, run_dir, bad_in_a_row = parts.config, parts.run_dir, 0
     for step in range(start, config.learner.steps):
         applied = train_step(parts, step)
         bad_in_a_row = 0 if applied else bad_in_a_row + 1
@@ -75,7 +83,7 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
             if parts.planner is not None:
                 parts.planner.durable(step + 1)
     parts.publisher.close()
-    export(parts.engine, config, run_dir / "model", rank)
+    export(parts.engine, config, run_dir / "model", parts.rank)
     if parts.records is not None:
         parts.records.close()
 
@@ -178,7 +186,19 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         client.hset(Keys(config.run.name).state, "step", start)
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
-        config, client, engine, shape, reader, publisher, checkpoints, planner, records, run_dir, rank, world
+        config,
+        client,
+        engine,
+        shape,
+        reader,
+        publisher,
+        checkpoints,
+        planner,
+        records,
+        run_dir,
+        rank,
+        world,
+        Heart(client, config.run.name, f"learner/{rank}"),
     )
     parts.published = available(client, config)
     if rank == 0:
@@ -208,7 +228,7 @@ def _wait(parts: Parts, step: int) -> None:
 
 
 def _beat(parts: Parts, step: int, state: str) -> None:
-    heartbeat_now(parts.redis, parts.config.run.name, f"learner/{parts.rank}", {"state": state, "step": step})
+    parts.heart.tell(state=state, step=step)
 
 
 def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:

@@ -21,7 +21,7 @@ class Replica:
     def __init__(self, answers: Sequence[str | BaseException]) -> None:
         self._answers = list(answers)
 
-    async def ask(self) -> str:
+    async def ask(self, before: int) -> str:
         answer = self._answers.pop(0)
         if isinstance(answer, str):
             return answer
@@ -31,6 +31,18 @@ class Replica:
 def test_a_request_is_asked_again_whatever_it_was_lost_to_a_cancelled_replica_too() -> None:
     replica = Replica([ConnectionError("gone"), TimeoutError(), asyncio.CancelledError(), "answer"])
     assert asyncio.run(retry(replica.ask, "generating", attempts=4, limit_s=1.0)) == "answer"
+
+
+def test_a_request_says_how_often_it_was_asked_before_so_that_it_goes_elsewhere() -> None:
+    told: list[int] = []
+
+    async def ask(before: int) -> None:
+        told.append(before)
+        if before < 3:
+            raise StaleWeights("this replica will never hold them")
+
+    asyncio.run(retry(ask, "generating", attempts=2, limit_s=1.0, patient=True))
+    assert told == [0, 1, 2, 3]
 
 
 def test_the_last_try_says_what_it_was_for() -> None:
@@ -51,7 +63,7 @@ def test_our_own_cancellation_goes_through_at_once() -> None:
     async def scenario() -> int:
         asked = 0
 
-        async def ask() -> None:
+        async def ask(before: int) -> None:
             nonlocal asked
             asked += 1
             await asyncio.sleep(60)
@@ -67,7 +79,7 @@ def test_our_own_cancellation_goes_through_at_once() -> None:
 
 
 def test_a_try_has_a_deadline() -> None:
-    async def ask() -> None:
+    async def ask(before: int) -> None:
         await asyncio.sleep(60)
 
     with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):

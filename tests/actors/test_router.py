@@ -26,3 +26,10 @@ def test_a_replica_that_leaves_moves_only_its_own_prompts() -> None:
     after = {p: ranked(p, NAMES[:3], {}, slack=4)[0] for p in range(500)}
     assert all(after[p] == home for p, home in before.items() if home != NAMES[3])
     assert {after[p] for p, home in before.items() if home == NAMES[3]} == set(NAMES[:3])
+
+
+def test_a_request_that_was_lost_goes_elsewhere_and_then_home_again() -> None:
+    home = ranked(7, NAMES, {}, slack=4, attempt=0)[0]
+    assert ranked(7, NAMES, {}, slack=4, attempt=1)[-1] == home
+    assert ranked(7, NAMES, {}, slack=4, attempt=2)[0] == home
+    assert ranked(7, [home], {}, slack=4, attempt=1) == [home]

@@ -109,6 +109,30 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "redis" / "pid").exists()
 
 
+def test_a_folder_in_use_is_refused_and_its_server_left_alone(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        with pytest.raises(RunError, match="is in use: the run is up already"):
+            RedisServer(tmp_path / "redis").start()
+        assert connect(server.url).ping()
+    with RedisServer(tmp_path / "redis") as again:
+        assert connect(again.url).ping()
+
+
+def test_a_folder_of_any_name_will_do(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / 'c++ & 50%25 "#1?"' / "redis") as server:
+        assert connect(server.url).ping()
+    with RedisServer(tmp_path / ("long" * 30) / "a+b" / "redis") as server:
+        assert connect(server.url).ping()
+
+
+def test_a_password_file_that_was_never_written_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "redis").mkdir()
+    (tmp_path / "redis" / "password").touch()
+    with RedisServer(tmp_path / "redis") as server:
+        assert len(server._password()) > 30
+        assert connect(server.url).ping()
+
+
 def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
     monkeypatch.setattr("deploy.redis_server._version", lambda path: (6, 2))

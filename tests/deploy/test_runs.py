@@ -101,6 +101,15 @@ def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_pat
     assert list_runs(tmp_path)[0].state == "lost", "that machine has been silent for minutes"
 
 
+def test_a_run_that_is_up_is_not_started_again(tmp_path, launcher):
+    with (
+        pytest.raises(RunError, match=r"demo is up already \(process \d+ on .*`hora stop .*` ends it"),
+        RunFile(tmp_path / "demo").recorded("demo", "hora run", Console(file=io.StringIO())),
+    ):
+        pass
+    assert RunFile(tmp_path / "demo").read().pid == launcher.pid
+
+
 def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr("deploy.runs.BEAT_S", 0.01)
     with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
