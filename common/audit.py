@@ -21,13 +21,15 @@ class Facts:
     """What a run wrote down.
 
     `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one per
-    trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step yet.
+    trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step yet. `durable`: how
+    many steps the checkpoint contains for which groups were let go.
     """
 
     reports: Sequence[Mapping[str, Any]]
     ledger: Mapping[int, Sequence[tuple[str, int]]]
     records: Sequence[Mapping[str, Any]]
     waiting: frozenset[str]
+    durable: int = 0
 
 
 def audit(config: Config, facts: Facts) -> list[str]:
@@ -51,23 +53,38 @@ def gather(client: Any, run: str, records: Iterable[str]) -> Facts:
     with client.pipeline(transaction=True) as pipe:  # one moment, so that a live run can be audited too
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
-        pipe.hkeys(keys.pushed)
+        pipe.xrange(keys.groups)
         pipe.hkeys(keys.redo)
-        reports, planned, pushed, redo = pipe.execute()
+        pipe.hget(keys.state, "durable_step")
+        reports, planned, stream, redo, durable = pipe.execute()
     ledger = {
         int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()
     }
     taken = {group for rows in ledger.values() for group, _ in rows}
+    queued = {fields.get(b"id", b"") for _, fields in stream}
     return Facts(
         reports=[json.loads(text) for text in reports],
         ledger=ledger,
-        records=[json.loads(line) for line in records],
-        waiting=frozenset(group.decode() for group in {*pushed, *redo}) - taken,
+        records=_whole([json.loads(line) for line in records], ledger, int(durable or 0)),
+        waiting=frozenset(group.decode() for group in {*queued, *redo}) - taken,
+        durable=int(durable or 0),
     )
 
 
+def _whole(
+    records: list[dict[str, Any]], ledger: dict[int, list[tuple[str, int]]], durable: int
+) -> list[dict[str, Any]]:
+    """Without a last step of which some lines are not written yet, or were cut off by a death: it is repeated."""
+    newest = max((int(r["step"]) for r in records), default=-1)
+    lines = sum(int(r["step"]) == newest for r in records)
+    if newest >= durable and lines < len(ledger.get(newest, ())):
+        return [r for r in records if int(r["step"]) != newest]
+    return records
+
+
 def _finished(config: Config, facts: Facts) -> bool:
-    return {int(r["step"]) for r in facts.records} >= set(range(config.learner.steps))
+    recorded = {int(r["step"]) for r in facts.records} >= set(range(config.learner.steps))
+    return recorded or facts.durable >= config.learner.steps
 
 
 def _steps(config: Config, facts: Facts) -> list[str]:
@@ -76,6 +93,8 @@ def _steps(config: Config, facts: Facts) -> list[str]:
     planned, trained = set(facts.ledger), {int(r["step"]) for r in facts.records}
     for step in sorted(set(range(max(planned | trained, default=-1) + 1)) - planned):
         found.append(f"step {step} is not in the ledger")
+    for step in sorted(set(range(facts.durable)) - trained):
+        found.append(f"step {step} is in a checkpoint and not in the records")
     for step, rows in sorted(facts.ledger.items()):
         if len(rows) != gamma:
             found.append(f"step {step} has {len(rows)} groups in the ledger, not Γ = {gamma}")
@@ -155,7 +174,7 @@ def _sizes(facts: Facts) -> list[str]:
 
 
 def _staleness(config: Config, facts: Facts) -> list[str]:
-    """Step v holds batches >= v - s, and batch b was sampled from versions >= b - s."""
+    """Step v holds batches >= v - s and tokens of versions <= v, and batch b was sampled from versions >= b - s."""
     bound, found = config.rollout.max_staleness, []
     for step, rows in sorted(facts.ledger.items()):
         found += [
@@ -165,6 +184,11 @@ def _staleness(config: Config, facts: Facts) -> list[str]:
         ]
     for record in facts.records:
         oldest, batch = int(record["version_min"]), int(record["batch"])
+        if int(record["version_max"]) > int(record["step"]):
+            found.append(
+                f"group {record['group_id']} of step {record['step']} holds tokens of version {record['version_max']}, which "
+                "that step had yet to make"
+            )
         if oldest < batch - bound:
             found.append(
                 f"group {record['group_id']} of batch {batch} holds tokens of version {oldest} < batch - max_staleness = {batch - bound}"

@@ -57,7 +57,8 @@ class Engine:
         )
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
-        self._plain = config.learner.zero_stage == 0 and config.model.dtype == "float32"
+        self._stage = effective_stage(config)
+        self._plain = self._stage == 0
         kind = partial(ClippedAdamW, max_norm=settings.max_grad_norm) if self._plain else torch.optim.AdamW
         self._adam = kind(
             [p for p in self._policy.parameters() if p.requires_grad],
@@ -116,7 +117,7 @@ class Engine:
 
         dtype = DTYPES[self._config.model.dtype]
         for name, parameter in self.hf.named_parameters():
-            with deepspeed.zero.GatheredParameters([parameter], enabled=self._config.learner.zero_stage == 3):
+            with deepspeed.zero.GatheredParameters([parameter], enabled=self._stage == 3):
                 yield name, parameter.detach().to(dtype=dtype, copy=True).cpu()
 
     def save(self, folder: Path, tag: str) -> None:
@@ -156,7 +157,7 @@ class Engine:
 
     def _apply(self, finite: bool) -> bool:
         """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped everywhere."""
-        if finite or self._config.learner.zero_stage > 0:
+        if finite or self._stage > 0:
             self._engine.step()  # The optimizers refuse gradients that are not finite by themselves.
             return finite and bool(self._engine.was_step_applied())
         self._engine.zero_grad()
@@ -199,8 +200,15 @@ class ClippedAdamW(torch.optim.AdamW):
         return None if self.overflow else super().step(closure)
 
 
-def load_model(config: Config) -> Any:
-    """The initial policy in training form. Raises ConfigError when the folder holds no causal language model."""
+def effective_stage(config: Config) -> int:
+    """The ZeRO stage in use. Stage 0 is for float32: in 16 bits DeepSpeed's optimizer for it divides gradients by a loss scale
+    that nobody multiplied by, or takes a step of its own before the first. Stage 1 does neither, and costs one rank nothing."""
+    return config.learner.zero_stage if config.model.dtype == "float32" else max(1, config.learner.zero_stage)
+
+
+def load_model(config: Config, attention: str | None = None) -> Any:
+    """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the folder holds no
+    causal language model, or the attention's package is missing."""
     from transformers import AutoModelForCausalLM
 
     learner = config.learner
@@ -208,11 +216,15 @@ def load_model(config: Config) -> Any:
         model = AutoModelForCausalLM.from_pretrained(
             config.model.path,
             dtype=DTYPES[config.model.dtype],
-            attn_implementation=learner.attention,
+            attn_implementation=attention or learner.attention,
             trust_remote_code=config.model.trust_remote_code,
         )
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
+    except ImportError as error:
+        raise ConfigError(
+            f"learner.attention ({learner.attention}): {' '.join(str(error).split())[:300]}"
+        ) from None
     if learner.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model.config.use_cache = False
@@ -241,7 +253,7 @@ def schedule(config: Config) -> Callable[[int], float]:
 
 def deepspeed_config(config: Config, plain: bool) -> dict[str, Any]:
     learner = config.learner
-    zero: dict[str, Any] = {"stage": learner.zero_stage}
+    zero: dict[str, Any] = {"stage": effective_stage(config)}
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     precision: dict[str, Any] = {}

@@ -43,7 +43,7 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
         raise RunError(f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, found))}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: exists and is not empty; choose another folder")
-    model = load_model(config)
+    model = load_model(config, attention="sdpa")  # its names and shapes are wanted, on any machine
     weights = _weights(found[chosen] / TAG)
     named = {
         name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()

@@ -79,6 +79,7 @@ class Planner:
         self._config, self._cost = config, cost
         self._redis: Any = client
         self._consumer = Consumer(client, config)
+        self._keys = Keys(config.run.name)
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary
         self._dead_in_a_row = 0
@@ -94,6 +95,12 @@ class Planner:
 
         Raises RunError when this is not the Redis that the checkpoint's steps were planned in.
         """
+        durable = int(self._redis.hget(self._keys.state, "durable_step") or 0)
+        if start < durable:
+            raise RunError(
+                f"the newest checkpoint here contains {start} steps, but one of {durable} was written and its groups were let "
+                f"go: bring that checkpoint back (run.folder), or start anew under another run.name"
+            )
         missing = [s for s in range(start) if s not in self._planned]
         if missing:
             raise RunError(
@@ -132,8 +139,8 @@ class Planner:
             entries = self._consumer.claim(CLAIM_S) or self._unheard()
             for entry in entries:
                 self._admit(entry)
-            heard = time.monotonic() if entries else heard
-            self._check(step, time.monotonic() - heard)
+            if entries or self._check(step, time.monotonic() - heard):
+                heard = time.monotonic()
         rows = [Row(r.group, r.entry, r.batch, self._ready.pop(r.entry)[1]) for r in chosen]
         self._ledger.record(step, rows)
         self._planned[step] = self._training = rows
@@ -190,15 +197,19 @@ class Planner:
             raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
         return group
 
-    def _check(self, step: int, silent: float) -> None:
-        error = self._redis.hget(Keys(self._config.run.name).state, "error")
+    def _check(self, step: int, silent: float) -> bool:
+        """Whether an operator paused the run: then waiting is right, for as long as it takes."""
+        error, paused = self._redis.hmget(self._keys.state, ["error", "paused"])
         if error:
             raise RunError(f"the coordinator stopped: {error.decode()}")
+        if paused == b"1":
+            return True
         if silent > self._config.learner.wait_limit_s:
             raise RunError(
                 f"step {step} has waited {silent:.0f} s for groups (learner.wait_limit_s): "
                 "see `hora monitor` for the part that is down or slow"
             )
+        return False
 
 
 class Reader:
@@ -214,14 +225,17 @@ class Reader:
     ) -> None:
         self._config, self._rank, self._world = config, rank, world
         self._kept = {} if kept is None else kept
+        self._redis: Any = client
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config)
 
     def read(self, step: int) -> list[Group]:
         """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
-        deadline = time.monotonic() + 2 * self._config.learner.wait_limit_s
+        parts, heard, said = Keys(self._config.run.name).parts, time.monotonic(), None
         while (rows := self._ledger.step(step)) is None:
-            if time.monotonic() > deadline:
+            if (beat := self._redis.hget(parts, "learner/0")) != said:
+                heard, said = time.monotonic(), beat
+            if time.monotonic() - heard > self._config.learner.wait_limit_s:
                 raise RunError(f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone")
             time.sleep(POLL_S)
         return self._groups(divide(rows, self._world)[self._rank])

@@ -50,6 +50,12 @@ class Records:
         count_now(self._redis, name, out)
         self._redis.hset(Keys(name).state, "step", step + 1)
 
+    def sync(self) -> None:
+        """Lines of steps that a checkpoint is about to contain cannot be written again: they are on the disk before it."""
+        for path in (self._groups, self._steps):
+            if path.exists():
+                _sync(path)
+
     def close(self) -> None:
         self._board.close()
         if self._wandb is not None:
@@ -120,7 +126,13 @@ def cut_from(path: Path, step: int) -> None:
             kept.append(line)
     partial = path.with_suffix(".partial")
     partial.write_text("".join(f"{line}\n" for line in kept))
+    _sync(partial)
     os.replace(partial, path)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

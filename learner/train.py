@@ -79,6 +79,8 @@ def _train(parts: Parts, start: int) -> None:
             )
         last = step + 1 == config.learner.steps
         if last or (applied and (step + 1) % config.learner.checkpoint_every == 0):
+            if parts.records is not None:
+                parts.records.sync()
             parts.checkpoints.save(parts.engine, step + 1)
             if parts.planner is not None:
                 parts.planner.durable(step + 1)

@@ -39,7 +39,8 @@ def good_run() -> Facts:
         for ids in [[f"0:{4 * b + 2 * k + j}" for j in range(2)]]
     ]
     records = [
-        {"step": s, "batch": b, "group_id": i, "size": 2 + extra[i], "version_min": max(0, b - 1)}
+        {"step": s, "batch": b, "group_id": i, "size": 2 + extra[i]}
+        | {"version_min": max(0, b - 1), "version_max": s}
         for s, rows in ledger.items()
         for i, b in rows
     ]
@@ -89,6 +90,7 @@ def change(what: str, index: int, **values: Any) -> Callable[[Any], None]:
         (change("reports", 0, extra=[0, 11]), "shard 0:0 spent 15 rollouts, not Γ/shards·G = 2·8 = 16"),
         (change("reports", 0, extra=[12]), "shard 0:0 has 2 groups, not Γ/shards = 2"),
         (change("records", 0, size=3), "group 0:0 was trained with 3 rollouts, its plan gave it 2"),
+        (change("records", 0, version_max=1), "holds tokens of version 1, which that step had yet to make"),
         (change("records", 11, version_min=0), "holds tokens of version 0 < batch - max_staleness = 1"),
         (lambda f: f.ledger[2].__setitem__(0, ("0:8", 0)), "group 0:8 of batch 0 is in step 2: lag 2"),
     ],
@@ -98,6 +100,13 @@ def test_each_broken_promise_is_named(harm: Callable[[Any], object], finding: st
     harm(facts)
     found = audit(CONFIG, facts)
     assert any(finding in line for line in found), found
+
+
+@pytest.mark.parametrize("lost", [4, 12])
+def test_a_finished_run_that_lost_its_last_records_is_not_one_in_the_middle(lost: int) -> None:
+    facts = good_run()
+    found = audit(CONFIG, replace(facts, records=facts.records[: 12 - lost], durable=3))
+    assert "step 2 is in a checkpoint and not in the records" in found
 
 
 def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
@@ -111,8 +120,13 @@ def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
                 client.hset(keys.ledger, str(step), json.dumps([[g, "1-0", b, 9] for g, b in rows]))
         for i in range(11):
             client.hset(keys.pushed, f"0:{i}", "1-0")
+            client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
         client.hset(keys.redo, "0:11", "3")
         found = gather(client, "a", [json.dumps(r) for r in facts.records if r["step"] < 2])
+        torn = [json.dumps(r) for r in facts.records if r["step"] < 2][:-1]
+        assert {r["step"] for r in gather(client, "a", torn).records} == {0}, "step 1 is being written"
+        client.hset(keys.state, "durable_step", 2)
+        assert {r["step"] for r in gather(client, "a", torn).records} == {0, 1}, "step 1 should be whole"
     assert found.waiting == {"0:8", "0:9", "0:10", "0:11"}
     assert found.ledger == {s: facts.ledger[s] for s in (0, 1)}
     assert audit(CONFIG, found) == []

@@ -1,5 +1,7 @@
 """Which groups a step takes, on a real Redis: bad messages never stop it, a crash repeats it on the same groups."""
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from common.errors import RunError
 from common.keys import Keys
 from common.queue import Row
 from common.redis import connect
+from common.telemetry import heartbeat_now
 from common.types import Group, Rollout, VersionSpan
 from deploy.redis_server import RedisServer
 from learner.feed import Planner, Reader, Vocabulary, divide
@@ -28,7 +31,7 @@ def config(**learner: Any) -> Config:
             "model": {"path": "m"},
             "data": {"path": "arithmetic"},
             "rollout": {"prompts_per_batch": GAMMA, "shards": 1, "max_staleness": 1},
-            "learner": {"wait_limit_s": 2.0, **learner},
+            "learner": {"wait_limit_s": 1.0, **learner},
         }
     )
 
@@ -185,6 +188,46 @@ def test_waiting_for_ever_is_an_error_that_names_the_limit(server: RedisServer) 
     with pytest.raises(RunError, match=r"step 0 has waited \d+ s for groups \(learner.wait_limit_s\)"):
         planner(server).plan(0, lambda: calls.append(1))
     assert calls
+
+
+def test_a_paused_run_waits_for_as_long_as_it_takes(server: RedisServer) -> None:
+    client, began = connect(server.url), time.monotonic()
+    client.hset(Keys("f").state, "paused", "1")
+
+    def resumed_late() -> None:
+        if time.monotonic() - began > 1.5 * config().learner.wait_limit_s:
+            client.hset(Keys("f").state, "paused", "0")
+            push(server, *(group(i) for i in range(GAMMA)))
+
+    planner(server).plan(0, resumed_late)
+    assert trained(server, 0) == ["0:0", "0:1", "0:2"]
+
+
+def test_a_rank_waits_while_rank_0_says_that_it_is_there(server: RedisServer) -> None:
+    client, limit = connect(server.url), config().learner.wait_limit_s
+    reader, done = Reader(client, config(), 1, 2), threading.Event()
+
+    def beat() -> None:
+        while not done.wait(limit / 10):
+            heartbeat_now(client, "f", "learner/0", {"state": "waiting"})
+
+    threading.Thread(target=beat, daemon=True).start()
+    threading.Timer(1.5 * limit, done.set).start()
+    began = time.monotonic()
+    with pytest.raises(RunError, match="rank 0 is gone"):
+        reader.read(0)
+    assert time.monotonic() - began > 2 * limit
+
+
+def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(server: RedisServer) -> None:
+    push(server, *(group(i) for i in range(2 * GAMMA)))
+    feed = planner(server)
+    for step in (0, 1):
+        feed.plan(step, lambda: None)
+        feed.durable(step + 1)
+    with pytest.raises(RunError, match="contains 1 steps, but one of 2 was written"):
+        planner(server, start=1)
+    assert connect(server.url).hget(Keys("f").state, "durable_step") == b"2"
 
 
 def test_the_coordinators_reason_stops_the_learner(server: RedisServer) -> None:
