@@ -191,3 +191,20 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
     assert again.applied
     assert again.learning_rate == refused.learning_rate
     assert all(bool(torch.isfinite(tensor).all()) for _, tensor in engine.gathered())
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dtype: str) -> None:
+    """Whatever the optimizer that DeepSpeed chooses for stage 0: one of them forgets its loss scale."""
+    from learner.engine import Engine
+
+    def moved(kind: str) -> float:
+        rate = "learner.optimizer.learning_rate=0.01"  # far above what 16 bits round away
+        engine = Engine(load("tiny", [f"model.dtype={kind}", "learner.zero_stage=0", rate]), 0, 1)
+        before = {name: tensor.float().clone() for name, tensor in engine.gathered()}
+        assert engine.step([micro_batch(1.0, -1.0)]).applied
+        after = {name: tensor.float() for name, tensor in engine.gathered()}
+        return sum(float((after[n] - before[n]).abs().sum()) for n in before)
+
+    assert moved(dtype) == pytest.approx(moved("float32"), rel=0.1)
