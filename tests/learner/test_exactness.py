@@ -149,6 +149,7 @@ def test_every_estimator_is_its_formula(advantage: str, normalisation: str, impo
     assert relative(cut_gradient(policy, groups, objective, 300, False), expected) < 1e-5
 
 
+@pytest.mark.system  # nine seconds, of the minute that unit tests have
 def test_a_group_of_two_hundred_rollouts_is_exact_too() -> None:
     rng = np.random.default_rng(2)
     policy, groups, objective = tiny_policy(), [group(rng, 0, 200)], Objective()
