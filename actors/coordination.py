@@ -159,9 +159,8 @@ class Coordination:
             fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
             found = await self._redis.hmget(self._keys.shards, fields)
             report = next((r for r in map(json.loads, filter(None, found)) if group_id in r["groups"]), None)
-            if (
-                report is not None
-            ):  # else its shard is not complete: the group comes with it, or is asked for again
+            # Without a report its shard is not complete: the group comes with it, or is asked for again.
+            if report is not None:
                 self._again.add(group_id)
                 self._start(self._run_again(group_id, report))
 

@@ -114,8 +114,7 @@ class GlooWeightTransferEngine(_Reloading):
     _received: list[tuple[str, torch.Tensor]]
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Join the group that the learner forms, leaving an earlier one."""
-        self.shutdown()
+        """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to that."""
         limit = timedelta(seconds=init_info.limit_s)
         rank = init_info.rank_offset + self.parallel_config.rank
         store = TCPStore(

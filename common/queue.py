@@ -146,23 +146,23 @@ class Consumer:
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
         """The undecoded pre-rollouts and additional rollouts of the group of this entry, each at most one byte longer than
         the decoder takes. Raises WireError when there are none, or the group has another entry."""
-        pushed = self._redis.hget(self._keys.pushed, group)
+        pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
+        with self._redis.pipeline(transaction=False) as pipe:
+            pipe.hget(self._keys.pushed, group)
+            self._ask_start_of(pipe, [pre_rollouts, additional], self._max_bytes + 1)
+            pushed, *found = pipe.execute()
         if pushed != entry.encode():
             raise WireError(
                 f"entry {entry} of {self._keys.groups} was not pushed as group {group!r:.40}: foreign"
             )
-        pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
-        found = self._start_of([pre_rollouts, additional], self._max_bytes + 1)
         for key, value in zip((pre_rollouts, additional), found, strict=True):
             if not value:
                 raise WireError(f"entry {entry} of {self._keys.groups} has no {key}: acknowledged or removed")
         return found[0], found[1]
 
-    def _start_of(self, keys: Sequence[str], length: int) -> list[bytes]:
-        with self._redis.pipeline(transaction=False) as pipe:
-            for key in keys:
-                pipe.getrange(key, 0, length - 1)
-            return list(pipe.execute())
+    def _ask_start_of(self, pipe: Any, keys: Sequence[str], length: int) -> None:
+        for key in keys:
+            pipe.getrange(key, 0, length - 1)
 
     def acknowledge(self, groups: Mapping[str, str], durable_step: int) -> None:
         """Let go of groups, by entry, that the durable checkpoint of `durable_step` contains. All of it or nothing."""
@@ -186,7 +186,9 @@ class Consumer:
             self._keys.counters,
             additional,
         ]
-        heads = self._start_of([self._keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
+        with self._redis.pipeline(transaction=False) as pipe:
+            self._ask_start_of(pipe, [self._keys.pre_rollouts(entry.group), additional], DEAD_BYTES)
+            heads = pipe.execute()
         args: list[str | int | bytes] = [
             entry.id,
             entry.group,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 import redis
 import redis.asyncio
@@ -81,16 +81,21 @@ def hidden(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
+def _whole(parts: SplitResult) -> bool:
+    """Whether the address was cut where it should be, and not inside a password."""
+    try:
+        return parts.scheme == "unix" or (
+            (parts.port or 0) >= 0 and "@" not in f"{parts.path}{parts.query}{parts.fragment}"
+        )
+    except ValueError:  # `port` is no number
+        return False
+
+
 def _options(url: str) -> tuple[str, dict[str, Any]]:
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(f"queue.url ({hidden(url)}) must begin with redis://, rediss:// or unix://")
-    try:
-        cut = parts.scheme != "unix" and "@" in parts.path + parts.query + parts.fragment
-        cut = cut or (parts.port or 0) < 0
-    except ValueError:  # a port that is no number
-        cut = True
-    if cut:
+    if not _whole(parts):
         raise ConfigError(
             f"queue.url ({hidden(url)}) cannot be read: percent-encode /, ?, # and @ in the password, or use password_file"
         )

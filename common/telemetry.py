@@ -32,7 +32,6 @@ __all__ = [
     "RunState",
     "Telemetry",
     "count_now",
-    "heartbeat",
     "heartbeat_now",
     "keep_beating",
     "read_run",
@@ -78,16 +77,11 @@ class Telemetry:
                 await pipe.execute()
 
 
-async def heartbeat(client: Any, run: str, part: str, state: Mapping[str, Any]) -> None:
-    """`part` (kind/name) is alive and in this state."""
-    await client.hset(Keys(run).parts, part, _beat(state))
-
-
 async def keep_beating(client: Any, run: str, part: str, state: Callable[[], Mapping[str, Any]]) -> None:
-    """`heartbeat` once a second, whatever becomes of Redis meanwhile: a part that works must not look dead for ever."""
+    """`part` (kind/name) is alive and in this state: once a second, whatever becomes of Redis meanwhile: a part that works must not look dead for ever."""
     while True:
         try:
-            await heartbeat(client, run, part, state())
+            await client.hset(Keys(run).parts, part, _beat(state()))
         except redis.exceptions.RedisError as error:
             log.warning("no heartbeat", part=part, error=str(error)[:300])
         await asyncio.sleep(HEARTBEAT_S)
@@ -124,7 +118,7 @@ class Heart:
 
 
 def heartbeat_now(client: redis.Redis, run: str, part: str, state: Mapping[str, Any]) -> None:
-    """`heartbeat` for a blocking client."""
+    """`part` is alive and in this state, said once with a blocking client."""
     client.hset(Keys(run).parts, part, _beat(state))
 
 

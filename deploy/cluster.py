@@ -47,8 +47,8 @@ def train_on_cluster(config: Config) -> None:
     run_dir = Path(config.run.folder).resolve() / config.run.name
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / "config.yaml"
-    path.write_text(dump_yaml(config))
     with RunFile(run_dir).recorded(config.run.name, f"hora train {path}", console):
+        path.write_text(dump_yaml(config))
         try:
             with progress(config, url, console):
                 launch.run(config, url, str(run_dir))

@@ -66,13 +66,13 @@ class RedisServer:
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        self._take_folder()
-        self._end_leftover()
         if (self.folder / "appendonlydir").exists() and _version(executable()) < (7, 0):
             raise RunError(
                 f"{self.folder} was written by Redis 7 or newer, and {executable()} is older: it would begin empty; "
                 "put a redis-server 7 or newer on PATH"
             )
+        self._take_folder()
+        self._end_leftover()
         password = self._password()
         config = self.folder / "redis.conf"
         config.touch(mode=0o600)
@@ -177,9 +177,8 @@ class RedisServer:
                     connect(self.url, retries=0)
                     return
                 except RunError as error:
-                    if isinstance(
-                        error.__context__, BusyLoadingError
-                    ):  # a long file: it says that it is at it
+                    # Its append-only file is long, and it says that it is at it.
+                    if isinstance(error.__context__, BusyLoadingError):
                         deadline = time.monotonic() + START_S
             time.sleep(0.05)
 

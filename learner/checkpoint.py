@@ -9,7 +9,6 @@ acknowledges in the queue is what such a folder contains.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import torch
 
 from common.config import Config
 from common.keys import Keys
+from learner.durable import sync, sync_tree
 from learner.engine import Engine
 
 TAG = "state"
@@ -50,10 +50,10 @@ class Checkpoints:
         self._barrier()
         if self._rank == 0:
             _write(partial / "meta.json", {"step": step, "world": self._world, "run": self._shared_state()})
-            sync(partial)
+            sync_tree(partial)
             shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
-            _sync_folder(self._folder)
+            sync(self._folder)
             for old in sorted(self._folder.glob("step-*"))[: -self._config.learner.keep_checkpoints]:
                 shutil.rmtree(old)
         self._barrier()
@@ -88,20 +88,3 @@ class Checkpoints:
 
 def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2))
-
-
-def sync(folder: Path) -> None:
-    """Every file and folder below `folder`, and itself, on the disk."""
-    for path in [p for p in folder.rglob("*") if p.is_file()]:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    for path in [folder, *(p for p in folder.rglob("*") if p.is_dir())]:
-        _sync_folder(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

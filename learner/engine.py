@@ -58,8 +58,8 @@ class Engine:
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
         self._stage = effective_stage(config)
-        self._plain = self._stage == 0
-        kind = partial(ClippedAdamW, max_norm=settings.max_grad_norm) if self._plain else torch.optim.AdamW
+        plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
+        kind = plain if self._stage == 0 else torch.optim.AdamW
         self._adam = kind(
             [p for p in self._policy.parameters() if p.requires_grad],
             lr=settings.learning_rate,
@@ -71,7 +71,7 @@ class Engine:
             model=self._policy,
             optimizer=self._adam,
             lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config)),
-            config=deepspeed_config(config, self._plain),
+            config=deepspeed_config(config),
             dist_init_required=False,
         )
 
@@ -251,9 +251,9 @@ def schedule(config: Config) -> Callable[[int], float]:
     return factor
 
 
-def deepspeed_config(config: Config, plain: bool) -> dict[str, Any]:
-    learner = config.learner
-    zero: dict[str, Any] = {"stage": effective_stage(config)}
+def deepspeed_config(config: Config) -> dict[str, Any]:
+    learner, stage = config.learner, effective_stage(config)
+    zero: dict[str, Any] = {"stage": stage}
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
     precision: dict[str, Any] = {}
@@ -263,7 +263,7 @@ def deepspeed_config(config: Config, plain: bool) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
-        "gradient_clipping": 0.0 if plain else learner.optimizer.max_grad_norm,
+        "gradient_clipping": 0.0 if stage == 0 else learner.optimizer.max_grad_norm,
         "zero_optimization": zero,
         # The same AdamW on every device: a run can be compared with itself elsewhere.
         "zero_force_ds_cpu_optimizer": False,

@@ -16,7 +16,8 @@ import torch
 
 from common.config import Config
 from common.errors import RunError
-from learner.checkpoint import TAG, sync
+from learner.checkpoint import TAG
+from learner.durable import sync_tree
 from learner.engine import DTYPES, Engine, load_model
 
 
@@ -74,6 +75,6 @@ def _write(hf: Any, tensors: dict[str, Any], config: Config, folder: Path) -> No
     generation = Path(config.model.path) / "generation_config.json"
     if generation.is_file():
         shutil.copy(generation, partial / "generation_config.json")
-    sync(partial)
+    sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -171,7 +171,7 @@ class Planner:
             self._dead_in_a_row += 1
             if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
                 raise RunError(
-                    f"{self._dead_in_a_row} unusable groups in a row; last: {error}. See stream {Keys(self._config.run.name).dead}"
+                    f"{self._dead_in_a_row} unusable groups in a row; last: {error}. See stream {self._keys.dead}"
                 ) from error
             return
         self._dead_in_a_row = 0

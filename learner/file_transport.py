@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.weights import Manifest
+from learner.durable import sync
 from learner.engine import DTYPES, Engine
 
 SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -100,8 +100,7 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 
     def ship(self, manifest: Manifest) -> None:
         """Announce the file when the disk has it, have every replica load it, forget old files."""
-        for path in (Path(manifest.path), self._info.folder):
-            _sync(path)
+        sync(Path(manifest.path), self._info.folder)
         self._info.announce(manifest)
         self.client.start_weight_update()
         self.client.update_weights(manifest.update_info())
@@ -116,14 +115,6 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 
 
 WeightTransferTrainerFactory.register_engine("file", FileTrainerEngine)
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _safetensors(source: WeightSource, dtype: str) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from common.keys import Keys
 from common.rewards import total
 from common.telemetry import count_now, record_step
 from common.types import Group
+from learner.durable import sync
 
 
 class Records:
@@ -52,9 +53,7 @@ class Records:
 
     def sync(self) -> None:
         """Lines of steps that a checkpoint is about to contain cannot be written again: they are on the disk before it."""
-        for path in (self._groups, self._steps):
-            if path.exists():
-                _sync(path)
+        sync(*(path for path in (self._groups, self._steps) if path.exists()))
 
     def close(self) -> None:
         self._board.close()
@@ -126,13 +125,8 @@ def cut_from(path: Path, step: int) -> None:
             kept.append(line)
     partial = path.with_suffix(".partial")
     partial.write_text("".join(f"{line}\n" for line in kept))
-    _sync(partial)
+    sync(partial)
     os.replace(partial, path)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
