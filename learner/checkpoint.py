@@ -41,22 +41,29 @@ class Checkpoints:
         target = self._folder / f"step-{step:08d}"
         partial = self._folder / f"partial-{step:08d}"
         if self._rank == 0:
-            for torn in self._folder.glob("partial-*"):  # left by a learner that died while it wrote
+            for torn in self._folder.glob("partial-*"):  # left by a learner that died while it wrote or removed
                 shutil.rmtree(torn)
             partial.mkdir(parents=True)
         self._barrier()
         engine.save(partial, TAG)
         torch.save({"cpu": torch.get_rng_state()}, partial / f"random-{self._rank}.pt")
+        sync_tree(partial)  # by every rank: a machine has only its own writes to sync
         self._barrier()
         if self._rank == 0:
             _write(partial / "meta.json", {"step": step, "world": self._world, "run": self._shared_state()})
-            sync_tree(partial)
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
+            sync(partial / "meta.json", partial)
+            if target.exists():  # the queue let go of what it contains: it stays
+                self._remove(partial)
+            else:
+                partial.rename(target)
             sync(self._folder)
             for old in sorted(self._folder.glob("step-*"))[: -self._config.learner.keep_checkpoints]:
-                shutil.rmtree(old)
+                self._remove(old)
         self._barrier()
+
+    def _remove(self, folder: Path) -> None:
+        """A folder that is half removed must not bear the name of a whole one."""
+        shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
 
     def restore(self, engine: Engine) -> int:
         """Load the newest checkpoint into `engine`; returns its step, 0 when there is none."""

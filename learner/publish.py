@@ -4,21 +4,20 @@
 
 `file`: parameters are streamed into RUN/weights/VERSION.safetensors as they are gathered, so no second copy of the
 model exists. `gloo`, `nccl`: they are gathered into rank 0's host memory and broadcast to a group of it and the running
-replicas. Announcing, sending and loading go on in the background while the next step trains; only NCCL sends inside the
-step, for the learner's own NCCL calls must not cross it. The version counts as published when the replicas have it: with
-max_staleness 0 no token of the next batch can come from older weights.
+replicas. Announcing, sending and loading go on in the background while the next step trains. The version counts as published
+when the replicas have it: with max_staleness 0 no token of the next batch can come from older weights.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
+import torch
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
@@ -58,26 +57,21 @@ class Publisher:
         )
 
     def publish(self, version: int) -> None:
-        """Make `version` the newest. Returns after the gather, over NCCL after the transfer."""
+        """Make `version` the newest. Returns after the gather."""
         self.wait()
         transport, began = self._config.weights.transport, time.monotonic()
         # Collectives: every rank takes part, rank 0 has what is to be sent.
         made: Any = self._file.write(version) if transport == "file" else self._gather(version)
         self.timing.gather = time.monotonic() - began
         if made is not None:
-            self._begin(self._ship if transport == "file" else self._send, made)
-
-    def _begin(self, work: Callable[[Any], None], made: Any) -> None:
-        self._shipping = self._background.submit(work, made)
-        if self._config.weights.transport == "nccl":
-            self.wait()
+            self._shipping = self._background.submit(self._ship if transport == "file" else self._send, made)
 
     def _gather(self, version: int) -> Snapshot | None:
         self._newest = None  # its memory is needed now
         tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
         if self._rank == 0:
             nccl = self._config.weights.transport == "nccl"
-            self._newest = Snapshot(version, tensors, self._engine.device if nccl else "cpu")
+            self._newest = Snapshot(version, tensors, self._engine.device if nccl else torch.device("cpu"))
         return self._newest
 
     def refresh(self) -> None:
@@ -87,7 +81,7 @@ class Publisher:
             return
         self.wait()
         if self._newest is not None and self._group.is_behind(self._newest.version):
-            self._begin(self._send, self._newest)
+            self._shipping = self._background.submit(self._send, self._newest)
 
     def wait(self) -> None:
         """Until the version in flight is published; raises what its publication raised."""

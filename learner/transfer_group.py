@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
@@ -38,17 +38,15 @@ LAG_S = 1.0  # of clocks of different machines
 class Snapshot(WeightSource):
     """One version in host memory; iterating puts each tensor on `device`."""
 
-    def __init__(
-        self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device | str
-    ) -> None:
-        self.version = version
-        self._tensors, self._device = tensors, device
+    def __init__(self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device) -> None:
+        self.version, self.device = version, device
+        self._tensors = tensors
 
     def metadata(self) -> list[ParamMeta]:
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor.to(self._device)) for name, tensor in self._tensors)
+        return ((name, tensor.to(self.device)) for name, tensor in self._tensors)
 
 
 class TransferGroup:
@@ -59,6 +57,7 @@ class TransferGroup:
         self._redis: Any = client
         self._parts = Keys(config.run.name).parts
         self._limit = config.weights.update_limit_s
+        self._nccl = config.weights.transport == "nccl"
         self._engine: Any = None
         self._sent_at = 0.0
 
@@ -67,13 +66,10 @@ class TransferGroup:
         on the way is formed anew without it; over NCCL nobody can wait for a peer that died, and the watchdog ends this
         process."""
         self._broadcast.version = weights.version
-        nccl = self._config.weights.transport == "nccl"
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 members = self._lacking(weights.version)
-                with (
-                    _watchdog(self._limit, f"publishing version {weights.version}") if nccl else nullcontext()
-                ):
+                with self._over_nccl(weights) if self._nccl else nullcontext():
                     self._send(weights, members)
                 break
             except Exception as error:
@@ -90,6 +86,14 @@ class TransferGroup:
         parts = self._redis.hgetall(self._parts).items()
         replicas = [json.loads(text) for name, text in parts if name.startswith(b"generator/")]
         return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
+
+    @contextmanager
+    def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
+        """On a stream of its own, so that the step computes meanwhile. The learner's collectives may run beside the group's: no
+        rank of the learner waits for a replica, and no replica for the learner's other ranks."""
+        aside = torch.cuda.stream(torch.cuda.Stream(weights.device))
+        with _watchdog(self._limit, f"publishing version {weights.version}"), aside:
+            yield
 
     def _lacking(self, version: int) -> tuple[str, ...]:
         """The running replicas that hold less: a learner that repeats steps after a crash must not take others back."""
@@ -121,7 +125,7 @@ class TransferGroup:
 
     def _place(self, world: int) -> TrainerInitInfo:
         address = ray.util.get_node_ip_address()
-        if self._config.weights.transport == "gloo":
+        if not self._nccl:
             # Each wait of the group ends before the replicas' limit does, which is for those that stand still.
             return GlooTrainerInitInfo(address, world, self._limit / 2, rank=0)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
