@@ -1,0 +1,80 @@
+"""Folders of checkpoints: whole or absent. What DeepSpeed writes into them is a file here; `test_restart` has the real one."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.load import load
+from common.redis import connect
+from deploy.redis_server import RedisServer
+from learner.checkpoint import Checkpoints
+
+
+class Weights:
+    """Stands in for the engine: a state that is a text."""
+
+    state = ""
+
+    def save(self, folder: Path, tag: str) -> None:
+        (folder / tag).write_text(self.state)
+
+    def load(self, folder: Path, tag: str) -> None:
+        self.state = (folder / tag).read_text()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+    config = load("tiny", ["learner.keep_checkpoints=2"])
+    with RedisServer(tmp_path / "redis") as server:
+        yield Checkpoints(config, connect(server.url), tmp_path, rank=0, world=1)
+
+
+def save(checkpoints: Checkpoints, step: int, state: str) -> None:
+    weights: Any = Weights()
+    weights.state = state
+    checkpoints.save(weights, step)
+
+
+def restored(checkpoints: Checkpoints) -> tuple[int, str]:
+    weights: Any = Weights()
+    return checkpoints.restore(weights), weights.state
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_the_newest_two_are_kept_and_the_newest_is_restored(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    assert restored(checkpoints) == (0, "")
+    for step in (2, 4, 6):
+        save(checkpoints, step, f"after {step}")
+    assert names(tmp_path) == ["step-00000004", "step-00000006"]
+    assert restored(checkpoints) == (6, "after 6")
+
+
+def test_a_folder_that_is_half_removed_is_no_checkpoint(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    save(checkpoints, 2, "after 2")
+    save(checkpoints, 4, "after 4")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            save(checkpoints, 6, "after 6")
+    assert names(tmp_path) == ["partial-removed-step-00000002", "step-00000004", "step-00000006"]
+    assert restored(checkpoints) == (6, "after 6")
+    save(checkpoints, 8, "after 8")
+    assert names(tmp_path) == ["step-00000006", "step-00000008"]
+
+
+def test_a_checkpoint_of_the_same_step_stays(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    save(checkpoints, 2, "acknowledged")
+    save(checkpoints, 2, "again")
+    assert names(tmp_path) == ["step-00000002"]
+    assert restored(checkpoints) == (2, "acknowledged")
