@@ -30,9 +30,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one optimizer step did. `sums` are this rank's sums of the objective's statistics."""
+    """What one optimizer step did. `sums` are this rank's sums of the objective's statistics.
+
+    `bad`: a loss or gradient was not finite. In float16 gradients may be: the loss scale finds its size by trying, and
+    DeepSpeed raises when it can become no smaller.
+    """
 
     applied: bool
+    bad: bool
     grad_norm: float
     learning_rate: float
     sums: dict[str, float]
@@ -90,10 +95,12 @@ class Engine:
             [self._frozen(self._reference, m) for m in rounds] if self._reference is not None else None
         )
         sums: dict[str, float] = {}
-        applied = True
+        applied, bad = True, False
         for _ in range(objective.updates_per_batch):
             update_sums, finite = self._accumulate(rounds, prox, reference)
-            applied = self._apply(finite) and applied
+            done = self._apply(finite)
+            applied = applied and done
+            bad = bad or not (done or (finite and self._config.model.dtype == "float16"))
             for name, value in update_sums.items():
                 old, n = sums.get(name, 0.0), objective.updates_per_batch
                 sums[name] = max(old, value) if name.endswith("max") else old + value / n
@@ -102,6 +109,7 @@ class Engine:
         )
         return Update(
             applied=applied,
+            bad=bad,
             grad_norm=float(norm) if norm is not None else math.nan,
             learning_rate=rate,
             sums=sums,

@@ -71,14 +71,14 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
 def _train(parts: Parts, start: int) -> None:
     config, run_dir, bad_in_a_row = parts.config, parts.run_dir, 0
     for step in range(start, config.learner.steps):
-        applied = train_step(parts, step)
-        bad_in_a_row = 0 if applied else bad_in_a_row + 1
+        update = train_step(parts, step)
+        bad_in_a_row = bad_in_a_row + 1 if update.bad else 0
         if bad_in_a_row >= config.learner.max_bad_losses:
             raise RunError(
                 f"{bad_in_a_row} steps in a row had no finite loss; their batches are in {run_dir / 'bad-steps'}"
             )
         last = step + 1 == config.learner.steps
-        if last or (applied and (step + 1) % config.learner.checkpoint_every == 0):
+        if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
             if parts.records is not None:
                 parts.records.sync()
             parts.checkpoints.save(parts.engine, step + 1)
@@ -90,8 +90,8 @@ def _train(parts: Parts, start: int) -> None:
         parts.records.close()
 
 
-def train_step(parts: Parts, step: int) -> bool:
-    """Steps done so far: `step`; the weights it starts from are version `step`. False when no update was applied."""
+def train_step(parts: Parts, step: int) -> Update:
+    """Steps done so far: `step`; the weights it starts from are version `step`."""
     config, began = parts.config, time.monotonic()
     waited = 0.0
     if parts.planner is not None:
@@ -104,7 +104,7 @@ def train_step(parts: Parts, step: int) -> bool:
     flops = parts.shape.flops(samples)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     update = parts.engine.step(micro)
-    if not update.applied:
+    if update.bad:
         _keep_for_inspection(parts, step, groups)
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)
@@ -112,7 +112,7 @@ def train_step(parts: Parts, step: int) -> bool:
     seconds = time.monotonic() - began
     times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
     _record(parts, step, groups, update, packing, times)
-    return update.applied
+    return update
 
 
 def _record(

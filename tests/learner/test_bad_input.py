@@ -185,6 +185,7 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
         if wrong == "gradient":
             broken.setattr(engine, "_forward", lambda *a: (Exploding.apply(forward(*a)[0]), forward(*a)[1]))
         refused = engine.step([micro_batch(1.0, float("nan") if wrong == "loss" else -1.0)])
+    assert refused.bad
     assert not refused.applied
     assert all(torch.equal(before[name], tensor) for name, tensor in engine.gathered())
     again = engine.step([micro_batch(1.0, -1.0)])
@@ -208,3 +209,15 @@ def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dty
         return sum(float((after[n] - before[n]).abs().sum()) for n in before)
 
     assert moved(dtype) == pytest.approx(moved("float32"), rel=0.1)
+
+
+@pytest.mark.system
+def test_a_loss_scale_that_is_too_large_is_no_bad_loss(process_group: None) -> None:
+    """float16 begins with a scale of 65,536 and halves it until the gradients are finite."""
+    from learner.engine import Engine
+
+    engine = Engine(load("tiny", ["model.dtype=float16"]), 0, 1)
+    overflowing = [micro_batch(1e4, -1.0)]
+    updates = [engine.step(overflowing) for _ in range(3)]
+    assert not any(update.applied or update.bad for update in updates)
+    assert engine.step([micro_batch(float("nan"), -1.0)]).bad
