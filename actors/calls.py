@@ -3,7 +3,7 @@
 A request that is lost with its replica or outlives its deadline is asked for again with the same seed, wherever Serve
 routes it. After `rollout.attempts` tries the run stops and says which request it was: a lost rollout is never a wrong
 answer and never skipped. Weights that are not there yet are no failed try: a learner that repeats steps after a crash
-takes its time, and says itself when it waits for too long (`learner.wait_limit_s`).
+takes its time, and says itself when it waits for too long (`learner.wait_limit_s`). Neither is a replica that is full.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.shard import Generate, Score
 from common.config import Config
-from common.errors import RunError, StaleWeights
+from common.errors import NoRoom, RunError, StaleWeights
 from common.types import Completion, Prompt, SamplingRequest
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 LONGEST_PAUSE_S = 5.0
+IN_LINE = 4
 
 
 def generator_calls(
@@ -46,8 +47,9 @@ def generator_calls(
             return await method.remote(replace(request, attempt=before), min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
-        # The replica cuts at the limit itself; one that does not answer soon after is lost.
-        limit = config.rollout.time_limit_s + config.weights.update_limit_s
+        # The replica cuts at the limit itself, and one that stands still is replaced. This is for what neither sees; a request
+        # may have to wait in line for a few others.
+        limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
     return generate
@@ -74,7 +76,7 @@ async def retry(
     ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
     """First answer of `ask` (told how often it was asked before), tried up to `attempts` times of `limit_s` seconds, with
-    growing pauses; `patient`: stale weights do not count.
+    growing pauses; a full replica does not count, nor with `patient` do stale weights.
 
     Our own cancellation goes through; anything else that a replica, the network or Serve raises is worth another try,
     for the sampler and the verifier have no side effects.
@@ -88,7 +90,7 @@ async def retry(
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            if not (patient and isinstance(error, StaleWeights)):
+            if not (isinstance(error, NoRoom) or (patient and isinstance(error, StaleWeights))):
                 if attempt == attempts:
                     raise RunError(
                         f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in `serve status`."

@@ -24,9 +24,13 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from actors.time_limit import Clock
 from common.config import Config
 from common.prompts import load_tokenizer
 from common.types import Completion, FinishReason, Tokens, VersionSpan
+
+LOOK_S = 1.0
+STILL_S = 120.0  # an engine with sequences and without tokens for so long is no longer fit to serve
 
 
 class Load(StatLoggerBase):
@@ -66,6 +70,8 @@ class Engine:
         self.load = Load()
         self.paused_since: float | None = None
         self.cut = 0
+        self._clock = Clock(config.rollout.time_limit_s)
+        self._cutting: asyncio.Task[None] | None = None
         _set_cpu_limits(config)
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
@@ -75,8 +81,10 @@ class Engine:
     ) -> list[Completion]:
         """`n` completions of the prompt `tokens` (P,); lower `priority` first. Cancelling the call aborts the sequences.
 
-        What is not complete after rollout.time_limit_s is cut there, like at the token limit; `cut` counts these.
+        What decodes for longer than rollout.time_limit_s is cut there, like at the token limit; `cut` counts these.
         """
+        if self._cutting is None:
+            self._cutting = asyncio.get_running_loop().create_task(self._cut_overdue())
         params = SamplingParams(
             n=n,
             seed=seed,
@@ -92,14 +100,10 @@ class Engine:
         )
         final = None
         prompt: Any = {"prompt_token_ids": tokens.tolist()}
-        request_id, limit = uuid.uuid4().hex, self._config.rollout.time_limit_s
-        # Aborting by hand ends the stream with what every sequence has so far.
-        cut = asyncio.create_task(self._abort_after(limit, request_id))
-        try:
-            async for output in self._llm.generate(prompt, params, request_id=request_id, priority=priority):
-                final = output
-        finally:
-            cut.cancel()
+        async for output in self._llm.generate(
+            prompt, params, request_id=uuid.uuid4().hex, priority=priority
+        ):
+            final = output
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
         self.cut += sum(o.finish_reason == "abort" for o in final.outputs)
@@ -110,11 +114,28 @@ class Engine:
         ids = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    async def _abort_after(self, seconds: float, request_id: str) -> None:
-        await asyncio.sleep(seconds)
-        await self._llm.abort(request_id)
+    async def _cut_overdue(self) -> None:
+        """Abort what is over its limit, for as long as the engine lives: a sequence ends with what it has so far."""
+        processor, looked = self._llm.output_processor, time.monotonic()
+        while True:
+            await asyncio.sleep(min(LOOK_S, self._clock.limit_s / 4))
+            elapsed, looked = time.monotonic() - looked, time.monotonic()
+            states = processor.request_states
+            tokens = {name: s.stats.num_generation_tokens for name, s in states.items() if s.stats}
+            overdue = self._clock.look(tokens, elapsed, paused=self.paused_since is not None)
+            parents = [states[name].parent_req for name in overdue]
+            if overdue:
+                await self._llm.abort(overdue, internal=True)
+            for parent in parents:
+                if parent is not None and not parent.child_requests:
+                    # vLLM forgets a request of several sequences only when the last of them ends by itself.
+                    processor.parent_requests.pop(parent.request_id, None)
 
     async def check_health(self) -> None:
+        if self._cutting is not None and self._cutting.done():
+            self._cutting.result()
+        if self._clock.still_s > STILL_S:
+            raise RuntimeError(f"no sequence got a token for {self._clock.still_s:.0f} s")
         await self._llm.check_health()
 
     async def init_transfer(self, info: Mapping[str, Any]) -> None:
@@ -155,6 +176,8 @@ class Engine:
         return digest.hexdigest()
 
     def shutdown(self) -> None:
+        if self._cutting is not None:
+            self._cutting.cancel()
         self._llm.shutdown(timeout=5.0)
 
 

@@ -14,19 +14,19 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from ray import serve
 
 from common import logs
 from common.config import Config
-from common.errors import StaleWeights
+from common.errors import UNREACHED, NoRoom, StaleWeights
 from common.keys import Keys
 from common.redis import connect_async
 from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
-from common.weights import newest
+from common.weights import check_file, newest
 
 POLL_S = 0.05
 EXIT_S = 0.2
@@ -45,10 +45,12 @@ class Generator:
         self._keys = Keys(self._config.run.name)
         self._engine = Engine(self._config)
         self._update = asyncio.Lock()
+        self._updates: set[asyncio.Task[None]] = set()
         self._failed: str | None = None
         self._version = 0
         self._checksum = ""
         self._pause_s = 0.0
+        self._sampling = 0
         self._group = ""  # the transfer group that this replica is in
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         await self._engine.label(0)
@@ -60,11 +62,15 @@ class Generator:
     async def generate(
         self, request: SamplingRequest, min_version: int, temperature: float
     ) -> list[Completion]:
-        """Sample on weights of version `min_version` or newer. Raises StaleWeights when they cannot be had in time."""
+        """Sample on weights of version `min_version` or newer. Raises StaleWeights when they cannot be had in time, and NoRoom
+        when this replica samples for as many requests as it may."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        await self._reach(min_version)
+        if self._sampling >= self._config.generator.max_requests:
+            raise NoRoom(f"{self._name} has {self._sampling} requests")
+        self._sampling += 1
         try:
+            await self._reach(min_version)
             return await self._engine.generate(
                 request.prompt.tokens, request.n, request.seed, temperature, request.order
             )
@@ -73,6 +79,8 @@ class Generator:
             self._failed = "the vLLM engine died"
             asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
             raise
+        finally:
+            self._sampling -= 1
 
     # The calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
 
@@ -100,8 +108,11 @@ class Generator:
         """The whole update to `version`, so that nothing stays open when the learner dies meanwhile. Over `gloo` and `nccl` it
         is for the members of `group`."""
         if self._config.weights.transport == "file":
-            await self._load(info)
-            return
+            await self._whole(self._load(info))
+        else:
+            await self._whole(self._load_from(group, info, version))
+
+    async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
             if group == self._group:
                 await self._take(info, version)
@@ -139,7 +150,14 @@ class Generator:
         """Pull the newest announced version, if it is newer than what is held and its file is there."""
         manifest = await newest(self._redis, self._config.run.name)
         if manifest is not None and manifest.version > self._version and os.path.exists(manifest.path):
-            await self._load(manifest.update_info())
+            await self._whole(self._load(manifest.update_info()))
+
+    async def _whole(self, update: Coroutine[Any, Any, None]) -> None:
+        """A request that is cancelled while it waits for an update does not cut that off."""
+        task = asyncio.get_running_loop().create_task(update)
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
+        await asyncio.shield(task)
 
     async def _load(self, info: Mapping[str, Any]) -> None:
         async with self._update:
@@ -147,26 +165,29 @@ class Generator:
                 await self._take(info, int(info["version"]))
 
     async def _take(self, info: Mapping[str, Any], version: int) -> None:
-        try:
-            await self._guarded("opening the model", self._engine.begin_update())
-            await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
-            self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
-            self._version = version
-            self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
-        except asyncio.CancelledError:
-            self._failed = f"the update to version {version} was cut off"
-            raise
+        if self._config.weights.transport == "file":
+            if not os.path.exists(info["path"]):
+                raise StaleWeights(f"{info['path']} is gone: a newer version is out")
+            # Before generation pauses; what is read here, the workers find in the page cache.
+            info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
+        await self._guarded("opening the model", self._engine.begin_update())
+        await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
+        self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
+        self._version = version
+        self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
 
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
         """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.
 
-        `may_break_off`: a call over Gloo to one worker that fails in time has left the model as it was.
+        `may_break_off`: a call over Gloo to one worker that fails in time has left the model as it was. A replica that cannot
+        reach the learner would break off every group that it is in.
         """
         try:
             return await asyncio.wait_for(work, self._config.weights.update_limit_s)
         except Exception as error:
             whole = self._config.weights.transport == "gloo" and self._config.generator.tensor_parallel == 1
-            if not (may_break_off and whole) or isinstance(error, TimeoutError):
+            lost = isinstance(error, TimeoutError) or UNREACHED in str(error)
+            if lost or not (may_break_off and whole):
                 self._failed = f"{what} failed: {type(error).__name__}: {error}"
             elif self._engine.paused_since is not None:
                 await self._guarded("going on with the weights in place", self._engine.abandon_update())

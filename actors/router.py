@@ -4,6 +4,10 @@ Every prompt has a home replica by rendezvous hashing, so routers of any number 
 and a replica that comes or goes moves only its own share of the prompts. Phase A fills the home's cache and Phase B finds
 it. A home that has `slack` more requests in flight than the least busy replica is passed over: the tail of a shard
 is worth more than a prefix. So is one that did not answer the last time: it may have no newer weights to get.
+
+Sampling takes all places of a replica but a few: the calls that bring new weights go to every replica, full or not, and would
+wait there until a request ends, which may take minutes. What a router knows of a replica's load is a little old, so a replica
+refuses what came too much (`NoRoom`).
 """
 
 from __future__ import annotations
@@ -12,7 +16,11 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+RESERVED = 8
+"""Places of each replica (of Serve's `max_ongoing_requests`) that no request for samples takes."""
 
 
 def ranked(
@@ -33,6 +41,31 @@ def _weight(prompt: int, replica: str) -> bytes:
     return hashlib.blake2b(f"{prompt}:{replica}".encode(), digest_size=8).digest()
 
 
+async def with_room(router: RequestRouter, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
+    """Those that have a place for one more request beside the reserved ones. What is known of their load may be out of date, so
+    when all seem full they are asked."""
+
+    def limit(replica: RunningReplica) -> int:
+        return max(1, replica.max_ongoing_requests - RESERVED)
+
+    cache = router.replica_queue_len_cache
+    found = [r for r in replicas if (cache.get(r.replica_id) or 0) < limit(r)]
+    if found:
+        return found
+    asked = await router._probe_queue_lens(list(replicas), 0)
+    return [r for r, length in asked if length is not None and length < limit(r)]
+
+
+class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
+    """Ray Serve's own choice, by load alone."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        chosen = await super().choose_replicas(candidate_replicas, pending_request)
+        return [await with_room(self, replicas) for replicas in chosen]
+
+
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
     """`ranked` as a router of Ray Serve. Requests whose first argument names no prompt go to the least busy replica."""
 
@@ -42,15 +75,15 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        by_name = {r.replica_id.unique_id: r for r in candidate_replicas}
-        known = {name: self.replica_queue_len_cache.get(r.replica_id) or 0 for name, r in by_name.items()}
         first: Any = None
         if pending_request is not None:
-            # Every replica is on the list below: when all are full, wait before asking again.
+            # Every replica with room is on the list below: when there is none, wait before asking again.
             pending_request.routing_context.should_backoff = True
             first = pending_request.args[0] if pending_request.args else None
+        by_name = {r.replica_id.unique_id: r for r in await with_room(self, candidate_replicas)}
+        known = {name: self.replica_queue_len_cache.get(r.replica_id) or 0 for name, r in by_name.items()}
         prompt = getattr(first, "prompt", None)
-        if prompt is None:
+        if prompt is None or not by_name:
             order = sorted(by_name, key=lambda name: known[name])
         else:
             order = ranked(prompt.index, list(by_name), known, self._slack, getattr(first, "attempt", 0))

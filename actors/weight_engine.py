@@ -2,13 +2,12 @@
 the learner broadcasts to a group that they and it form.
 
 Registered by `actors/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is vLLM's own engine and
-needs nothing from here. Nothing reaches the model that is not whole: a file whose checksum is not the announced one is
-refused, and a broadcast is loaded when its last tensor is there.
+needs nothing from here. Nothing reaches the model that is not whole: the replica checks a file before it lets its workers load
+it (`common.weights.check_file`), and a broadcast is loaded when its last tensor is there.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +24,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.platforms import current_platform
 
+from common.errors import UNREACHED
+
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
@@ -37,7 +38,6 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
 
     version: int
     path: str
-    sha256: str
 
 
 @dataclass
@@ -97,12 +97,6 @@ class FileWeightTransferEngine(_Reloading):
         del init_info
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        with open(update_info.path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != update_info.sha256:
-            raise ValueError(
-                f"weights {update_info.path}: checksum {found[:12]} is not the announced {update_info.sha256[:12]}; not loaded"
-            )
         with safe_open(update_info.path, framework="pt") as file:
             self._load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
@@ -117,9 +111,11 @@ class GlooWeightTransferEngine(_Reloading):
         """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to that."""
         limit = timedelta(seconds=init_info.limit_s)
         rank = init_info.rank_offset + self.parallel_config.rank
-        store = TCPStore(
-            init_info.master_address, init_info.master_port, timeout=limit, wait_for_workers=False
-        )
+        address, port = init_info.master_address, init_info.master_port
+        try:
+            store = TCPStore(address, port, timeout=limit, wait_for_workers=False)
+        except Exception as error:
+            raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
         self._group = ProcessGroupGloo(store, rank, init_info.world_size, limit)
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:

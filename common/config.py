@@ -92,7 +92,7 @@ class Rollout(Section):
     )
     time_limit_s: Seconds = Field(
         600.0,
-        description="A completion that takes longer is cut as if at its token limit, and counted; a request lost with its replica is tried elsewhere, with the same seed.",
+        description="A completion that decodes for longer is cut as if at its token limit, and counted; waiting in line and pauses for weights do not count.",
     )
     attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
 

@@ -19,3 +19,11 @@ class StaleWeights(RuntimeError):
 
 class RunError(HoraError, RuntimeError):
     """The run cannot start or go on: a server is away, memory is short, a part gave up."""
+
+
+class NoRoom(RuntimeError):
+    """A replica is full: nothing failed, the request waits for another place."""
+
+
+UNREACHED = "the learner is not reached"
+"""How an error of a replica begins that every further attempt of it would end in. vLLM's processes pass on the text alone."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +33,7 @@ class Manifest:
     bytes: int
 
     def update_info(self) -> dict[str, Any]:
-        """What vLLM's workers are given: the `file` transport's update info."""
+        """What a replica is told, and checks before its workers load the file."""
         return {"version": self.version, "path": self.path, "sha256": self.sha256}
 
 
@@ -40,8 +42,19 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
     client.set(Keys(manifest.run).weights, json.dumps(asdict(manifest)))
 
 
+def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the file of an update info and return what the workers are told. Raises ValueError when it is not the announced one."""
+    with open(info["path"], "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != info["sha256"]:
+        raise ValueError(
+            f"weights {info['path']}: checksum {found[:12]} is not the announced {info['sha256'][:12]}; not loaded"
+        )
+    return {"version": info["version"], "path": info["path"]}
+
+
 def advance(client: redis.Redis, run: str, version: int) -> int:
-    """Publish that every replica was given `version`; returns the version in force, which never falls."""
+    """Publish that every replica was given `version` or can pull it; returns the version in force, which never falls."""
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
 

@@ -3,8 +3,8 @@
     ingress ─► Redis (reads, pause and resume)
     coordinator ─► generator replicas, verifier replicas, Redis
 
-What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config, max_ongoing_requests) does not
-restart replicas; a change of the arguments does.
+What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config) does not restart replicas; a change of the
+arguments does.
 """
 
 from __future__ import annotations
@@ -18,21 +18,26 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator import Coordinator
 from actors.ingress import Ingress
+from actors.router import RESERVED
 from actors.verifier import Verifier
 from common.config import Config
 from common.load import check_paths, from_args
 from deploy.runs import redis_url
 
 APP = "hora"
+LEAVING_S = 10.0
 
 
-def build(args: dict[str, Any]) -> Application:
-    """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
+def build(args: dict[str, Any], *, drain: bool = True) -> Application:
+    """The application of one run. Raises ConfigError with every problem of the configuration in one line each.
+
+    `drain`: a generator that leaves ends what it samples first, for as long as that may take.
+    """
     config = from_args(args)
     check_paths(config)
     url = redis_url(config)
     plain = config.model_dump(mode="json")
-    generator = _generator(config).bind(plain, url)
+    generator = _generator(config, drain=drain).bind(plain, url)
     verifier = _verifier(config).bind(plain, url)
     coordinator = _coordinator(config).bind(plain, url, generator, verifier)
     # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block all.
@@ -55,35 +60,35 @@ def build_sampler(args: dict[str, Any]) -> Application:
     check_paths(config)
     plain = config.model_dump(mode="json")
     url = redis_url(config)
-    generator = _generator(config).bind(plain, url)
+    generator = _generator(config, drain=False).bind(plain, url)
     root = serve.deployment(Sampler, name="sampler", ray_actor_options={"num_cpus": 0})
     return root.bind(generator, _verifier(config).bind(plain, url))
 
 
-def _generator(config: Config) -> serve.Deployment:
+def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     # vLLM is imported by the replicas alone: the rest of the application starts without it.
     from actors.generator import Generator
 
     generator = config.generator
+    leaving_s = config.rollout.time_limit_s + config.weights.update_limit_s if drain else LEAVING_S
     gpus = generator.gpus if generator.gpus is not None else float(_has_gpu()) * generator.tensor_parallel
     return serve.deployment(
         Generator,
         name="generator",
         num_replicas=generator.replicas,
-        max_ongoing_requests=generator.max_requests,
+        max_ongoing_requests=generator.max_requests + RESERVED,
         request_router_config=_router(generator.routing),
         ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
-        graceful_shutdown_timeout_s=10.0,
+        graceful_shutdown_timeout_s=leaving_s,
         graceful_shutdown_wait_loop_s=1.0,
     )
 
 
 def _router(routing: str) -> RequestRouterConfig:
-    if routing == "balance":
-        return RequestRouterConfig()
-    return RequestRouterConfig(request_router_class="actors.router.PrefixRouter")
+    name = "PrefixRouter" if routing == "prefix" else "BalanceRouter"
+    return RequestRouterConfig(request_router_class=f"actors.router.{name}")
 
 
 def _verifier(config: Config) -> serve.Deployment:

@@ -149,7 +149,8 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
                 logging_config={"log_level": "WARNING"},
             )
             exits.callback(serve.shutdown)
-            application = (build if train else build_sampler)(config.model_dump(mode="json"))
+            plain = config.model_dump(mode="json")
+            application = build(plain, drain=False) if train else build_sampler(plain)
             with counting_replicas(APP, begin):
                 serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
         page = (

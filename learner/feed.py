@@ -9,6 +9,7 @@ in the stream.
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -231,12 +232,18 @@ class Reader:
 
     def read(self, step: int) -> list[Group]:
         """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
-        parts, heard, said = Keys(self._config.run.name).parts, time.monotonic(), None
+        parts, heard = Keys(self._config.run.name).parts, time.monotonic()
+        said: Any = None
         while (rows := self._ledger.step(step)) is None:
-            if (beat := self._redis.hget(parts, "learner/0")) != said:
-                heard, said = time.monotonic(), beat
+            # The beat comes from a thread of its own: that rank 0 waits is news each time, anything else only once.
+            beat = json.loads(self._redis.hget(parts, "learner/0") or "{}")
+            told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
+            if told != said:
+                heard, said = time.monotonic(), told
             if time.monotonic() - heard > self._config.learner.wait_limit_s:
-                raise RunError(f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone")
+                raise RunError(
+                    f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone or stands still"
+                )
             time.sleep(POLL_S)
         return self._groups(divide(rows, self._world)[self._rank])
 

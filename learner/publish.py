@@ -4,8 +4,9 @@
 
 `file`: parameters are streamed into RUN/weights/VERSION.safetensors as they are gathered, so no second copy of the
 model exists. `gloo`, `nccl`: they are gathered into rank 0's host memory and broadcast to a group of it and the running
-replicas. Announcing, sending and loading go on in the background while the next step trains. The version counts as published
-when the replicas have it: with max_staleness 0 no token of the next batch can come from older weights.
+replicas. Announcing, sending and loading go on in the background while the next step trains. A version counts as published
+when its file is announced, for replicas that hold less pull it before they serve, or when they were sent it: with
+max_staleness 0 no token of the next batch can come from older weights.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Publisher:
         self._newest: Snapshot | None = None  # what the group was sent last
         self.timing = Timing()
         info = FileTrainerInitInfo(
-            run_dir / "weights", config.run.name, config.model.dtype, lambda m: announce(client, m), rank=rank
+            run_dir / "weights", config.run.name, config.model.dtype, self._announce, rank=rank
         )
         self._file: Any = WeightTransferTrainerFactory.trainer_init(
             info, client=self._broadcast, source=EngineSource(engine, config.model.dtype)
@@ -97,14 +98,18 @@ class Publisher:
         began = time.monotonic()
         self._broadcast.version = manifest.version
         self._file.ship(manifest)
-        self._published(manifest.version, time.monotonic() - began)
+        self._loaded(time.monotonic() - began)
+
+    def _announce(self, manifest: Manifest) -> None:
+        announce(self._redis, manifest)
+        advance(self._redis, self._config.run.name, manifest.version)
 
     def _send(self, weights: Snapshot) -> None:
         began = time.monotonic()
         self._group.send(weights)
-        self._published(weights.version, time.monotonic() - began)
+        advance(self._redis, self._config.run.name, weights.version)
+        self._loaded(time.monotonic() - began)
 
-    def _published(self, version: int, seconds: float) -> None:
-        advance(self._redis, self._config.run.name, version)
+    def _loaded(self, seconds: float) -> None:
         self.timing.load = max((c["pause_s"] for c in self._broadcast.confirmed), default=0.0)
         self.timing.transfer = max(0.0, seconds - self.timing.load)

@@ -74,9 +74,10 @@ class TransferGroup:
                 break
             except Exception as error:
                 self._leave()
-                if attempt == ATTEMPTS:
-                    raise
-                log.warning("a broadcast broke off", version=weights.version, error=str(error)[:300])
+                log.warning(
+                    "a broadcast broke off", version=weights.version, attempt=attempt, error=str(error)[:300]
+                )
+        # Replicas that still hold less are sent it again while the learner waits for their rollouts.
         self._sent_at = time.time()
 
     def is_behind(self, version: int) -> bool:

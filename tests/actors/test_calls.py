@@ -7,7 +7,7 @@ import pytest
 
 from actors import calls
 from actors.calls import retry
-from common.errors import RunError, StaleWeights
+from common.errors import NoRoom, RunError, StaleWeights
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +84,8 @@ def test_a_try_has_a_deadline() -> None:
 
     with pytest.raises(RunError, match="failed 2 times; last: TimeoutError"):
         asyncio.run(retry(ask, "generating", attempts=2, limit_s=0.01))
+
+
+def test_a_full_replica_is_no_failed_try() -> None:
+    replica = Replica([*[NoRoom("64 requests")] * 9, "answer"])
+    assert asyncio.run(retry(replica.ask, "generating", attempts=1, limit_s=1.0)) == "answer"

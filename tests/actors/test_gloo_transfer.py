@@ -107,8 +107,7 @@ def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
             assert second[0] != first[0]
             assert second[1] != first[1]
 
-            with pytest.raises(ConnectionError, match="a member died"):
-                await send(3, breaks=ATTEMPTS)
+            await send(3, breaks=ATTEMPTS)  # a warning: no replica's trouble ends the learner
             while replica.broken_off < ATTEMPTS:
                 await asyncio.sleep(0.05)
             assert await held() == second, "as it was, and serving"

@@ -219,6 +219,20 @@ def test_a_rank_waits_while_rank_0_says_that_it_is_there(server: RedisServer) ->
     assert time.monotonic() - began > 2 * limit
 
 
+def test_a_rank_does_not_wait_for_a_rank_0_whose_heart_alone_goes_on(server: RedisServer) -> None:
+    client, limit = connect(server.url), config().learner.wait_limit_s
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(limit / 10):
+            heartbeat_now(client, "f", "learner/0", {"state": "training", "step": 3})
+
+    threading.Thread(target=beat, daemon=True).start()
+    with pytest.raises(RunError, match="rank 0 is gone or stands still"):
+        Reader(client, config(), 1, 2).read(4)
+    done.set()
+
+
 def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(server: RedisServer) -> None:
     push(server, *(group(i) for i in range(2 * GAMMA)))
     feed = planner(server)

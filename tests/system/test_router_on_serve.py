@@ -1,0 +1,85 @@
+"""The routers as Serve runs them: samples fill a replica up to its reserved places, and calls to all replicas go through."""
+
+import asyncio
+import time
+
+import pytest
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from actors.calls import retry
+from actors.router import RESERVED
+from common.errors import NoRoom
+from deploy.ports import free_port
+
+pytestmark = pytest.mark.system
+PLACES, SECONDS = 2, 3.0
+
+
+class Slow:
+    """A generator but for its engine."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    async def generate(self) -> int:
+        if self.now >= PLACES:
+            raise NoRoom("full")
+        self.now += 1
+        await asyncio.sleep(SECONDS)
+        self.now -= 1
+        return self.now
+
+    async def answer_roll_call(self) -> int:
+        return self.now
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=100 * 2**20,
+    )
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
+        yield
+        serve.shutdown()
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.parametrize("router", ["PrefixRouter", "BalanceRouter"])
+def test_a_call_to_all_replicas_does_not_wait_for_samples(cluster: None, router: str) -> None:
+    application = serve.deployment(
+        Slow,
+        name="generator",
+        num_replicas=2,
+        max_ongoing_requests=PLACES + RESERVED,
+        request_router_config=RequestRouterConfig(request_router_class=f"actors.router.{router}"),
+        ray_actor_options={"num_cpus": 0},
+    ).bind()
+    handle = serve.run(application, name=router, route_prefix=None)
+
+    async def run() -> None:
+        async def ask(before: int) -> int:
+            return await handle.generate.remote()
+
+        asked = [
+            asyncio.create_task(retry(ask, "sampling", attempts=1, limit_s=60)) for _ in range(PLACES * 40)
+        ]
+        await asyncio.sleep(SECONDS / 2)  # all places are taken, the rest waits
+        began = time.monotonic()
+        running = await asyncio.to_thread(lambda: handle.broadcast("answer_roll_call").results(timeout_s=10))
+        assert running == [PLACES, PLACES]
+        assert time.monotonic() - began < SECONDS / 3
+        await asyncio.gather(*asked[: PLACES * 4])
+        for task in asked:
+            task.cancel()
+
+    asyncio.run(run())
+    serve.delete(router)
