@@ -21,6 +21,7 @@ from actors.ingress import Ingress
 from actors.verifier import Verifier
 from common.config import Config
 from common.load import check_paths, from_args
+from deploy.names import check_names
 from deploy.runs import redis_url
 
 APP = "hora"
@@ -30,6 +31,7 @@ def build(args: dict[str, Any]) -> Application:
     """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
     config = from_args(args)
     check_paths(config)
+    check_names(config)
     url = redis_url(config)
     plain = config.model_dump(mode="json")
     generator = _generator(config).bind(plain, url)

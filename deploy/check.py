@@ -15,6 +15,7 @@ from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
 from common.rewards import usable_gold
+from deploy.names import check_names
 from deploy.ports import check_port
 from deploy.progress import working
 from evaluation.benchmarks import known_leaks
@@ -29,6 +30,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
     console = Console()
     config = load(source, overrides)
     check_paths(config)
+    check_names(config)
     with working("checking", 3) as begin:
         begin("tokenizer")
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -54,7 +56,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
         )
     if config.evaluation.path:
         load_held_out(config)
-    check_wandb(config)
+    check_packages(config)
     rollout = config.rollout
     console.print(
         f"{source}: valid. {len(lengths) - too_long} prompts of {min(lengths)} to {max(lengths)} tokens; "
@@ -69,11 +71,18 @@ def check_machine(config: Config) -> None:
     """Raise RunError when this machine cannot hold a one-machine run, naming what is short and what to change."""
     check_memory(config)
     check_port(config.telemetry.http_host, config.telemetry.http_port)
-    check_wandb(config)
+    check_packages(config)
 
 
-def check_wandb(config: Config) -> None:
-    """Raise ConfigError when the run is to be logged to Weights & Biases and its package is not there."""
+def check_packages(config: Config) -> None:
+    """Raise ConfigError when the configuration asks for a package that `make setup` does not install and nobody else did."""
+    attention = config.learner.attention
+    # transformers takes flash attention from either.
+    if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
+        raise ConfigError(
+            f"learner.attention = {attention}: neither flash_attn nor kernels is installed here, for they are no part of "
+            "`make setup`; install one (.venv/bin/pip install kernels) or set learner.attention to sdpa"
+        )
     if config.learner.wandb and find_spec("wandb") is None:
         raise ConfigError(
             f"learner.wandb = {config.learner.wandb}: the package wandb is not installed here, for it is no part of "

@@ -14,6 +14,8 @@ from common.keys import Keys
 from common.load import differences, dump_yaml
 from common.redis import connect
 from deploy.app import APP
+from deploy.check import check_packages
+from deploy.names import check_context
 from deploy.progress import progress, working
 from deploy.runs import RunFile, redis_url
 
@@ -37,6 +39,9 @@ def train_on_cluster(config: Config) -> None:
 
     console = Console()
     url = redis_url(config)
+    # Rule, prior and rewards are the coordinator's, and were looked up when it was deployed.
+    check_context(config)
+    check_packages(config)
     check_agreement(config, url)
     try:
         ray.init(address="auto", log_to_driver=False, configure_logging=False)

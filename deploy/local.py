@@ -27,6 +27,7 @@ from common.load import check_paths, differences, dump_yaml, load
 from common.redis import connect
 from deploy.check import check_machine, check_memory
 from deploy.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
+from deploy.names import check_names
 from deploy.ports import free_port
 from deploy.progress import counting_replicas, progress, working
 from deploy.redis_server import RedisServer
@@ -47,6 +48,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     """
     console = Console()
     check_paths(config)
+    check_names(config)
     run_dir = Path(config.run.folder).resolve() / config.run.name
     _prepare(run_dir, config, resume=resume, fresh=fresh)
     if config.telemetry.http_port == 0:

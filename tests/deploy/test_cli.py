@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError
+from common.load import load
 from deploy.cli import main
 
 HORA = str(Path(sys.executable).with_name("hora"))
@@ -59,12 +61,55 @@ def assert_refused(done: Done, *words: str) -> None:
         ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (64)"]),
         ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
         ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
+        ("reward.weights={no.such:fn: 1.0}", ["reward.weights", "cannot load 'no.such:fn'"]),
+        ("allocation.rule=hit_utilty", ["allocation.rule", "'hit_utilty' is none of hit_utility"]),
+        ("allocation.rule=no.such:fn", ["allocation.rule", "'no.such:fn' cannot be loaded"]),
+        ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, hidden-static"]),
+        ("allocation.prior=gp", ["allocation.features is not set", "sentence-embedding model"]),
+        ("learner.optimizer.betas=[1.5,0.999]", ["learner.optimizer.betas.0 (1.5)", "less than 1"]),
+        ("learner.attention=flash_attention_2", ["learner.attention", "16 bits only", "float32"]),
+        ("evaluation.k=[]", ["evaluation.k", "at least 1 item"]),
+        (
+            "rollout.max_response_tokens=8000",
+            ["rollout.max_response_tokens", "exceed the 512 positions of"],
+        ),
     ],
 )
 def test_an_impossible_value_is_named_with_its_key_and_the_reason(
     override: str, words: list[str], hora: Callable[..., Done]
 ) -> None:
     assert_refused(hora("check", "tiny", "-s", override), *words)
+
+
+def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_started(hora) -> None:
+    wanted = ["-s", "learner.attention=flash_attention_2", "-s", "model.dtype=bfloat16"]
+    assert_refused(hora("check", "tiny", *wanted), "neither flash_attn nor kernels is installed", "sdpa")
+
+
+def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    (tmp_path / "own_functions_of_mine.py").write_text("def gain(*_): ...\ndef judge(*_): ...\n")
+    monkeypatch.chdir(tmp_path)
+    own = ["allocation.rule=own_functions_of_mine:gain", "reward.weights={own_functions_of_mine:judge: 1.0}"]
+    done = hora("check", "tiny", "-s", own[0], "-s", own[1])
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) not in sys.path
+
+
+def test_the_same_names_stop_a_deployment_and_a_run() -> None:
+    from deploy.app import build
+    from deploy.local import run_local
+
+    config = load("tiny", ["allocation.rule=hit_utilty"])
+    with pytest.raises(ConfigError, match="hit_utilty"):
+        build(config.model_dump(mode="json"))
+    with pytest.raises(ConfigError, match="hit_utilty"):
+        run_local(config, resume=False, fresh=False)
+
+
+def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
+    assert load("tiny", ["evaluation.k=[64,1,8,1]"]).evaluation.k == (1, 8, 64)
 
 
 def test_a_valid_configuration_says_what_it_would_do() -> None:
