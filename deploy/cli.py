@@ -72,10 +72,10 @@ def monitor(
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too."""
     from deploy.monitor import monitor as show
-    from deploy.runs import redis_of
+    from deploy.runs import RunFile, folder_of, redis_of
 
     url, name = redis_of(config, set_ or ())
-    show(url, name, json_=json, once=once)
+    show(url, name, json_=json, once=once, file=RunFile(folder_of(config, set_ or ())))
 
 
 @app.command()
