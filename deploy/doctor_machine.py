@@ -8,7 +8,6 @@ import platform
 import re
 import resource
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import common
 from common.config import Config
 from common.errors import HoraError
 from common.load import ROOT
-from deploy.check import check_memory, check_packages, model_gib
+from deploy.check import OPTIMIZER, check_memory, check_packages, gpus, model_gib
 from deploy.findings import Finding, fail, ok, warn
 from deploy.ports import check_port
 
@@ -35,8 +34,6 @@ PINNED = (
     "safetensors",
     "pydantic",
 )
-# Bytes of one checkpoint per byte of weights: the weights, a float32 master copy and Adam's two moments.
-CHECKPOINT = {"float32": 3.0, "bfloat16": 7.0, "float16": 7.0}
 
 
 def python(config: Config) -> Iterator[Finding]:
@@ -180,26 +177,14 @@ def disk(config: Config) -> Iterator[Finding]:
         return
     weights = model_gib(config.model.path)
     # Checkpoints kept, one being written, two weight versions and the final model.
-    need = weights * ((config.learner.keep_checkpoints + 1) * CHECKPOINT[config.model.dtype] + 3) + 1
+    checkpoint = 1 + OPTIMIZER[config.model.dtype]
+    need = weights * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
     free = shutil.disk_usage(existing).free / GIB
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
     if free < need:
         yield fail("disk", says, "lower learner.keep_checkpoints or set run.folder to a larger disk")
     else:
         yield ok("disk", says)
-
-
-def gpus() -> list[str]:
-    """Names of this machine's NVIDIA GPUs; empty without a driver."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    return [line.strip() for line in asked.stdout.splitlines()] if asked.returncode == 0 else []
 
 
 def gpus_needed(config: Config) -> int:

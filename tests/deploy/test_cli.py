@@ -4,14 +4,17 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.load import load
+from common.errors import ConfigError, RunError
+from common.load import dump_yaml, load
 from deploy.cli import main
+from deploy.local import _prepare, run_local
+from deploy.runs import RunFile, write_config
 
 HORA = str(Path(sys.executable).with_name("hora"))
 Done = subprocess.CompletedProcess[str]
@@ -99,7 +102,6 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
 
 def test_the_same_names_stop_a_deployment_and_a_run() -> None:
     from deploy.app import build
-    from deploy.local import run_local
 
     config = load("tiny", ["allocation.rule=hit_utilty"])
     with pytest.raises(ConfigError, match="hit_utilty"):
@@ -131,16 +133,55 @@ def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path, hora: 
     assert "50 prompts" in done.stdout
 
 
-def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, hora: Callable[..., Done]) -> None:
+@pytest.mark.parametrize("how", [[], ["--fresh"], ["--resume"]])
+def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
+    tmp_path: Path, hora: Callable[..., Done], how: list[str]
+) -> None:
+    before = dump_yaml(load("tiny", [f"run.folder={tmp_path}"])) if how else None
+    if before:
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "config.yaml").write_text(before)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         settings = ["-s", f"telemetry.http_port={port}", "-s", f"run.folder={tmp_path}"]
         assert_refused(
-            hora("run", "tiny", *settings), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
+            hora("run", "tiny", *settings, *how), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
         )
-    assert not (tmp_path / "tiny" / "redis").exists()
+    if before:
+        assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
+        assert (tmp_path / "tiny" / "config.yaml").read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == (["tiny"] if before else [])
+
+
+def test_the_command_that_resumes_a_run_works_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    @contextmanager
+    def away(*_args: object, **_how: object) -> Iterator[str]:
+        raise RunError("the stack was reached")
+        yield ""
+
+    monkeypatch.setattr("deploy.local.stack", away)
+    monkeypatch.setattr("deploy.local.check_machine", lambda config: None)
+    monkeypatch.chdir(tmp_path)
+    assert_refused(hora("run", "tiny", "-s", "run.folder=mine"), "the stack was reached")
+    command = RunFile(tmp_path / "mine" / "tiny").read().resume
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert_refused(hora(*command.split()[1:]), "the stack was reached")
+    assert_refused(hora("run", "tiny", "--resume", "-s", "run.folder=../mine"), "the stack was reached")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_run_that_starts_afresh_sets_the_older_one_aside(tmp_path: Path) -> None:
+    config = load("tiny")
+    write_config(tmp_path / "tiny", config)
+    (tmp_path / "tiny" / "steps.jsonl").touch()
+    _prepare(tmp_path / "tiny", config, fresh=True)
+    assert (tmp_path / "tiny.1" / "steps.jsonl").exists()
+    assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
 
 
 def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callable[..., Done]) -> None:

@@ -5,6 +5,7 @@ import pytest
 from common.load import from_args
 from common.redis import connect
 from deploy import check, doctor_machine, doctor_services
+from deploy.check import memory_gib
 from deploy.doctor import CHECKS, doctor, show
 from deploy.redis_server import RedisServer
 
@@ -80,6 +81,24 @@ def test_too_few_gpus_are_counted_against_generators_and_learner(config, monkeyp
     found = by_name(doctor_machine.gpu_count(config(generator={"replicas": 3}, learner={"workers": 2})))
     assert found["GPUs"].level == "warn"
     assert "wants 5" in found["GPUs"].says
+
+
+def test_memory_is_counted_where_it_is_needed(config, monkeypatch):
+    monkeypatch.setattr(check, "model_gib", lambda path: 10.0)
+    settings = config(
+        model={"dtype": "bfloat16"},
+        generator={"replicas": 2, "kv_cache_gib": 5},
+        learner={"workers": 3, "offload_optimizer": True},
+        weights={"transport": "gloo"},
+    )
+    monkeypatch.setattr(check, "gpus", list)
+    processes = 1.5 + 2 * 2.2
+    assert memory_gib(settings) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10))
+    assert memory_gib(settings, train=False) == pytest.approx(processes + 2 * (5 + 10)), "no rank starts"
+    monkeypatch.setattr(check, "gpus", lambda: ["H200, 143771 MiB"])
+    sent, offloaded = 10, 60
+    assert memory_gib(settings) == pytest.approx(processes + 3 * 1 + sent + offloaded)
+    assert memory_gib(settings, train=False) == pytest.approx(processes)
 
 
 def test_a_taken_port_and_an_open_address_are_named(config):
