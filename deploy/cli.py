@@ -152,9 +152,9 @@ def doctor(config: ConfigPath, set_: Overrides = None) -> None:
     """Check this machine or cluster for a configuration and say how to mend what would fail."""
     from common.load import load
     from deploy.doctor import doctor as examine
-    from deploy.doctor import show
+    from deploy.doctor import http_options, show
 
-    if not show(examine(load(config, set_ or ()))):
+    if not show(examine(load(config, set_ or ()), http_options(config))):
         raise typer.Exit(1)
 
 

@@ -124,6 +124,13 @@ def memory(config: Config) -> Iterator[Finding]:
         yield ok("memory", "enough for this configuration on one machine")
 
 
+def placed_by_ray(config: Config) -> Iterator[Finding]:
+    yield ok(
+        "GPUs and memory",
+        "not judged on this machine: of a Serve file Ray spreads replicas and ranks over the machines of its cluster",
+    )
+
+
 def shared_memory(config: Config) -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage("/dev/shm")
@@ -161,10 +168,26 @@ def port(config: Config) -> Iterator[Finding]:
         yield warn("HTTP port", str(error), "a run that is up holds its port: then this is no fault")
     else:
         yield ok("HTTP port", f"{host}:{port} is free")
+    yield from _open_to_others("telemetry.http_host", host)
+
+
+def served_port(host: str, port: int) -> Iterator[Finding]:
+    """The port and the address in the http_options of a Serve file, which telemetry.http_* have no say in."""
+    try:
+        check_port(host, port)
+    except HoraError:
+        mend = "choose another http_options.port; an application that is up holds its port: then this is no fault"
+        yield warn("HTTP port", f"{host}:{port} is taken, or no address of this machine", mend)
+    else:
+        yield ok("HTTP port", f"{host}:{port} is free")
+    yield from _open_to_others("http_options.host", host)
+
+
+def _open_to_others(key: str, host: str) -> Iterator[Finding]:
     if host not in ("127.0.0.1", "localhost", "::1"):
         yield warn(
             "HTTP address",
-            f"telemetry.http_host = {host}: everyone who reaches it can read the run",
+            f"{key} = {host}: everyone who reaches it can read the run",
             "keep 127.0.0.1 and tunnel (ssh -L), or put a proxy with a login before it",
         )
 
