@@ -1,6 +1,8 @@
 """Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left running."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
 from deploy.cli import main
@@ -182,6 +185,24 @@ def test_a_run_that_starts_afresh_sets_the_older_one_aside(tmp_path: Path) -> No
     _prepare(tmp_path / "tiny", config, fresh=True)
     assert (tmp_path / "tiny.1" / "steps.jsonl").exists()
     assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
+
+
+def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr("deploy.local.evaluate_local", lambda config, *_: seen.append(config))
+    model = tmp_path / "RUN" / "model"
+    shutil.copytree(load("tiny").model.path, model)
+    alone = hora("eval", str(model))
+    assert "limits of tiny: prompts of 32 tokens, responses of 128" in alone.stdout
+    write_config(tmp_path / "RUN", load("tiny", ["rollout.max_response_tokens=77"]))
+    RunFile(tmp_path / "RUN").start("tiny", os.getpid())
+    beside = hora("eval", f"{model}/")
+    assert f"limits of {tmp_path}/RUN/config.yaml: prompts of 32 tokens, responses of 77" in beside.stdout
+    assert hora("eval", str(model), "--config", "tiny").stdout == ""
+    assert [c.rollout.max_response_tokens for c in seen] == [128, 77, 128]
+    assert {Path(c.model.path) for c in seen} == {model}
 
 
 def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callable[..., Done]) -> None:
