@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import redis
 import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -80,9 +81,19 @@ class Coordinator:
     async def _run(self) -> None:
         try:
             await self._coordination.run()
+        except (redis.exceptions.RedisError, OSError):
+            raise  # Redis or the network is away: there is nowhere to leave the reason, and another start may help
         except HoraError as error:
-            log.error("coordinator stopped", reason=str(error))
-            await self._redis.hset(self._keys.state, "error", str(error))
+            await self._give_up(str(error))
+        except (
+            Exception
+        ) as error:  # calls have been repeated already: a replica that starts again would meet the same
+            log.exception("coordinator failed")
+            await self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+    async def _give_up(self, reason: str) -> None:
+        log.error("coordinator stopped", reason=reason)
+        await self._redis.hset(self._keys.state, "error", reason)
 
     def _state(self) -> dict[str, Any]:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}

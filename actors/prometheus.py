@@ -19,7 +19,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_queue_capacity_groups": ("Groups the queue holds before producers wait.", ()),
     "hora_queue_oldest_seconds": ("Age of the oldest group in the queue.", ()),
     "hora_step": ("Optimizer steps done.", ()),
-    "hora_step_age_seconds": ("Time since the last optimizer step; absent before the first.", ()),
+    "hora_step_age_seconds": (
+        "Time since the last optimizer step, the learner's start or the end of a pause, whichever was last.",
+        (),
+    ),
     "hora_weight_version": ("Published weight version.", ()),
     "hora_staleness_bound_steps": ("rollout.max_staleness.", ()),
     "hora_lag_steps": ("Lag of the groups of the last step.", ("stat",)),
@@ -45,6 +48,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
     "hora_paused": ("1 while paused by an operator.", ()),
     "hora_running": ("1 until the run is finished or stopped by an error.", ()),
+    "hora_stopped": ("1 when the run was stopped by an error.", ()),
+    "hora_reading_timestamp_seconds": ("When the run was last read: Ray repeats old values for ever.", ()),
     "hora_warm_up": ("1 while allocation is uniform because the format is not learned.", ()),
 }
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -98,13 +103,15 @@ def gauges(state: RunState) -> Iterator[Value]:
     yield "hora_queue_capacity_groups", {}, state.queue_capacity
     yield "hora_queue_oldest_seconds", {}, state.oldest_group_s
     yield "hora_step", {}, state.step
-    if state.last_step_s is not None:
-        yield "hora_step_age_seconds", {}, state.last_step_s
+    if state.idle_s is not None:
+        yield "hora_step_age_seconds", {}, state.idle_s
     yield "hora_weight_version", {}, state.version
     yield "hora_dead_letters", {}, state.dead_letters
     yield "hora_staleness_bound_steps", {}, state.max_staleness
     yield "hora_paused", {}, state.paused
     yield "hora_running", {}, state.status in ("running", "paused")
+    yield "hora_stopped", {}, state.status == "stopped"
+    yield "hora_reading_timestamp_seconds", {}, state.time
     yield "hora_warm_up", {}, state.warm_up
     yield "hora_learner_starving", {}, any(w.startswith("learner starving") for w in state.warnings)
     for stat, lag in state.lag.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -115,7 +116,8 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
     async def turn(paused: bool, authorization: str | None) -> Controls:
         def work(client: Any) -> None:
             _check_token(authorization, client.hget(Keys(feed.run).state, "token_sha256"))
-            client.hset(Keys(feed.run).state, "paused", "1" if paused else "0")
+            now = {"paused": "1"} if paused else {"paused": "0", "unpaused": str(time.time())}
+            client.hset(Keys(feed.run).state, mapping=now)
 
         await feed.call(work)
         return Controls(paused=paused)

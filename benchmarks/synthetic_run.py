@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ class SyntheticRun:
         self.redis.hset(self.keys.state, mapping={"version": 0, "step": 0})
         self._consumer = Consumer(self.redis, config)
         self._ledger = Ledger(self.redis, config.run.name)
-        self.pushed = 0
+        self.pushed, self.started = 0, time.time()
 
     async def generate(self, batch: int) -> None:
         """Push one batch, shard by shard, with its reports and counters."""
@@ -106,7 +107,8 @@ class SyntheticRun:
         heartbeat_now(self.redis, run, VERIFIER, {**judged, "processes": 1, "pid": 4711, "state": "serving"})
         waits = {"state": "working", "waiting_for": f"weights of version {version + 1}"}
         heartbeat_now(self.redis, run, "coordinator/c0ffee", waits)
-        heartbeat_now(self.redis, run, "learner/rank-0", {"state": learner, "step": version})
+        said = {"state": learner, "step": version, "started": self.started}
+        heartbeat_now(self.redis, run, "learner/rank-0", said)
 
     def evaluate(self, version: int) -> None:
         share = 1 - math.exp(-(version + 10) / 40)

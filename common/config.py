@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -252,7 +253,7 @@ class Optimizer(Section):
     )
     warmup_steps: int = Field(0, ge=0, description="Steps of linear increase at the start.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW's betas.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's betas.")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
 
@@ -292,7 +293,8 @@ class Learner(Section):
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
     attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
-        "sdpa", description="Attention implementation of the learner's model."
+        "sdpa",
+        description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and its package.",
     )
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
@@ -341,7 +343,12 @@ class Evaluation(Section):
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
-    k: tuple[int, ...] = Field((1, 8, 64), description="K of Pass@K; each at most N.")
+    k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
+
+    @field_validator("k")
+    @classmethod
+    def _rising(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(value)))
 
     @model_validator(mode="after")
     def _k_within_n(self) -> Self:
@@ -382,6 +389,10 @@ class Config(Section):
             raise ValueError(
                 f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest completion: rollout.max_prompt_tokens "
                 f"+ rollout.max_response_tokens = {self.rollout.max_prompt_tokens} + {self.rollout.max_response_tokens} = {longest}"
+            )
+        if self.learner.attention == "flash_attention_2" and self.model.dtype == "float32":
+            raise ValueError(
+                "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: use bfloat16, or sdpa"
             )
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:

@@ -81,6 +81,11 @@ def hidden(url: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
+def has_password(url: str) -> bool:
+    """Whether the URL itself holds a secret; one of a `password_file` is elsewhere."""
+    return "@" in url or "password=" in url
+
+
 def _whole(parts: SplitResult) -> bool:
     """Whether the address was cut where it should be, and not inside a password."""
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -60,7 +60,8 @@ class RunState:
     """One run at one moment. Rates are per second over the last minute; ages in seconds.
 
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer steps are
-    done, the last one `last_step_s` ago (None before the first). `phase_a[c]` prompts had c of `pre_rollouts` correct
+    done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last step, the learner's start
+    or the end of a pause, whichever was last (None where no learner was seen). `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
     """
 
@@ -70,6 +71,7 @@ class RunState:
     steps: int
     step: int
     last_step_s: float | None
+    idle_s: float | None
     version: int
     max_staleness: int
     paused: bool
@@ -135,12 +137,14 @@ def read_run(client: redis.Redis, run: str) -> RunState:
     levels = {"depth": depth, "version": version, "oldest_replica": min(held) if held else None}
     _sample(client, keys, samples, now, {**levels, **{f: totals.get(f, 0) for f in FLOWS}})
     learner = numbers(raw.last[0][1][b"metrics"]) if raw.last else {}
+    last_step_s = _age(raw.last[0][0], now) if raw.last else None
     reading = RunState(
         run=run,
         time=now,
         **_progress(config, raw.state),
         **_plan(config),
-        last_step_s=_age(raw.last[0][0], now) if raw.last else None,
+        last_step_s=last_step_s,
+        idle_s=_idle(last_step_s, parts, raw.state, now),
         version=version,
         queue_depth=depth,
         oldest_group_s=_age(raw.oldest, now) if depth and raw.oldest else 0.0,
@@ -284,6 +288,17 @@ def _warm_up(config: Config, state: Mapping[bytes, bytes]) -> bool:
         return False
     cycles = state.get(b"cycles")
     return not (cycles and json.loads(cycles)["gate"]["open"])
+
+
+def _idle(
+    last_step_s: float | None, parts: Sequence[Part], state: Mapping[bytes, bytes], now: float
+) -> float | None:
+    """Seconds in which a step could have been expected: a learner that has just come, or may work again, has had none."""
+    started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
+    if not started:
+        return None
+    ages = [now - max(started), now - float(state.get(b"unpaused", 0))]
+    return max(0.0, min(ages if last_step_s is None else [*ages, last_step_s]))
 
 
 def _age(entry: bytes, now: float) -> float:

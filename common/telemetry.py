@@ -93,12 +93,13 @@ class Heart:
     def __init__(self, client: redis.Redis, run: str, part: str) -> None:
         self._client, self._run, self._part = client, run, part
         self._state: Mapping[str, Any] = {}
+        self._started = time.time()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def tell(self, **state: Any) -> None:
         """What is said from now on; the first is said at once."""
-        self._state = state
+        self._state = {**state, "started": self._started}
         if not self._thread.is_alive():
             self._thread.start()
 

@@ -107,12 +107,12 @@ def _starving(state: RunState) -> bool:
     ):
         return False
     step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
-    return wait >= STARVING * step or state.last_step_s >= 2 * step
+    return wait >= STARVING * step or (state.idle_s or 0.0) >= 2 * step
 
 
 def _stalled(state: RunState, stall_s: float) -> list[str]:
-    if state.paused or state.last_step_s is None or state.last_step_s < stall_s:
+    if state.paused or state.idle_s is None or state.idle_s < stall_s:
         return []
     waits = _waits(state)
     what = f"; the coordinator waits for {waits}" if waits else ""
-    return [f"no optimizer step for {state.last_step_s:.0f} s{what}"]
+    return [f"no optimizer step for {state.idle_s:.0f} s{what}"]

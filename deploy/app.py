@@ -22,6 +22,7 @@ from actors.router import RESERVED
 from actors.verifier import Verifier
 from common.config import Config
 from common.load import check_paths, from_args
+from deploy.names import check_names
 from deploy.runs import redis_url
 
 APP = "hora"
@@ -35,6 +36,7 @@ def build(args: dict[str, Any], *, drain: bool = True) -> Application:
     """
     config = from_args(args)
     check_paths(config)
+    check_names(config)
     url = redis_url(config)
     plain = config.model_dump(mode="json")
     generator = _generator(config, drain=drain).bind(plain, url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +17,7 @@ from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
 from common.rewards import usable_gold
+from deploy.names import check_names
 from deploy.ports import check_port
 from deploy.progress import working
 from evaluation.benchmarks import known_leaks
@@ -22,6 +25,8 @@ from evaluation.benchmarks import known_leaks
 GIB = 2**30
 # Measured on CPU: the three processes of a replica beside its weights, one learner rank, Ray with Redis.
 REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
+# Bytes of the optimizer per byte of weights: Adam's two moments, and in 16 bits the float32 master copy.
+OPTIMIZER = {"float32": 2.0, "bfloat16": 6.0, "float16": 6.0}
 
 
 def check(source: str, overrides: Sequence[str]) -> None:
@@ -29,6 +34,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
     console = Console()
     config = load(source, overrides)
     check_paths(config)
+    check_names(config)
     with working("checking", 3) as begin:
         begin("tokenizer")
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -54,7 +60,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
         )
     if config.evaluation.path:
         load_held_out(config)
-    check_wandb(config)
+    check_packages(config)
     rollout = config.rollout
     console.print(
         f"{source}: valid. {len(lengths) - too_long} prompts of {min(lengths)} to {max(lengths)} tokens; "
@@ -69,11 +75,18 @@ def check_machine(config: Config) -> None:
     """Raise RunError when this machine cannot hold a one-machine run, naming what is short and what to change."""
     check_memory(config)
     check_port(config.telemetry.http_host, config.telemetry.http_port)
-    check_wandb(config)
+    check_packages(config)
 
 
-def check_wandb(config: Config) -> None:
-    """Raise ConfigError when the run is to be logged to Weights & Biases and its package is not there."""
+def check_packages(config: Config) -> None:
+    """Raise ConfigError when the configuration asks for a package that `make setup` does not install and nobody else did."""
+    attention = config.learner.attention
+    # transformers takes flash attention from either.
+    if attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
+        raise ConfigError(
+            f"learner.attention = {attention}: neither flash_attn nor kernels is installed here, for they are no part of "
+            "`make setup`; install one (.venv/bin/pip install kernels) or set learner.attention to sdpa"
+        )
     if config.learner.wandb and find_spec("wandb") is None:
         raise ConfigError(
             f"learner.wandb = {config.learner.wandb}: the package wandb is not installed here, for it is no part of "
@@ -81,20 +94,30 @@ def check_wandb(config: Config) -> None:
         )
 
 
-def check_memory(config: Config) -> None:
-    weights = model_gib(config.model.path)
-    need = (
-        BASE_GIB
-        + config.generator.replicas * (REPLICA_GIB + config.generator.kv_cache_gib + weights)
-        + config.learner.workers * (RANK_GIB + 4 * weights)
-    )
-    free = psutil.virtual_memory().available / GIB
+def check_memory(config: Config, *, train: bool = True) -> None:
+    """Raise RunError when this machine has too little memory for generators and, with `train`, the learner."""
+    need, free = memory_gib(config, train=train), psutil.virtual_memory().available / GIB
     if free < need:
+        ranks = f"learner.workers = {config.learner.workers}, " if train else ""
         raise RunError(
             f"too little memory: about {need:.1f} GiB are needed (generator.replicas = {config.generator.replicas}, "
-            f"learner.workers = {config.learner.workers}, weights {weights:.1f} GiB), {free:.1f} GiB are free; "
+            f"{ranks}weights {model_gib(config.model.path):.1f} GiB), {free:.1f} GiB are free; "
             "lower generator.replicas or generator.kv_cache_gib, or use a larger machine"
         )
+
+
+def memory_gib(config: Config, *, train: bool = True) -> float:
+    """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an optimizer that
+    was sent here, and the copy of the weights that rank 0 sends over the network."""
+    weights, learner = model_gib(config.model.path), config.learner
+    replica, rank, once = REPLICA_GIB, RANK_GIB, 0.0
+    if gpus():
+        once += weights * (config.weights.transport != "file")
+        once += weights * OPTIMIZER[config.model.dtype] * learner.offload_optimizer
+    else:
+        replica += config.generator.kv_cache_gib + weights
+        rank += 4 * weights
+    return BASE_GIB + config.generator.replicas * replica + train * (learner.workers * rank + once)
 
 
 def model_gib(path: str) -> float:
@@ -102,3 +125,16 @@ def model_gib(path: str) -> float:
     folder = Path(path)
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
     return sum(f.stat().st_size for f in files) / GIB
+
+
+def gpus() -> list[str]:
+    """Names of this machine's NVIDIA GPUs; empty without a driver."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    asked = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return [line.strip() for line in asked.stdout.splitlines()] if asked.returncode == 0 else []

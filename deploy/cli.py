@@ -72,10 +72,10 @@ def monitor(
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too."""
     from deploy.monitor import monitor as show
-    from deploy.runs import redis_of
+    from deploy.runs import RunFile, folder_of, redis_of
 
     url, name = redis_of(config, set_ or ())
-    show(url, name, json_=json, once=once)
+    show(url, name, json_=json, once=once, file=RunFile(folder_of(config, set_ or ())))
 
 
 @app.command()
@@ -101,7 +101,12 @@ def evaluate(
     ] = "math500,amc23,aime24,aime25",
     samples: Annotated[int | None, typer.Option(help="N; the paper's for each benchmark by default.")] = None,
     k: Annotated[str | None, typer.Option(help="K of Pass@K, with commas; the paper's by default.")] = None,
-    config: Annotated[str, typer.Option(help="Configuration for prompts, sampling and replicas.")] = "tiny",
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="Configuration for prompts, limits and replicas; that of the run whose RUN/model it is, else tiny."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
     set_: Overrides = None,
 ) -> None:
@@ -112,7 +117,16 @@ def evaluate(
 
     ks = parse_ks(k) if k else None
     names = benchmark.split(",")
-    evaluate_local(load(config, [*(set_ or ()), f"model.path={model}"]), names, samples, ks, out)
+    run = Path(model).resolve().parent
+    source = config or (str(run / "config.yaml") if (run / "run.json").is_file() else "tiny")
+    chosen = load(source, [*(set_ or ()), f"model.path={model}"])
+    if config is None:
+        limits = chosen.rollout
+        print(
+            f"limits of {source}: prompts of {limits.max_prompt_tokens} tokens, responses of {limits.max_response_tokens}, "
+            f"temperature {limits.temperature:g}; --config names another configuration"
+        )
+    evaluate_local(chosen, names, samples, ks, out)
 
 
 @app.command()
@@ -152,9 +166,9 @@ def doctor(config: ConfigPath, set_: Overrides = None) -> None:
     """Check this machine or cluster for a configuration and say how to mend what would fail."""
     from common.load import load
     from deploy.doctor import doctor as examine
-    from deploy.doctor import show
+    from deploy.doctor import http_options, show
 
-    if not show(examine(load(config, set_ or ()))):
+    if not show(examine(load(config, set_ or ()), http_options(config))):
         raise typer.Exit(1)
 
 

@@ -11,11 +11,13 @@ from rich.console import Console
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
-from common.load import differences, dump_yaml
+from common.load import differences
 from common.redis import connect
 from deploy.app import APP
+from deploy.check import check_packages
+from deploy.names import check_context
 from deploy.progress import progress, working
-from deploy.runs import RunFile, redis_url
+from deploy.runs import CONFIG, RunFile, redis_url, settled, write_config
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -37,6 +39,9 @@ def train_on_cluster(config: Config) -> None:
 
     console = Console()
     url = redis_url(config)
+    # Rule, prior and rewards are the coordinator's, and were looked up when it was deployed.
+    check_context(config)
+    check_packages(config)
     check_agreement(config, url)
     try:
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
@@ -44,11 +49,10 @@ def train_on_cluster(config: Config) -> None:
         raise RunError(
             "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
         ) from None
-    run_dir = Path(config.run.folder).resolve() / config.run.name
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "config.yaml"
-    with RunFile(run_dir).recorded(config.run.name, f"hora train {path}", console):
-        path.write_text(dump_yaml(config))
+    config = settled(config)
+    run_dir = Path(config.run.folder) / config.run.name
+    with RunFile(run_dir).recorded(config.run.name, f"hora train {run_dir / CONFIG}", console):
+        write_config(run_dir, config)
         try:
             with progress(config, url, console):
                 launch.run(config, url, str(run_dir))

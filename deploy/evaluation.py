@@ -23,6 +23,7 @@ from common.telemetry import record_evaluation
 from common.types import Completion, Prompt, SamplingRequest
 from common.weights import newest_now
 from deploy.app import APP
+from deploy.names import check_context
 from evaluation.benchmarks import Benchmark, held_out, known_leaks
 from evaluation.evaluate import Generate, evaluate
 from evaluation.evaluate import Progress as Reading
@@ -101,7 +102,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
             f"{dataset.name}: {long} of {len(found)} prompts are longer than rollout.max_prompt_tokens = {limit}; "
             f"set it to {longest} (-s rollout.max_prompt_tokens={longest}) if the model's context holds that and an answer"
         )
-    _check_context(config)
+    check_context(config)
     return found
 
 
@@ -215,21 +216,6 @@ def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
     }
-
-
-def _check_context(config: Config) -> None:
-    """Raise ConfigError when prompt and response limits exceed the model's positions: vLLM would not start."""
-    from transformers import AutoConfig
-
-    model = AutoConfig.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
-    positions = getattr(model, "max_position_embeddings", None)
-    rollout = config.rollout
-    needed = rollout.max_prompt_tokens + rollout.max_response_tokens
-    if positions is not None and needed > positions:
-        raise ConfigError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
-            f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {config.model.path}: lower one"
-        )
 
 
 def _figures(p: Reading) -> str:

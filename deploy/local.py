@@ -23,20 +23,23 @@ from rich.console import Console
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
-from common.load import check_paths, differences, dump_yaml, load
+from common.load import check_paths, differences, load
 from common.redis import connect
 from deploy.check import check_machine, check_memory
 from deploy.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
+from deploy.monitor import LINE_PERIOD_S
+from deploy.names import check_names
 from deploy.ports import free_port
 from deploy.progress import counting_replicas, progress, working
 from deploy.redis_server import RedisServer
-from deploy.runs import RunFile, issue_token
+from deploy.runs import CONFIG, RunFile, issue_token, settled, write_config
 from deploy.summary import summarise
 from evaluation.benchmarks import find_benchmark
 
-CONFIG = "config.yaml"
-LAST_LOOK_S = 2.0
-"""Open pages and monitors read once a second: what they show last should be the end."""
+MAY_CHANGE = ("run.folder", "telemetry.", "queue.url", "learner.steps")
+"""Of a resumed run. Its folder is the one that it was found in."""
+LAST_LOOK_S = LINE_PERIOD_S + 1.0
+"""Whoever watches, the slowest too, should see the end last."""
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
@@ -47,15 +50,14 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     """
     console = Console()
     check_paths(config)
-    run_dir = Path(config.run.folder).resolve() / config.run.name
-    _prepare(run_dir, config, resume=resume, fresh=fresh)
-    if config.telemetry.http_port == 0:
-        port = free_port(config.telemetry.http_host)
-        config = config.model_copy(
-            update={"telemetry": config.telemetry.model_copy(update={"http_port": port})}
-        )
+    check_names(config)
+    config = settled(config)
+    run_dir = Path(config.run.folder) / config.run.name
+    _refuse(run_dir, config, resume=resume, fresh=fresh)
+    asked, config = config, _with_port(config)
     check_machine(config)
     warn_of_leaks(config, console)
+    _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
     with RunFile(run_dir).recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
         with stack(config, run_dir, console) as url:
@@ -74,7 +76,8 @@ def evaluate_local(
     check_paths(config)
     chosen = [find_benchmark(name).sized(samples, ks) for name in dict.fromkeys(names)]
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
-    check_memory(config)
+    check_memory(config, train=False)
+    config = _with_port(config)
     try:
         with stack(config, out.resolve(), console, train=False):
             for benchmark, its_problems in zip(chosen, problems, strict=True):
@@ -88,30 +91,41 @@ def evaluate_local(
         raise SystemExit(130) from None
 
 
-def _prepare(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
-    """Make the run's folder, or take up the one that is there."""
+def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
+    """Raise what stands against starting in this folder; changes nothing."""
     RunFile(run_dir).refuse_if_alive()
     exists = (run_dir / CONFIG).exists()
     if resume:
         if not exists:
             raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
         changed = differences(load(str(run_dir / CONFIG)), config)
-        changed = [c for c in changed if not c.startswith(("telemetry.", "queue.url", "learner.steps"))]
+        changed = [c for c in changed if not c.startswith(MAY_CHANGE)]
         if changed:
             raise ConfigError(
                 f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"
             )
-    elif exists and fresh:
+    elif exists and not fresh:
+        raise ConfigError(
+            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change run.name"
+        )
+
+
+def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
+    """Make the run's folder, or take up the one that is there; with `fresh` that one is set aside."""
+    if fresh and (run_dir / CONFIG).exists():
         aside = next(
             p for i in range(1, 10_000) if not (p := run_dir.with_name(f"{run_dir.name}.{i}")).exists()
         )
         shutil.move(run_dir, aside)
-    elif exists:
-        raise ConfigError(
-            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change run.name"
-        )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / CONFIG).write_text(dump_yaml(config))
+    write_config(run_dir, config)
+
+
+def _with_port(config: Config) -> Config:
+    """With a free port in the place of 0."""
+    if config.telemetry.http_port:
+        return config
+    port = free_port(config.telemetry.http_host)
+    return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
 
 
 @contextmanager

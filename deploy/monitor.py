@@ -14,6 +14,7 @@ from rich.live import Live
 from common.errors import RunError
 from common.redis import connect, hidden
 from common.run_state import RunState, read_run
+from deploy.runs import RunFile
 from deploy.screen import line, screen
 
 PERIOD_S = 1.0
@@ -21,8 +22,12 @@ LINE_PERIOD_S = 5.0
 ENDED = ("finished", "stopped")
 
 
-def monitor(redis_url: str, run: str, json_: bool = False, once: bool = False) -> None:
+def monitor(
+    redis_url: str, run: str, json_: bool = False, once: bool = False, file: RunFile | None = None
+) -> None:
     """Show `run` until Ctrl-C or its end, whose last reading stays on the screen; one reading with `once` or `json_`.
+
+    `file` is the run's record, where there may be one: of a run whose Redis ended with it, it knows how.
 
     Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
     """
@@ -36,10 +41,12 @@ def monitor(redis_url: str, run: str, json_: bool = False, once: bool = False) -
         return
     try:
         if console.is_terminal:
-            last = _watch(client, redis_url, run, console)
+            last, ending = _watch(client, redis_url, run, console, file)
             console.print(screen(last, console.width))
+            if ending:
+                console.print(ending, markup=False, soft_wrap=True)
         else:
-            _follow(client, redis_url, run)
+            _follow(client, redis_url, run, file)
     except KeyboardInterrupt:
         return
 
@@ -62,7 +69,10 @@ def _settled(client: Any, run: str) -> RunState:
     return state
 
 
-def _watch(client: Any, url: str, run: str, console: Console) -> RunState:
+def _watch(
+    client: Any, url: str, run: str, console: Console, file: RunFile | None
+) -> tuple[RunState, str | None]:
+    """The last reading, and how the run ended where only its record says so."""
     state, problem = read_run(client, run), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while problem or state.status not in ENDED:
@@ -71,11 +81,13 @@ def _watch(client: Any, url: str, run: str, console: Console) -> RunState:
             try:
                 state, problem = read_run(client, run), ""
             except (RunError, redis.exceptions.RedisError) as error:
+                if file and (ending := file.ending()):
+                    return state, ending
                 problem = _sentence(error, url)
-    return state
+    return state, None
 
 
-def _follow(client: Any, url: str, run: str) -> None:
+def _follow(client: Any, url: str, run: str, file: RunFile | None) -> None:
     """Plain lines, as a log wants them; ends with the run."""
     while True:
         try:
@@ -84,6 +96,9 @@ def _follow(client: Any, url: str, run: str) -> None:
             if state.status in ENDED:
                 return
         except redis.exceptions.RedisError as error:
+            if file and (ending := file.ending()):
+                print(ending, flush=True)
+                return
             print(_sentence(error, url), file=sys.stderr, flush=True)
         time.sleep(LINE_PERIOD_S)
 

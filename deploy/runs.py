@@ -26,13 +26,13 @@ from rich.console import Console
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
-from common.load import load
-from common.redis import connect
+from common.load import dump_yaml, load
+from common.redis import connect, has_password
 from deploy.kept_secret import kept_secret
 from deploy.progress import working
 
 State = Literal["running", "finished", "failed", "stopped"]
-RUN, URL = "run.json", "redis/url"
+RUN, CONFIG, URL = "run.json", "config.yaml", "redis/url"
 STOP_LIMIT_S = 120.0
 BEAT_S, SILENCE_S = 10.0, 60.0
 
@@ -160,13 +160,25 @@ class RunFile:
                 f"{self.path}: not a run's record ({error}); it was edited, or another version of hora wrote it"
             ) from None
 
+    def ending(self) -> str | None:
+        """How the run that was recorded here ended, in words; None while it is up, and where none was."""
+        if not self.path.exists() or (record := self.read()).alive:
+            return None
+        return f"{record.run} {_past(record)}" + (f"; resume with: {record.resume}" if record.resume else "")
+
+    def embeds_redis(self) -> bool:
+        """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an earlier run's."""
+        if not self.path.exists() or not (self.folder / URL).exists():
+            return False
+        record = self.read()
+        return record.alive and record.http_port is not None
+
     def redis_url(self) -> str:
         """Address of the run's embedded Redis. Raises RunError where the run has none of its own, or has ended."""
         record, path = self.read(), self.folder / URL
         if not record.alive:
-            ended = _past(record) if record.state != "running" else "ended without a word"
             raise RunError(
-                f"{self.folder}: nothing to watch, the run {ended}; `hora runs` shows its last step, "
+                f"{self.folder}: nothing to watch, the run {_past(record)}; `hora runs` shows its last step, "
                 f"{self.folder}/tensorboard its curves"
             )
         try:
@@ -184,6 +196,23 @@ class RunFile:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps(asdict(record), indent=1) + "\n")
         os.replace(new, self.path)
+
+
+def settled(config: Config) -> Config:
+    """With run.folder from the root: what a run writes down is to be true in any folder."""
+    folder = str(Path(config.run.folder).resolve())
+    return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
+
+
+def write_config(run_dir: Path, config: Config) -> None:
+    """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / CONFIG
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600 if has_password(config.queue.url or "") else 0o666)
+    new.write_text(dump_yaml(config))
+    os.replace(new, path)
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
@@ -233,24 +262,36 @@ def redis_url(config: Config) -> str:
     return url
 
 
+def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
+    """The run folder that `source` is, or that the configuration names."""
+    if Path(source).is_dir():
+        return Path(source)
+    config = load(source, overrides)
+    return Path(config.run.folder) / config.run.name
+
+
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
     """(Redis URL, run name) of a run folder, or of a configuration as `hora run` takes it.
 
-    HORA_REDIS_URL goes before queue.url, which goes before the embedded Redis of the run's folder.
+    A `hora run` that is up uses the Redis that it started and no other. Else HORA_REDIS_URL goes before queue.url.
     """
-    folder = Path(source)
-    given = os.environ.get("HORA_REDIS_URL")
-    if folder.is_dir():
-        name = RunFile(folder).read().run
-        config = load(str(folder / "config.yaml"), overrides) if (folder / "config.yaml").exists() else None
-        url = given or (config.queue.url if config else None)
-        return url or RunFile(folder).redis_url(), name
-    config = load(source, overrides)
-    url = given or config.queue.url
-    return url or RunFile(Path(config.run.folder) / config.run.name).redis_url(), config.run.name
+    folder, config = Path(source), None
+    if not folder.is_dir():
+        config = load(source, overrides)
+    elif (folder / CONFIG).exists():
+        config = load(str(folder / CONFIG), overrides)
+    file = RunFile(folder_of(source, overrides))
+    name = config.run.name if config and not folder.is_dir() else file.read().run
+    if file.embeds_redis():
+        return file.redis_url(), name
+    url = os.environ.get("HORA_REDIS_URL") or (config.queue.url if config else None)
+    return url or file.redis_url(), name
 
 
 def _past(record: RunRecord) -> str:
-    return {"finished": "finished", "failed": f"failed ({record.reason})", "stopped": "was stopped"}[
-        record.state
-    ]
+    return {
+        "running": "ended without a word",
+        "finished": "finished",
+        "failed": f"failed ({record.reason})",
+        "stopped": "was stopped",
+    }[record.state]

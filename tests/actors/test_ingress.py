@@ -157,6 +157,7 @@ def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve
     assert until(lambda: client.get("/status").json()["status"] == "paused")
     assert post("/resume", "right").json() == {"paused": False}
     assert run.redis.hget(run.keys.state, "paused") == b"0"
+    assert abs(float(run.redis.hget(run.keys.state, "unpaused")) - time.time()) < 10
 
 
 def test_an_unknown_run_is_a_problem_with_a_sentence_on_every_channel(redis_url, serve):

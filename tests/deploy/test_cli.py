@@ -1,15 +1,23 @@
 """Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left running."""
 
 import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.load import dump_yaml, load
 from deploy.cli import main
+from deploy.local import _prepare, run_local
+from deploy.runs import RunFile, write_config
 
 HORA = str(Path(sys.executable).with_name("hora"))
 Done = subprocess.CompletedProcess[str]
@@ -59,12 +67,54 @@ def assert_refused(done: Done, *words: str) -> None:
         ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (64)"]),
         ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
         ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
+        ("reward.weights={no.such:fn: 1.0}", ["reward.weights", "cannot load 'no.such:fn'"]),
+        ("allocation.rule=hit_utilty", ["allocation.rule", "'hit_utilty' is none of hit_utility"]),
+        ("allocation.rule=no.such:fn", ["allocation.rule", "'no.such:fn' cannot be loaded"]),
+        ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, hidden-static"]),
+        ("allocation.prior=gp", ["allocation.features is not set", "sentence-embedding model"]),
+        ("learner.optimizer.betas=[1.5,0.999]", ["learner.optimizer.betas.0 (1.5)", "less than 1"]),
+        ("learner.attention=flash_attention_2", ["learner.attention", "16 bits only", "float32"]),
+        ("evaluation.k=[]", ["evaluation.k", "at least 1 item"]),
+        (
+            "rollout.max_response_tokens=8000",
+            ["rollout.max_response_tokens", "exceed the 512 positions of"],
+        ),
     ],
 )
 def test_an_impossible_value_is_named_with_its_key_and_the_reason(
     override: str, words: list[str], hora: Callable[..., Done]
 ) -> None:
     assert_refused(hora("check", "tiny", "-s", override), *words)
+
+
+def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_started(hora) -> None:
+    wanted = ["-s", "learner.attention=flash_attention_2", "-s", "model.dtype=bfloat16"]
+    assert_refused(hora("check", "tiny", *wanted), "neither flash_attn nor kernels is installed", "sdpa")
+
+
+def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    (tmp_path / "own_functions_of_mine.py").write_text("def gain(*_): ...\ndef judge(*_): ...\n")
+    monkeypatch.chdir(tmp_path)
+    own = ["allocation.rule=own_functions_of_mine:gain", "reward.weights={own_functions_of_mine:judge: 1.0}"]
+    done = hora("check", "tiny", "-s", own[0], "-s", own[1])
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) not in sys.path
+
+
+def test_the_same_names_stop_a_deployment_and_a_run() -> None:
+    from deploy.app import build
+
+    config = load("tiny", ["allocation.rule=hit_utilty"])
+    with pytest.raises(ConfigError, match="hit_utilty"):
+        build(config.model_dump(mode="json"))
+    with pytest.raises(ConfigError, match="hit_utilty"):
+        run_local(config, resume=False, fresh=False)
+
+
+def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
+    assert load("tiny", ["evaluation.k=[64,1,8,1]"]).evaluation.k == (1, 8, 64)
 
 
 def test_a_valid_configuration_says_what_it_would_do() -> None:
@@ -86,16 +136,73 @@ def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path, hora: 
     assert "50 prompts" in done.stdout
 
 
-def test_a_port_in_use_is_named_before_anything_starts(tmp_path: Path, hora: Callable[..., Done]) -> None:
+@pytest.mark.parametrize("how", [[], ["--fresh"], ["--resume"]])
+def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
+    tmp_path: Path, hora: Callable[..., Done], how: list[str]
+) -> None:
+    before = dump_yaml(load("tiny", [f"run.folder={tmp_path}"])) if how else None
+    if before:
+        (tmp_path / "tiny").mkdir()
+        (tmp_path / "tiny" / "config.yaml").write_text(before)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         settings = ["-s", f"telemetry.http_port={port}", "-s", f"run.folder={tmp_path}"]
         assert_refused(
-            hora("run", "tiny", *settings), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
+            hora("run", "tiny", *settings, *how), f"127.0.0.1:{port} cannot be used", "telemetry.http_port"
         )
-    assert not (tmp_path / "tiny" / "redis").exists()
+    if before:
+        assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
+        assert (tmp_path / "tiny" / "config.yaml").read_text() == before
+    assert [p.name for p in tmp_path.iterdir()] == (["tiny"] if before else [])
+
+
+def test_the_command_that_resumes_a_run_works_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    @contextmanager
+    def away(*_args: object, **_how: object) -> Iterator[str]:
+        raise RunError("the stack was reached")
+        yield ""
+
+    monkeypatch.setattr("deploy.local.stack", away)
+    monkeypatch.setattr("deploy.local.check_machine", lambda config: None)
+    monkeypatch.chdir(tmp_path)
+    assert_refused(hora("run", "tiny", "-s", "run.folder=mine"), "the stack was reached")
+    command = RunFile(tmp_path / "mine" / "tiny").read().resume
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert_refused(hora(*command.split()[1:]), "the stack was reached")
+    assert_refused(hora("run", "tiny", "--resume", "-s", "run.folder=../mine"), "the stack was reached")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_run_that_starts_afresh_sets_the_older_one_aside(tmp_path: Path) -> None:
+    config = load("tiny")
+    write_config(tmp_path / "tiny", config)
+    (tmp_path / "tiny" / "steps.jsonl").touch()
+    _prepare(tmp_path / "tiny", config, fresh=True)
+    assert (tmp_path / "tiny.1" / "steps.jsonl").exists()
+    assert [p.name for p in (tmp_path / "tiny").iterdir()] == ["config.yaml"]
+
+
+def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    seen: list[Config] = []
+    monkeypatch.setattr("deploy.local.evaluate_local", lambda config, *_: seen.append(config))
+    model = tmp_path / "RUN" / "model"
+    shutil.copytree(load("tiny").model.path, model)
+    alone = hora("eval", str(model))
+    assert "limits of tiny: prompts of 32 tokens, responses of 128" in alone.stdout
+    write_config(tmp_path / "RUN", load("tiny", ["rollout.max_response_tokens=77"]))
+    RunFile(tmp_path / "RUN").start("tiny", os.getpid())
+    beside = hora("eval", f"{model}/")
+    assert f"limits of {tmp_path}/RUN/config.yaml: prompts of 32 tokens, responses of 77" in beside.stdout
+    assert hora("eval", str(model), "--config", "tiny").stdout == ""
+    assert [c.rollout.max_response_tokens for c in seen] == [128, 77, 128]
+    assert {Path(c.model.path) for c in seen} == {model}
 
 
 def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callable[..., Done]) -> None:

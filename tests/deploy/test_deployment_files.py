@@ -151,7 +151,7 @@ def test_the_dashboard_has_grafana_s_shape_and_asks_only_for_exported_names():
     assert asked == EXPORTED, f"not on the dashboard: {EXPORTED - asked}"
 
 
-def test_the_five_alerts_are_there_and_ask_only_for_exported_names():
+def test_the_seven_alerts_are_there_and_ask_only_for_exported_names():
     (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
     rule = closed(
         ["alert", "expr", "labels", "annotations"],
@@ -169,25 +169,45 @@ def test_the_five_alerts_are_there_and_ask_only_for_exported_names():
         "HoraDeadLetters",
         "HoraReplicaBehind",
         "HoraNoStep",
+        "HoraStopped",
+        "HoraNoReading",
     }
     assert rules["HoraQueueFull"]["for"] == "5m"
     assert "> 900" in rules["HoraNoStep"]["expr"]
+    listed = re.findall(
+        r"^\| (Hora\w+) \|", (DEPLOY.parent / "docs" / "operations.md").read_text(), re.MULTILINE
+    )
+    assert listed == list(rules)
     for r in rules.values():
         assert names_in(r["expr"]), r
         assert names_in(r["expr"]) <= EXPORTED, r
 
 
-@pytest.mark.skipif(
+needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="no promtool on PATH (Debian: apt-get install prometheus)"
 )
+
+
+def promtool(*arguments: str) -> str:
+    """What it says; fails with that where it is not content."""
+    done = subprocess.run(["promtool", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@needs_promtool
 def test_prometheus_itself_accepts_rules_and_every_dashboard_expression(tmp_path):
     for name in ("alerts.yaml", "prometheus.yaml"):
         shutil.copy(DEPLOY / "prometheus" / name, tmp_path)
-    subprocess.run(
-        ["promtool", "check", "config", "--syntax-only", str(tmp_path / "prometheus.yaml")], check=True
-    )
+    promtool("check", "config", "--syntax-only", str(tmp_path / "prometheus.yaml"))
+    assert "SUCCESS: 7 rules found" in promtool("check", "rules", str(tmp_path / "alerts.yaml"))
     dashboard = json.loads((DEPLOY / "grafana" / "hora.json").read_text())
     expressions = [t["expr"].replace("$run", ".*") for p in dashboard["panels"] for t in p["targets"]]
     rules = [{"record": f"panel:{i}", "expr": e} for i, e in enumerate(expressions)]
     (tmp_path / "panels.yaml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    subprocess.run(["promtool", "check", "rules", str(tmp_path / "panels.yaml")], check=True)
+    assert f"SUCCESS: {len(rules)} rules found" in promtool("check", "rules", str(tmp_path / "panels.yaml"))
+
+
+@needs_promtool
+def test_the_alerts_speak_up_when_they_should_and_only_then():
+    promtool("test", "rules", str(Path(__file__).with_name("alerts.test.yaml")))

@@ -2,10 +2,12 @@ import socket
 
 import pytest
 
+from common.errors import ConfigError
 from common.load import from_args
 from common.redis import connect
 from deploy import check, doctor_machine, doctor_services
-from deploy.doctor import CHECKS, doctor, show
+from deploy.check import memory_gib
+from deploy.doctor import CHECKS, doctor, http_options, show
 from deploy.redis_server import RedisServer
 
 
@@ -56,10 +58,10 @@ def test_a_drifted_package_is_named_with_both_versions(config, monkeypatch):
 
 def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(config, monkeypatch):
     monkeypatch.setattr(check, "find_spec", lambda name: None)
-    assert "Weights & Biases" not in by_name(doctor_machine.package_versions(config()))
+    assert "packages asked for" not in by_name(doctor_machine.package_versions(config()))
     found = by_name(doctor_machine.package_versions(config(learner={"wandb": "project"})))
-    assert found["Weights & Biases"].level == "fail"
-    assert "learner.wandb = project" in found["Weights & Biases"].says
+    assert found["packages asked for"].level == "fail"
+    assert "learner.wandb = project" in found["packages asked for"].says
 
 
 def test_common_from_another_folder_is_found(config, monkeypatch, tmp_path):
@@ -82,6 +84,24 @@ def test_too_few_gpus_are_counted_against_generators_and_learner(config, monkeyp
     assert "wants 5" in found["GPUs"].says
 
 
+def test_memory_is_counted_where_it_is_needed(config, monkeypatch):
+    monkeypatch.setattr(check, "model_gib", lambda path: 10.0)
+    settings = config(
+        model={"dtype": "bfloat16"},
+        generator={"replicas": 2, "kv_cache_gib": 5},
+        learner={"workers": 3, "offload_optimizer": True},
+        weights={"transport": "gloo"},
+    )
+    monkeypatch.setattr(check, "gpus", list)
+    processes = 1.5 + 2 * 2.2
+    assert memory_gib(settings) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10))
+    assert memory_gib(settings, train=False) == pytest.approx(processes + 2 * (5 + 10)), "no rank starts"
+    monkeypatch.setattr(check, "gpus", lambda: ["H200, 143771 MiB"])
+    sent, offloaded = 10, 60
+    assert memory_gib(settings) == pytest.approx(processes + 3 * 1 + sent + offloaded)
+    assert memory_gib(settings, train=False) == pytest.approx(processes)
+
+
 def test_a_taken_port_and_an_open_address_are_named(config):
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
@@ -91,6 +111,37 @@ def test_a_taken_port_and_an_open_address_are_named(config):
     assert found["HTTP port"].level == "warn"
     assert str(port) in found["HTTP port"].says
     assert "everyone" in found["HTTP address"].says
+
+
+def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(doctor_machine, "gpus", lambda: ["H200, 143771 MiB"])
+    settings = config(generator={"replicas": 100_000}, queue={"url": "redis://127.0.0.1:1"})
+    file = tmp_path / "serve.yaml"
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file.write_text(f"http_options: {{host: 0.0.0.0, port: {port}}}\napplications: []\n")
+        found = by_name(doctor(settings, http_options(str(file))))
+    assert found["HTTP port"].level == "warn"
+    assert f"0.0.0.0:{port}" in found["HTTP port"].says
+    assert found["HTTP address"].says.startswith("http_options.host = 0.0.0.0")
+    assert found["GPUs and memory"].says.startswith("not judged on this machine")
+    assert not {"GPUs", "memory"} & found.keys()
+    assert by_name(doctor(settings))["memory"].level == "fail", "one machine alone would have to hold it"
+
+
+def test_what_is_no_serve_file_has_no_serve_address(tmp_path):
+    assert http_options("tiny") is None
+    (tmp_path / "mine.yaml").write_text("model: {path: m}\n")
+    assert http_options(str(tmp_path / "mine.yaml")) is None
+    (tmp_path / "serve.yaml").write_text("applications: []\n")
+    assert http_options(str(tmp_path / "serve.yaml")) == ("0.0.0.0", 8000), "Serve's own defaults"
+    (tmp_path / "serve.yaml").write_text("applications: []\nhttp_options: {port: much}\n")
+    with pytest.raises(ConfigError, match=r"serve\.yaml: http_options"):
+        http_options(str(tmp_path / "serve.yaml"))
 
 
 def test_a_redis_that_is_away_is_a_finding_without_its_password(config):

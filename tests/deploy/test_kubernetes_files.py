@@ -81,14 +81,25 @@ def groups(service: dict) -> list[dict]:
     return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
 
+OBJECTS = {
+    "redis": [("Service", "hora-redis"), ("StatefulSet", "hora-redis")],
+    "runs": [("PersistentVolumeClaim", "hora-runs")],
+    "actors": [("RayService", "hora")],
+    "learner": [("RayJob", "hora-learner")],
+}
+
+
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
-@pytest.mark.parametrize("name", ["redis", "runs", "actors", "learner"])
+@pytest.mark.parametrize("name", OBJECTS)
 def test_the_api_server_would_take_every_object_and_ignore_no_key(name, version):
-    for document in documents(name):
+    found = documents(name)
+    assert [(d["kind"], d["metadata"]["name"]) for d in found] == OBJECTS[name]
+    for document in found:
         validate(document, version)
 
 
-def test_a_misspelt_key_anywhere_would_be_seen():
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_a_misspelt_key_anywhere_would_be_seen(version):
     service, (job,) = documents("actors")[0], documents("learner")
 
     def broken(document: dict, *path) -> dict:
@@ -100,6 +111,7 @@ def test_a_misspelt_key_anywhere_would_be_seen():
 
     pod = ("template", "spec", "containers", 0)
     cases = [
+        *(broken(document) for name in OBJECTS for document in documents(name)),
         broken(documents("redis")[1], "spec", *pod),
         broken(documents("runs")[0], "spec"),
         broken(service, "spec", "rayClusterConfig", "headGroupSpec"),
@@ -111,7 +123,17 @@ def test_a_misspelt_key_anywhere_would_be_seen():
         with pytest.raises(
             (jsonschema.ValidationError, kubernetes_validate.ValidationError), match="misspelt"
         ):
-            validate(case, NEWEST)
+            validate(case, version)
+
+
+def test_a_worker_has_the_proxy_that_kuberay_asks_whether_it_is_ready():
+    # KubeRay's own probe of a RayService's worker: localhost:8000/-/healthz, unless the pod brings another.
+    spec = documents("actors")[0]["spec"]
+    serve = ServeDeploySchema.model_validate(yaml.safe_load(spec["serveConfigV2"]))
+    assert serve.proxy_location == "EveryNode"
+    assert (serve.http_options.host, serve.http_options.port) == ("0.0.0.0", 8000)
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert all("readinessProbe" not in c for c in workers["template"]["spec"]["containers"])
 
 
 def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():

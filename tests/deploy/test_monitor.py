@@ -6,6 +6,7 @@ import re
 import select
 import subprocess
 import sys
+import threading
 import time
 import zlib
 
@@ -18,6 +19,8 @@ from common.keys import Keys
 from common.redis import connect
 from common.telemetry import heartbeat_now, read_run, record_evaluation
 from deploy.monitor import monitor
+from deploy.redis_server import RedisServer
+from deploy.runs import RunFile
 from deploy.screen import screen, sparkline
 
 MONITOR = "import sys; from deploy.monitor import monitor; monitor(sys.argv[1], sys.argv[2])"
@@ -159,6 +162,26 @@ def test_a_terminal_that_watches_a_finished_run_keeps_its_last_screen_and_ends(r
     left = seen.rpartition(b"\x1b[?1049l")[2]
     assert b"finished" in left
     assert b"step 40 of 40" in left
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_monitor_ends_with_a_run_whose_redis_is_gone_and_says_how(tmp_path, monkeypatch, capsys, terminal):
+    monkeypatch.setattr("deploy.monitor.PERIOD_S", 0.05)
+    monkeypatch.setattr("deploy.monitor.LINE_PERIOD_S", 0.05)
+    monkeypatch.setattr(Console, "is_terminal", property(lambda _: terminal))
+    file = RunFile(tmp_path / "demo")
+    file.start("demo", os.getpid(), http_port=8000, resume="hora run X --resume")
+    with RedisServer(tmp_path / "demo" / "redis") as server:
+        play(SyntheticRun(server.url, config_of("demo")), 2)
+        watching = threading.Thread(target=monitor, args=(server.url, "demo"), kwargs={"file": file})
+        watching.start()
+        time.sleep(0.5)
+    time.sleep(0.3)
+    assert watching.is_alive(), "a run that is up may find its Redis again"
+    file.end("stopped", "interrupted")
+    watching.join(20)
+    assert not watching.is_alive()
+    assert "demo was stopped; resume with: hora run X --resume" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

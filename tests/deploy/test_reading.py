@@ -8,7 +8,7 @@ from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
-from common.telemetry import heartbeat_now, read_run, record_step
+from common.telemetry import Heart, heartbeat_now, read_run, record_step
 from common.watch import TELEMETRY
 
 
@@ -84,6 +84,33 @@ def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch)
         "no optimizer step for 40" in w and "weights of version" in w
         for w in read_run(run.redis, "silent").warnings
     )
+
+
+def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_pause(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("idle"))
+    began = time.time()
+
+    def idle(after: float) -> float | None:
+        monkeypatch.setattr(time, "time", lambda: began + after)
+        heart = Heart(run.redis, "idle", "learner/0")
+        if after:
+            heart.tell(state="waiting")
+            heart.stop()
+        state = read_run(run.redis, "idle")
+        monkeypatch.setattr(time, "time", lambda: began + after + 310)
+        assert any("no optimizer step for 31" in w for w in read_run(run.redis, "idle").warnings) == bool(
+            after
+        )
+        return state.idle_s
+
+    assert idle(0) is None, "no learner was seen: nothing is late"
+    assert idle(1) == 0.0, "before the first step the learner's start counts"
+    record_step(run.redis, "idle", {"step": 0})
+    assert idle(5000) == 0.0, "a learner that has just been started again has had no time for a step"
+    monkeypatch.setattr(time, "time", lambda: began + 6000)
+    assert read_run(run.redis, "idle").idle_s == 1000.0
+    run.redis.hset(run.keys.state, mapping={"paused": 0, "unpaused": began + 5990})
+    assert read_run(run.redis, "idle").idle_s == 10.0
 
 
 def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_is_not(

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from common.errors import RunError
+from common.load import dump_yaml, load
 from common.redis import connect
 from deploy.redis_server import RedisServer
 from deploy.run_list import list_runs, show_runs
-from deploy.runs import RunFile, issue_token, redis_of, stop
+from deploy.runs import RunFile, issue_token, redis_of, stop, write_config
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
@@ -175,6 +176,44 @@ def test_a_running_run_is_watched_through_its_embedded_redis(tmp_path):
         assert (url, run) == (server.url, "demo")
         assert connect(url).ping()
         assert server._password() not in url
+
+
+@pytest.mark.parametrize("source", ["folder", "configuration"])
+def test_a_run_that_is_up_is_watched_in_its_own_redis_whatever_others_are_named(
+    tmp_path, monkeypatch, source
+):
+    monkeypatch.setenv("HORA_REDIS_URL", "redis://elsewhere:6379")
+    folder = tmp_path / "demo"
+    (folder / "redis").mkdir(parents=True)
+    (folder / "redis" / "url").write_text("unix:///its/own\n")
+    config = load("tiny", ["run.name=demo", f"run.folder={tmp_path}", "queue.url=redis://third:6379"])
+    (folder / "config.yaml").write_text(dump_yaml(config))
+    asked = str(folder if source == "folder" else folder / "config.yaml")
+    RunFile(folder).start("demo", os.getpid(), http_port=8000)
+    assert redis_of(asked) == ("unix:///its/own", "demo")
+    RunFile(folder).start("demo", os.getpid())
+    assert redis_of(asked) == ("redis://elsewhere:6379", "demo"), "a learner beside a served application"
+    RunFile(folder).end("finished")
+    assert redis_of(asked) == ("redis://elsewhere:6379", "demo")
+    monkeypatch.delenv("HORA_REDIS_URL")
+    assert redis_of(asked) == ("redis://third:6379", "demo")
+
+
+@pytest.mark.parametrize(
+    ("url", "open_to_others"),
+    [
+        ("redis://:s3cret@host:6379", False),
+        ("redis://host:6379?password=s3cret", False),
+        ("redis://host:6379?password_file=/secret", True),
+        (None, True),
+    ],
+)
+def test_a_configuration_with_a_password_in_it_is_its_owner_s_alone(tmp_path, url, open_to_others):
+    (tmp_path / "config.yaml").write_text("of an earlier start, for everyone")
+    config = load("tiny", [f"queue.url={url or 'null'}"])
+    write_config(tmp_path, config)
+    assert load(str(tmp_path / "config.yaml")) == config
+    assert bool((tmp_path / "config.yaml").stat().st_mode & 0o044) == open_to_others
 
 
 def test_a_token_is_kept_over_restarts_and_only_its_owner_can_read_it(tmp_path, redis_url):

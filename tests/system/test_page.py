@@ -149,6 +149,11 @@ def test_a_page_of_a_run_that_has_ended_says_so_when_its_server_is_gone(stage):
     until(lambda: browser.js("document.getElementById('status').textContent") == "finished", 10)
     server.kill()
     until(lambda: "the run has ended" in browser.js("document.getElementById('live').textContent"), 15)
+    steps = run.config.learner.steps
+    assert browser.js("document.getElementById('status').textContent") == "finished"
+    assert browser.js("document.getElementById('step').textContent") == f"step {steps} of {steps}"
+    assert browser.js("document.getElementById('warnings').textContent") == ""
+    assert browser.errors == []
 
 
 def test_a_page_of_an_older_server_opens_itself_anew_when_a_newer_one_takes_its_place(stage, tmp_path):
@@ -215,11 +220,28 @@ def test_hostile_text_from_the_run_stays_text(stage):
     assert browser.js("document.title") != "owned"
 
 
-def test_the_pause_button_takes_the_token_and_resumes(stage):
+def test_a_wrong_token_is_refused_in_words_that_stay_and_the_right_one_pauses_and_resumes(stage):
     run, _server, page = stage
     browser = page()
-    browser.js("sessionStorage.setItem('token', 's3same'); document.getElementById('pause').click()")
-    until(lambda: run.redis.hget(run.keys.state, "paused") == b"1", 10)
-    until(lambda: browser.js("document.getElementById('pause').textContent") == "Resume", 10)
+
+    def shown(element: str) -> str:
+        return browser.js(f"document.getElementById('{element}').textContent")
+
+    def click(token: str) -> None:
+        browser.js(f"sessionStorage.setItem('token', '{token}'); document.getElementById('pause').click()")
+
+    click("wrong")
+    until(lambda: "send the run's token" in shown("refusal"), 10)
+    time.sleep(2.5)  # two readings later
+    assert "send the run's token" in shown("refusal")
+    assert (shown("pause"), shown("status")) == ("Pause", "running")
+    assert run.redis.hget(run.keys.state, "paused") is None
+    click("s3same")
+    until(lambda: (shown("pause"), shown("status")) == ("Resume", "paused"), 10)
+    assert shown("refusal") == ""
+    assert "paused by an operator" in shown("warnings")
+    assert run.redis.hget(run.keys.state, "paused") == b"1"
     browser.js("document.getElementById('pause').click()")
-    until(lambda: run.redis.hget(run.keys.state, "paused") == b"0", 10)
+    until(lambda: (shown("pause"), shown("status")) == ("Pause", "running"), 10)
+    assert run.redis.hget(run.keys.state, "paused") == b"0"
+    assert browser.errors == []

@@ -1,0 +1,60 @@
+"""A coordinator that cannot go on says why, where every view finds it, instead of being started again for ever."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+
+from actors.coordinator import Coordinator
+from common.errors import RunError
+from common.keys import Keys
+from common.redis import connect_async
+from deploy.redis_server import RedisServer
+
+KEYS = Keys("gives-up")
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+async def reason_after(url: str, error: Exception) -> bytes | None:
+    """state.error after a coordination that ended with `error`."""
+
+    async def stopped() -> None:
+        raise error
+
+    client = connect_async(url)
+    try:
+        await client.delete(KEYS.state)
+        part: Any = SimpleNamespace(_coordination=SimpleNamespace(run=stopped), _redis=client, _keys=KEYS)
+        part._give_up = lambda reason: Coordinator._give_up(part, reason)
+        try:
+            await Coordinator._run(part)
+        finally:
+            found = await client.hget(KEYS.state, "error")
+        return found
+    finally:
+        await client.aclose()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RunError("a generator failed 20 times"), b"a generator failed 20 times"),
+        (ValueError("rule: 'x' is none\nof these"), b"ValueError: rule: 'x' is none of these"),
+        (ZeroDivisionError("in a user's rule"), b"ZeroDivisionError: in a user's rule"),
+    ],
+)
+def test_what_stops_a_coordinator_is_left_where_every_view_finds_it(redis_url, error, reason):
+    assert asyncio.run(reason_after(redis_url, error)) == reason
+
+
+@pytest.mark.parametrize("error", [redis.exceptions.ConnectionError("away"), ConnectionResetError("away")])
+def test_a_coordinator_whose_redis_is_away_is_started_again(redis_url, error):
+    with pytest.raises(type(error)):
+        asyncio.run(reason_after(redis_url, error))
