@@ -21,6 +21,7 @@ from actors.cycles import Cycles
 from actors.shard import Allocation, Generate, Score, Shard, run_shard
 from common import logs
 from common.config import Config
+from common.identity import settle
 from common.keys import Keys
 from common.leases import Leases
 from common.order import batch_rows
@@ -69,8 +70,10 @@ class Coordination:
         self.waiting_for = "start"
 
     async def run(self) -> None:
-        """Work until every shard of every batch is complete. Raises the first error of any shard."""
+        """Work until every shard of every batch is complete. Raises the first error of any shard, and RunError when the run
+        has begun with other settings or prompts than these."""
         await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
+        await settle(self._redis, self._config, self._prompts)
         try:
             await self._run()
         finally:

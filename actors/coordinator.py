@@ -47,7 +47,8 @@ class Coordinator:
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
-        await self._redis.set(self._keys.config, self._config.model_dump_json())
+        # For views, while the data is read; whether this run may go on with it is settled after that.
+        await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         self._coordination = await asyncio.to_thread(self._build, generator, verifier)
         freeze_heap()
         loop = asyncio.get_running_loop()

@@ -1,7 +1,8 @@
 """Proof from a run's records that nothing is missing, nothing is doubled, and the budget and staleness bounds held.
 
-Three independent records are compared: shard reports (the coordinator's: what was generated), the ledger (rank 0's:
-which groups make up which step) and the group records (what the learner trained on in the steps that survived).
+Three records are compared: shard reports (the coordinator's: what was generated), the ledger (rank 0's: which groups
+make up which step) and the group records (what the learner trained on in the steps that survived); and all three with
+the order in which the run meets its prompts, which follows from their number and the configuration alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 from common.config import Config
 from common.keys import Keys
+from common.order import batch_rows
+from common.types import group_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,8 @@ class Facts:
 
     `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one per
     trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step yet. `durable`: how
-    many steps the checkpoint contains for which groups were let go.
+    many steps the checkpoint contains for which groups were let go. `prompts`: how many the run has; None for a run of
+    before this was noted.
     """
 
     reports: Sequence[Mapping[str, Any]]
@@ -30,6 +34,7 @@ class Facts:
     records: Sequence[Mapping[str, Any]]
     waiting: frozenset[str]
     durable: int = 0
+    prompts: int | None = None
 
 
 def audit(config: Config, facts: Facts) -> list[str]:
@@ -41,6 +46,8 @@ def audit(config: Config, facts: Facts) -> list[str]:
         *_steps(config, facts),
         *_once(facts),
         *_none_missing(config, facts),
+        *_batches(facts),
+        *_order(config, facts),
         *_budgets(config, facts),
         *_sizes(facts),
         *_staleness(config, facts),
@@ -55,8 +62,8 @@ def gather(client: Any, run: str, records: Iterable[str]) -> Facts:
         pipe.hgetall(keys.ledger)
         pipe.xrange(keys.groups)
         pipe.hkeys(keys.redo)
-        pipe.hget(keys.state, "durable_step")
-        reports, planned, stream, redo, durable = pipe.execute()
+        pipe.hmget(keys.state, ["durable_step", "prompts"])
+        reports, planned, stream, redo, (durable, prompts) = pipe.execute()
     ledger = {
         int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()
     }
@@ -68,6 +75,7 @@ def gather(client: Any, run: str, records: Iterable[str]) -> Facts:
         records=_whole([json.loads(line) for line in records], ledger, int(durable or 0)),
         waiting=frozenset(group.decode() for group in {*queued, *redo}) - taken,
         durable=int(durable or 0),
+        prompts=json.loads(prompts)["n"] if prompts else None,
     )
 
 
@@ -133,6 +141,47 @@ def _none_missing(config: Config, facts: Facts) -> list[str]:
         ]
         found += [f"group {g} was trained and no shard generated it" for g in sorted(planned - reported)]
     return found
+
+
+def _claims(facts: Facts) -> dict[str, set[tuple[str, int]]]:
+    """Which group is of which batch, as each of the records has it."""
+    return {
+        "its shard's report": {(g, r["batch"]) for r in facts.reports for g in r["groups"]},
+        "the ledger": {row for rows in facts.ledger.values() for row in rows},
+        "the records": {(r["group_id"], int(r["batch"])) for r in facts.records},
+    }
+
+
+def _batches(facts: Facts) -> list[str]:
+    """A group is of one batch, whoever says so."""
+    said: dict[str, dict[int, str]] = defaultdict(dict)
+    for where, claims in _claims(facts).items():
+        for group, batch in claims:
+            said[group].setdefault(batch, where)
+    return [
+        f"group {group} is of "
+        + ", ".join(f"batch {batch} in {where}" for batch, where in sorted(batches.items()))
+        for group, batches in sorted(said.items())
+        if len(batches) > 1
+    ]
+
+
+def _order(config: Config, facts: Facts) -> list[str]:
+    """A batch holds the prompts that the order of the data gives it. As complete shards are of the right size and share no
+    group, none was skipped."""
+    if facts.prompts is None:
+        return []
+    gamma, n, data = config.rollout.prompts_per_batch, facts.prompts, config.data
+    claims = {claim: where for where, claims in _claims(facts).items() for claim in claims}
+    own = {
+        batch: {group_id(*pair) for pair in batch_rows(batch, gamma, n, config.run.seed, data.shuffle)}
+        for batch in sorted({batch for _, batch in claims})
+    }
+    return [
+        f"group {group} is of batch {batch} in {where}, but not in the order of the run's {n} prompts"
+        for (group, batch), where in sorted(claims.items())
+        if group not in own[batch]
+    ]
 
 
 def _budgets(config: Config, facts: Facts) -> list[str]:

@@ -29,6 +29,10 @@ from common.wire import encode_additional, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
 DEAD_BYTES = 2**19  # kept of either message of a dead letter
+LONGEST_ID, LONGEST_BATCH = (
+    64,
+    18,
+)  # more than a group's id and batch ever take; both are numbers of at most 63 bits
 
 # KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same transaction.
 PUSH = """
@@ -238,10 +242,13 @@ class Ledger:
 
 
 def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:
-    """Foreign entries without our fields are kept apart by empty values: decoding them says what is wrong."""
+    """Foreign entries without our fields are kept apart by empty values: decoding them says what is wrong.
+
+    Of a longer id the beginning is kept, which is no group's: nothing repeats what a foreigner wrote at any length.
+    """
     batch = fields.get(b"batch", b"")
     return Entry(
         id=entry.decode(),
-        group=fields.get(b"id", b"").decode(errors="replace"),
-        batch=int(batch) if batch.isdigit() else -1,
+        group=fields.get(b"id", b"")[:LONGEST_ID].decode(errors="replace"),
+        batch=int(batch) if batch.isdigit() and len(batch) <= LONGEST_BATCH else -1,
     )

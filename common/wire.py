@@ -16,10 +16,12 @@ import msgpack
 import numpy as np
 
 from common.errors import WireError
+from common.msgpack_count import count_objects
 from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
 
 SCHEMA = 2
 MAX_BYTES = 256 * 2**20
+MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
 MAX_TEXT = 1_024
 
@@ -87,15 +89,20 @@ def _pack(value: dict[str, Any], rollouts: Sequence[Rollout]) -> bytes:
 
 
 def _unpack(data: bytes) -> dict[str, Any]:
+    # Every object is a byte at least: most messages are too short to be worth counting.
+    if len(data) > MAX_OBJECTS and count_objects(data, MAX_OBJECTS) > MAX_OBJECTS:
+        raise WireError(f"message of {len(data)} bytes holds more than {MAX_OBJECTS} objects")
     try:
-        # unpackb limits every length to that of the message itself, so a forged one takes no memory.
-        raw = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        # unpackb limits every length to that of the message itself. Lists take their room before they are read, and one
+        # character makes a text up to four times as long in memory.
+        limits = {"max_array_len": MAX_ROLLOUTS, "max_str_len": 4 * MAX_TEXT}
+        raw = msgpack.unpackb(data, raw=False, strict_map_key=True, **limits)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"not a message: {type(error).__name__}: {error}"[:300]) from None
     if not isinstance(raw, dict):
         raise WireError(f"not a message: a {type(raw).__name__}, not a map")
     if raw.get("schema") != SCHEMA:
-        raise WireError(f"schema version {raw.get('schema')!r:.40}, this reader knows {SCHEMA}")
+        raise WireError(f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}")
     return raw
 
 
@@ -133,10 +140,11 @@ def _buffer(array: Tokens | LogProbs, dtype: str) -> memoryview:
 
 
 def _additional(raw: dict[str, Any], group: dict[str, Any]) -> list[Any]:
-    where = f"group {group.get('epoch')!r:.20}:{group.get('prompt_index')!r:.20}"
-    if f"group {raw.get('group')}" != where:
-        raise WireError(f"{where}: its additional rollouts are of group {raw.get('group')!r:.40}")
-    if raw.get("sampling") != group.get("sampling"):
+    epoch, index = _int(group.get("epoch"), "epoch"), _int(group.get("prompt_index"), "prompt_index")
+    where = f"group {epoch}:{index}"
+    if raw.get("group") != f"{epoch}:{index}":
+        raise WireError(f"{where}: its additional rollouts are of group {_shown(raw.get('group'))}")
+    if _name(raw.get("sampling"), "sampling", where) != group.get("sampling"):
         raise WireError(f"{where}: its additional rollouts were drawn to other pre-rollouts")
     return _list(raw, "rollouts", where)
 
@@ -145,11 +153,11 @@ def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
     epoch, index = _int(raw.get("epoch"), "epoch"), _int(raw.get("prompt_index"), "prompt_index")
     where = f"group {epoch}:{index}"
     rollouts = _list(raw, "rollouts", where) + additional
-    prior = [_float(p, "prior", where) for p in _list(raw, "prior", where)]
+    prior = [_float(p, "prior", where) for p in _list(raw, "prior", where)[:3]]
     pre_rollouts = _int(raw.get("pre_rollouts"), "pre_rollouts", where)
     prompt = _tokens(raw.get("prompt"), "prompt", where)
     if len(prior) != 2 or not all(p > 0 for p in prior):
-        raise WireError(f"{where}: prior must be two positive numbers, not {prior!r:.60}")
+        raise WireError(f"{where}: prior must be two positive numbers, not {prior}")
     if not 1 <= pre_rollouts <= len(rollouts) or len(rollouts) > MAX_ROLLOUTS:
         raise WireError(
             f"{where}: {len(rollouts)} rollouts, G0 = {pre_rollouts}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is needed"
@@ -200,7 +208,10 @@ def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
             raise WireError(f"{where}: spans must be [version, start, end]")
         version, start, end = (_int(value, "spans", where) for value in item)
         if start != at or end <= start or version < newest:
-            raise WireError(f"{where}: spans must follow each other, versions never falling: {raw!r:.120}")
+            raise WireError(
+                f"{where}: spans must follow each other, versions never falling: not version {version} from {start} to "
+                f"{end} after version {newest} up to {at}"
+            )
         spans.append(VersionSpan(version, start, end))
         at, newest = end, version
     if at != length:
@@ -230,7 +241,7 @@ def _tokens(raw: Any, field: str, where: str) -> Tokens:
 def _typed(kind: type, test: Callable[[Any], bool], what: str) -> Callable[..., Any]:
     def read(value: Any, field: str, where: str = "group") -> Any:
         if not isinstance(value, kind) or isinstance(value, bool) or not test(value):
-            raise WireError(f"{where}: {field} must be {what}, not {value!r:.60}")
+            raise WireError(f"{where}: {field} must be {what}, not {_shown(value)}")
         return value
 
     return read
@@ -245,11 +256,18 @@ _text = _typed(str, lambda v: 0 < len(v) <= MAX_TEXT, f"text of 1 to {MAX_TEXT} 
 def _list(raw: dict[str, Any], field: str, where: str) -> list[Any]:
     value = raw.get(field)
     if not isinstance(value, list):
-        raise WireError(f"{where}: {field} must be a list, not {value!r:.60}")
+        raise WireError(f"{where}: {field} must be a list, not {_shown(value)}")
     return value
 
 
 def _one_of(value: Any, known: tuple[str, ...], field: str, where: str) -> str:
     if value not in known:
-        raise WireError(f"{where}: {field} must be {' or '.join(known)}, not {value!r:.60}")
+        raise WireError(f"{where}: {field} must be {' or '.join(known)}, not {_shown(value)}")
     return cast(str, value)
+
+
+def _shown(value: Any) -> str:
+    """A value for an error's text. What is long or nested is not written out: that would take more than decoding it."""
+    if isinstance(value, str):
+        return repr(value[:60])
+    return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

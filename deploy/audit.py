@@ -37,9 +37,13 @@ def audit_run(run: Path) -> bool:
         begin("comparing records, ledger and stream")
         text = groups.read_text()
         lines = text[: text.rfind("\n") + 1].splitlines()  # the learner may be writing the next one
-        found = audit(config, gather(connect(url), record.run, lines))
+        facts = gather(connect(url), record.run, lines)
+        found = audit(config, facts)
+    order = (
+        "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
+    )
     print(
         "\n".join(found)
-        or f"{record.run}: {len(lines)} groups, none missing, none doubled, budgets and bounds held"
+        or f"{record.run}: {len(lines)} groups, none missing, none doubled, budgets and bounds held, {order}"
     )
     return not found

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.simulated import Fleet, Learner, Stopped, coordinate, prompts
 from common.audit import audit, gather
 from common.config import Config
+from common.errors import RunError
 from common.keys import Keys
 from common.leases import Leases
 from common.load import load
@@ -284,6 +285,28 @@ def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_s
     assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
     assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
     assert rollouts_held(client, config.run.name) == set()
+
+
+def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(url: str) -> None:
+    config, fleet = config_of("other-data", staleness=1, steps=2), fleet_of(random.Random(0), 0.001)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        async with asyncio.timeout(20):
+            while not connect(url).exists(Keys("other-data").plans):
+                await asyncio.sleep(0.005)
+        other = fleet_of(random.Random(0), 0.001)
+        with pytest.raises(RunError, match="begun with 17 prompts"):
+            await coordinate(config, url, prompts(16), other, "two")
+        changed = config_of("other-data", staleness=1, steps=2, **{"rollout.temperature": 0.5})
+        with pytest.raises(RunError, match=r"rollout\.temperature: 1\.0 != 0\.5"):
+            await coordinate(changed, url, prompts(17), other, "two")
+        assert other.requests == 0
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await first
+
+    asyncio.run(scenario())
 
 
 def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(

@@ -19,7 +19,7 @@ CONFIG = Config.model_validate(
     {
         "run": {"name": "a"},
         "model": {"path": "m"},
-        "data": {"path": "arithmetic"},
+        "data": {"path": "arithmetic", "shuffle": False},
         "rollout": {"prompts_per_batch": 4, "shards": 2, "group_size": 8, "pre_rollouts": 2},
         "learner": {"steps": 3},
     }
@@ -44,7 +44,7 @@ def good_run() -> Facts:
         for s, rows in ledger.items()
         for i, b in rows
     ]
-    return Facts(reports, ledger, records, frozenset())
+    return Facts(reports, ledger, records, frozenset(), prompts=12)
 
 
 def test_a_run_that_kept_its_promises_has_no_findings() -> None:
@@ -102,6 +102,43 @@ def test_each_broken_promise_is_named(harm: Callable[[Any], object], finding: st
     assert any(finding in line for line in found), found
 
 
+def renamed(facts: Facts, old: str, new: str) -> Facts:
+    """The facts with group `new` in the place of `old` in every record."""
+    return replace(
+        facts,
+        reports=[{**r, "groups": [new if g == old else g for g in r["groups"]]} for r in facts.reports],
+        ledger={s: [(new if g == old else g, b) for g, b in rows] for s, rows in facts.ledger.items()},
+        records=[{**r, "group_id": new if r["group_id"] == old else r["group_id"]} for r in facts.records],
+    )
+
+
+@pytest.mark.parametrize("other", ["0:77", "1:5", "0:12"])
+def test_a_prompt_that_was_passed_over_in_every_record_is_seen_by_the_order_of_the_data(other: str) -> None:
+    facts = renamed(good_run(), "0:5", other)
+    said = f"group {other} is of batch 1 in the records, but not in the order of the run's 12 prompts"
+    assert audit(CONFIG, facts) == [said]
+    assert audit(CONFIG, replace(facts, prompts=None)) == [], "a run that did not note how many it has"
+
+
+def test_the_order_of_the_data_is_followed_over_the_end_of_an_epoch() -> None:
+    facts = good_run()
+    for old, new in (("0:10", "1:0"), ("0:11", "1:1")):
+        facts = renamed(facts, old, new)
+    assert audit(CONFIG, replace(facts, prompts=10)) == []
+    assert len(audit(CONFIG, replace(facts, prompts=11))) == 1, "0:10 was skipped"
+
+
+@pytest.mark.parametrize("what", ["ledger", "records"])
+def test_a_group_that_changes_its_batch_on_the_way_is_named(what: str) -> None:
+    facts: Any = copy.deepcopy(good_run())
+    if what == "ledger":
+        facts.ledger[1][0] = (facts.ledger[1][0][0], 1)
+    else:
+        facts.records[4]["batch"] = 1
+    found = audit(CONFIG, replace(facts, prompts=None))
+    assert found == [f"group 0:2 is of batch 0 in its shard's report, batch 1 in the {what}"]
+
+
 @pytest.mark.parametrize("lost", [4, 12])
 def test_a_finished_run_that_lost_its_last_records_is_not_one_in_the_middle(lost: int) -> None:
     facts = good_run()
@@ -125,8 +162,10 @@ def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
         found = gather(client, "a", [json.dumps(r) for r in facts.records if r["step"] < 2])
         torn = [json.dumps(r) for r in facts.records if r["step"] < 2][:-1]
         assert {r["step"] for r in gather(client, "a", torn).records} == {0}, "step 1 is being written"
-        client.hset(keys.state, "durable_step", 2)
-        assert {r["step"] for r in gather(client, "a", torn).records} == {0, 1}, "step 1 should be whole"
+        client.hset(keys.state, mapping={"durable_step": 2, "prompts": '{"n": 12, "fingerprint": "f"}'})
+        noted = gather(client, "a", torn)
+        assert {r["step"] for r in noted.records} == {0, 1}, "step 1 should be whole"
     assert found.waiting == {"0:8", "0:9", "0:10", "0:11"}
     assert found.ledger == {s: facts.ledger[s] for s in (0, 1)}
+    assert (found.prompts, noted.prompts) == (None, 12)
     assert audit(CONFIG, found) == []

@@ -209,6 +209,20 @@ def test_a_foreign_entry_that_bears_a_groups_name_takes_nothing_from_it(server: 
     assert decode_group(*consumer.read(mine.id, mine.group)).id == "0:1"
 
 
+def test_a_foreign_entry_of_any_length_is_set_aside_and_leaves_little_behind(server: RedisServer) -> None:
+    client = connect(server.url)
+    consumer = Consumer(client, CONFIG)
+    client.xadd(Keys("q").groups, {"id": b"0:1" * 2**20, "batch": b"1" * 5000})
+    [entry] = consumer.claim(1.0)
+    assert (len(entry.group), entry.batch) == (64, -1)
+    with pytest.raises(WireError, match="foreign"):
+        consumer.read(entry.id, entry.group)
+    consumer.dead_letter(entry, "foreign")
+    assert consumer.pending() == []
+    [(_, dead)] = client.xrange(Keys("q").dead)
+    assert sum(map(len, dead.values())) < 1000
+
+
 def test_the_ledger_never_changes(server: RedisServer) -> None:
     ledger = Ledger(connect(server.url), "q")
     first, other = [Row("0:1", "1-0", 0, 9)], [Row("0:2", "2-0", 0, 9)]

@@ -1,13 +1,17 @@
 import random
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import numpy as np
 import pytest
 
 from common.errors import WireError
+from common.msgpack_count import count_objects
 from common.types import Group, Rollout, VersionSpan
-from common.wire import decode_group, encode_additional, encode_group, encode_pre_rollouts
+from common.wire import MAX_OBJECTS, decode_group, encode_additional, encode_group, encode_pre_rollouts
 
 
 def rollout(phase: str = "A", n: int = 5) -> Rollout:
@@ -124,6 +128,94 @@ def test_what_a_learner_could_not_train_on_is_refused_with_the_reason(change, me
 def test_what_is_no_message_is_refused_without_taking_memory(data: bytes) -> None:
     with pytest.raises(WireError):
         decode_group(data)
+
+
+def nested(depth: int, value: Any = None) -> Any:
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+EMPTY_MAPS = b"\xdd" + (MAX_OBJECTS + 1).to_bytes(4, "big") + b"\x80" * (MAX_OBJECTS + 1)
+EMPTY_MAPS_IN_LISTS = b"\xdc\xff\xff" + (b"\xdc\xff\xff" + b"\x80" * 65_535) * 65
+TEXTS_IN_OPEN_LISTS = (b"\xdc\xff\xff" + b"\xa2ab" * 65_534) * 65
+LISTS_THAT_TAKE_ROOM = (b"\xdd" + (2**22).to_bytes(4, "big")) * 1000 + bytes(2**22 - 5000)
+LONG_TEXT = b"\x81\xa1t\xdb" + (3 * 2**20).to_bytes(4, "big") + b"a" * (3 * 2**20 - 4) + "\U0001f600".encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "limit"),
+    [
+        (EMPTY_MAPS, MAX_OBJECTS),
+        (EMPTY_MAPS_IN_LISTS, 2**16),  # a lower one, for tracemalloc is slow
+        (TEXTS_IN_OPEN_LISTS, 2**16),
+        (LISTS_THAT_TAKE_ROOM, MAX_OBJECTS),
+        (LONG_TEXT, MAX_OBJECTS),
+    ],
+)
+def test_a_message_that_would_grow_in_memory_is_refused_without_taking_it(
+    data: bytes, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("common.wire.MAX_OBJECTS", limit)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            decode_group(data)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_objects_are_counted_as_the_decoder_makes_them() -> None:
+    def made(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + sum(made(k) + made(v) for k, v in value.items())
+        return 1 + sum(map(made, value)) if isinstance(value, list) else 1
+
+    rng = random.Random(0)
+    leaves: list[Callable[[], Any]] = [
+        lambda: rng.choice([None, True, 0.5]),
+        lambda: rng.choice([-1, 1]) * rng.randrange(2 ** rng.choice([4, 8, 16, 32, 63])),
+        lambda: "t" * rng.choice([0, 31, 32, 255, 256, 65_536]),
+        lambda: bytes(rng.choice([0, 255, 256, 65_536])),
+        lambda: msgpack.ExtType(5, bytes(rng.choice([1, 2, 3, 4, 8, 16, 256, 65_536]))),
+    ]
+
+    def value(depth: int) -> Any:
+        n = rng.choice([0, 3, 16, 70_000 if depth == 0 and rng.random() < 0.1 else 1])
+        kind = rng.randrange(4) if depth else 2
+        if kind == 0:
+            return {f"key {i}": value(depth - 1) for i in range(n)}
+        return [value(depth - 1) for _ in range(n)] if kind == 1 else rng.choice(leaves)()
+
+    values = [value(4) for _ in range(500)] + [[None] * 70_000, dict.fromkeys(map(str, range(70_000)))]
+    for one in [*values, msgpack.unpackb(encode_group(group()))]:
+        data, count = msgpack.packb(one), made(one)
+        assert count_objects(data, count) == count
+        assert count_objects(data, count - 1) > count - 1
+        assert count_objects(data[: len(data) // 2], count) <= count
+
+
+@pytest.mark.parametrize("field", ["schema", "run", "epoch", "prior", "rollouts", "sampling", "rule"])
+@pytest.mark.parametrize("value", [nested(1000), b"x" * 2**22, {"a": 2**63}], ids=["deep", "long", "map"])
+def test_an_error_about_a_deep_or_long_value_does_not_write_it_out(field: str, value: Any) -> None:
+    refused_in_little(damaged(lambda r: r.update({field: value})))
+    if field in ("schema", "rollouts", "sampling"):
+        refused_in_little(
+            encode_pre_rollouts(group()), damaged_additional(lambda r: r.update({field: value}))
+        )
+        refused_in_little(encode_pre_rollouts(group()), damaged_additional(lambda r: r.update(group=value)))
+
+
+def refused_in_little(*parts: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError) as refused:
+            decode_group(*parts)
+        assert tracemalloc.get_traced_memory()[1] < 6 * 2**20, "the value itself, once"
+    finally:
+        tracemalloc.stop()
+    assert len(str(refused.value)) < 300
 
 
 def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
