@@ -55,7 +55,7 @@ def _silent(state: RunState) -> list[str]:
 def _flow(state: RunState) -> list[str]:
     found = []
     if _starving(state):
-        found.append(f"learner starving: {_bottleneck(state)}")
+        found.append(f"learner starving: {_bottleneck(state)}{_lacking(state)}")
     if state.queue_depth >= state.queue_capacity:
         found.append("queue full: the learner is the bottleneck")
     if state.dead_letters:
@@ -81,8 +81,17 @@ def _bottleneck(state: RunState) -> str:
     if running:
         return "generators are the bottleneck"
     waits = _waits(state)
-    return "neither generators nor verifiers have work" + (
+    return "neither generators nor verifiers report work" + (
         f"; the coordinator waits for {waits}" if waits else ""
+    )
+
+
+def _lacking(state: RunState) -> str:
+    """What the learner says it waits for. The queue may be full of newer groups while one of an older batch is missing."""
+    return "".join(
+        f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the oldest of batch {p.state['batch']}"
+        for p in _alive(state, "learner")
+        if "missing" in p.state
     )
 
 
@@ -99,12 +108,7 @@ def _waits(state: RunState) -> str:
 def _starving(state: RunState) -> bool:
     """The learner waits, and not only for the moment that any step may wait: a fifth of its time or longer."""
     waiting = any(p.state.get("state") == "waiting" for p in state.of("learner"))
-    if (
-        not waiting
-        or state.paused
-        or state.queue_depth >= state.prompts_per_batch
-        or state.last_step_s is None
-    ):
+    if not waiting or state.paused or state.last_step_s is None:
         return False
     step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
     return wait >= STARVING * step or state.last_step_s >= 2 * step

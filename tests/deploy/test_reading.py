@@ -145,7 +145,20 @@ def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_n
     assert told(wait=4.0, running=5, answers=90) == [verifiers.format(90)], "over two seconds' work at 40/s"
     (idle,) = told(wait=4.0, running=0)
     assert idle.startswith(
-        "learner starving: neither generators nor verifiers have work; the coordinator waits"
+        "learner starving: neither generators nor verifiers report work; the coordinator waits"
     )
+
+
+def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redis_url):
+    run = SyntheticRun(redis_url, config_of("straggler"))
+    play(run, 2)
     asyncio.run(run.generate(2))
-    assert told(wait=4.0, running=5) == [], "a batch is there: it does not starve"
+    record_step(run.redis, "straggler", {"step": 1, "time/step": 10.0, "time/wait": 4.0})
+    run.beat(2, learner="waiting", missing=1, batch=1)
+    state = read_run(run.redis, "straggler")
+    assert state.queue_depth >= state.prompts_per_batch
+    assert state.warnings == (
+        "learner starving: generators are the bottleneck; step 2 lacks 1 of 8 groups, the oldest of batch 1",
+    )
+    run.beat(2, learner="training")
+    assert read_run(run.redis, "straggler").warnings == ()
