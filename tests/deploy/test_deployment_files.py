@@ -151,7 +151,7 @@ def test_the_dashboard_has_grafana_s_shape_and_asks_only_for_exported_names():
     assert asked == EXPORTED, f"not on the dashboard: {EXPORTED - asked}"
 
 
-def test_the_five_alerts_are_there_and_ask_only_for_exported_names():
+def test_the_six_alerts_are_there_and_ask_only_for_exported_names():
     (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
     rule = closed(
         ["alert", "expr", "labels", "annotations"],
@@ -168,6 +168,7 @@ def test_the_five_alerts_are_there_and_ask_only_for_exported_names():
         "HoraQueueFull",
         "HoraDeadLetters",
         "HoraReplicaBehind",
+        "HoraWeightsDisagree",
         "HoraNoStep",
     }
     assert rules["HoraQueueFull"]["for"] == "5m"

@@ -4,12 +4,17 @@ import time
 
 import pytest
 
+from actors.prometheus import gauges
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
 from common.telemetry import heartbeat_now, read_run, record_step
 from common.watch import TELEMETRY
+
+
+def exported(state) -> dict[str, float]:
+    return {name: value for name, _, value in gauges(state)}
 
 
 async def _depth(url, config) -> int:
@@ -84,6 +89,40 @@ def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch)
         "no optimizer step for 40" in w and "weights of version" in w
         for w in read_run(run.redis, "silent").warnings
     )
+
+
+def test_drift_above_its_alarm_is_a_warning_with_the_figure_and_exported(redis_url):
+    run = SyntheticRun(redis_url, config_of("drifts", weights={"drift_alarm": 0.2}))
+    play(run, 2)
+    for drift, alarm in ((0.19, False), (0.314, True), (None, False)):
+        record_step(run.redis, "drifts", {"step": 1} | ({} if drift is None else {"drift": drift}))
+        state = read_run(run.redis, "drifts")
+        assert bool(state.warnings) == alarm
+        assert all("differ by 0.314" in w and "drift_alarm (0.2)" in w for w in state.warnings)
+        assert exported(state)["hora_weights_disagree"] == alarm
+
+
+def test_living_replicas_of_one_version_whose_checksums_differ_are_named(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("differ"))
+    play(run, 3)
+
+    def told(**replicas: tuple[int, str]) -> list[str]:
+        for name, (version, checksum) in replicas.items():
+            heartbeat_now(
+                run.redis, "differ", f"generator/{name}", {"version": version, "checksum": checksum}
+            )
+        state = read_run(run.redis, "differ")
+        assert exported(state)["hora_weights_disagree"] == any("disagree" in w for w in state.warnings)
+        return [w for w in state.warnings if "disagree" in w]
+
+    assert told(a=(3, "x"), b=(3, "x"), c=(3, "x"), older=(2, "y"), adding_up=(3, "")) == []
+    (late,) = told(late=(3, "z"))
+    assert late == "weights disagree: of 4 generators on version 3, late hold what no majority holds"
+    (both,) = told(late=(2, "z"))
+    assert "of 2 generators on version 2, late, older hold" in both
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 20)
+    assert told(a=(3, "x")) == [], "what the silent once held does not matter"
 
 
 def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_is_not(
