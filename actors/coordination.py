@@ -1,7 +1,7 @@
 """What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the queue.
 
-It waits for three things and says which: `version` (the staleness bound), `room` (a full queue) and `pause` (an
-operator). Position needs no record of its own: a shard is done when its report is in Redis, half done when its
+It waits for weights (the staleness bound), room (a full queue), an operator (a pause), or requests of the shards in
+flight, and says which. Position needs no record of its own: a shard is done when its report is in Redis, half done when its
 plan is, so a restarted coordinator goes on exactly where the last one fell.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from common.plans import Plans
 from common.queue import Producer
 from common.staleness import may_start
 from common.telemetry import Telemetry
-from common.types import Group, Plan, Prompt
+from common.types import Completion, Group, Plan, Prompt, SamplingRequest
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -67,7 +68,14 @@ class Coordination:
         self._with = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()
-        self.waiting_for = "start"
+        self._asked = dict.fromkeys(("generators", "verifiers"), 0)
+        self._blocked = "start"
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps the next shard from starting, else what shards in flight wait for."""
+        asked = ", ".join(f"{n} at {part}" for part, n in self._asked.items())
+        return self._blocked or f"requests: {asked}"
 
     async def run(self) -> None:
         """Work until every shard of every batch is complete. Raises the first error of any shard, and RunError when the run
@@ -89,30 +97,35 @@ class Coordination:
         while todo or self._tasks:
             await self._redo()
             self._collect()
-            taken = await self._next(todo) if len(self._tasks) < rollout.shards_in_flight else None
+            taken = await self._next(todo)
             if taken is None:
                 await self._pause()
                 continue
             todo.remove(taken)
             self._start(self._run_leased(*taken))
-        self.waiting_for = "nothing: all batches are generated"
         while not await self._finished():
             await self._redo()
             self._collect()
+            self._blocked = "" if self._tasks else "nothing: all batches are generated"
             await asyncio.sleep(1.0)
 
     async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
-        """Lease the oldest shard that may start; None while there is none, with `waiting_for` set."""
+        """Lease the oldest shard that may start; None while there is none. Sets what is waited for."""
+        if len(self._tasks) >= self._config.rollout.shards_in_flight:
+            self._blocked = ""
+            return None
         state = await self._redis.hmget(self._keys.state, ["version", "paused"])
         version, paused = int(state[0] or 0), state[1] == b"1"
         if paused:
-            self.waiting_for = "an operator: the run is paused"
+            self._blocked = "an operator: the run is paused"
             return None
         if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
-            self.waiting_for = f"weights of version {todo[0][0] - self._config.rollout.max_staleness}"
+            # The learner may wait for shards in flight, and then it is not the one to be waited for.
+            wanted = todo[0][0] - self._config.rollout.max_staleness
+            self._blocked = "" if self._tasks else f"weights of version {wanted}"
             return None
-        if await self._with.producer.depth() >= self._config.capacity:
-            self.waiting_for = "room in the queue"
+        if todo and await self._with.producer.depth() >= self._config.capacity:
+            self._blocked = "room in the queue"
             return None
         for batch, shard in list(todo):
             if not may_start(batch, version, self._config.rollout.max_staleness):
@@ -120,8 +133,9 @@ class Coordination:
             if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
                 todo.remove((batch, shard))  # Another coordinator finished it.
             elif await self._with.leases.acquire(f"{batch}:{shard}"):
+                self._blocked = ""
                 return batch, shard
-        self.waiting_for = "shards in flight"
+        self._blocked = "" if self._tasks else "shards that another coordinator has leased"
         return None
 
     async def _run_leased(self, batch: int, index: int) -> None:
@@ -145,8 +159,8 @@ class Coordination:
             plan = await self._plans.remember(name, made)
             return plan
 
-        generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
-        groups = run_shard(shard, generate, self._with.score, self._with.cycles.allocate, plan, remember)
+        generate, score = self._calls(shard.batch)
+        groups = run_shard(shard, generate, score, self._with.cycles.allocate, plan, remember)
         async for group in groups:
             await self._push(group, planned=True)
         assert plan is not None
@@ -177,10 +191,32 @@ class Coordination:
 
         shard = self._shard(report["batch"], report["shard"])
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
-        generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
-        async for group in run_shard(one, generate, self._with.score, allocate):
+        generate, score = self._calls(shard.batch)
+        async for group in run_shard(one, generate, score, allocate):
             await self._push(group, planned=False)
         self._again.discard(group_id)
+
+    def _calls(self, batch: int) -> tuple[Generate, Score]:
+        """`generate` and `score` for a batch, counted while they are under way."""
+        generate_at = self._with.generate_at(max(0, batch - self._config.rollout.max_staleness))
+
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            with self._asking("generators"):
+                return await generate_at(request)
+
+        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+            with self._asking("verifiers"):
+                return await self._with.score(prompt, completions)
+
+        return generate, score
+
+    @contextmanager
+    def _asking(self, part: str) -> Iterator[None]:
+        self._asked[part] += 1
+        try:
+            yield
+        finally:
+            self._asked[part] -= 1
 
     async def _push(self, group: Group, planned: bool) -> None:
         if await self._with.producer.push(group, planned=planned):

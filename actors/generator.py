@@ -173,7 +173,8 @@ class Generator:
         await self._guarded("opening the model", self._engine.begin_update())
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
         self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
-        self._version = version
+        # A version never stands beside the checksum of another: watchers compare replicas by both.
+        self._version, self._checksum = version, ""
         self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
 
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:

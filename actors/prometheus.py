@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from ray.util.metrics import Counter, Gauge
 
 from common.run_state import RunState
-from common.watch import SILENT_S
+from common.watch import DISAGREE, SILENT_S
 
 # name -> (description with unit, tags besides `run`)
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -45,6 +45,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "hora_parts_alive": ("Parts seen in the last ten seconds, by kind.", ("kind",)),
     "hora_learner_starving": ("1 while the learner waits for groups.", ()),
+    "hora_weights_disagree": (
+        "1 while generators and learner, or replicas of one version, hold different weights.",
+        (),
+    ),
     "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
     "hora_paused": ("1 while paused by an operator.", ()),
     "hora_running": ("1 until the run is finished or stopped by an error.", ()),
@@ -114,6 +118,7 @@ def gauges(state: RunState) -> Iterator[Value]:
     yield "hora_reading_timestamp_seconds", {}, state.time
     yield "hora_warm_up", {}, state.warm_up
     yield "hora_learner_starving", {}, any(w.startswith("learner starving") for w in state.warnings)
+    yield "hora_weights_disagree", {}, any(w.startswith(DISAGREE) for w in state.warnings)
     for stat, lag in state.lag.items():
         yield "hora_lag_steps", {"stat": stat}, lag
     for c, prompts in state.phase_a.items():

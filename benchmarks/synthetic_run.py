@@ -90,8 +90,11 @@ class SyntheticRun:
             groups = {row.entry: row.group for s in range(done, step + 1) for row in steps[s]}
             self._consumer.acknowledge(groups, step + 1)
 
-    def beat(self, version: int, running: int = 5, learner: str = "training", answers: int = 0) -> None:
-        """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second."""
+    def beat(
+        self, version: int, running: int = 5, learner: str = "training", answers: int = 0, **lacking: int
+    ) -> None:
+        """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second; the learner is `lacking` so many
+        groups (`missing`) since `batch`."""
         run = self.config.run.name
         for i, replica in enumerate(REPLICAS):
             state = {
@@ -107,7 +110,7 @@ class SyntheticRun:
         heartbeat_now(self.redis, run, VERIFIER, {**judged, "processes": 1, "pid": 4711, "state": "serving"})
         waits = {"state": "working", "waiting_for": f"weights of version {version + 1}"}
         heartbeat_now(self.redis, run, "coordinator/c0ffee", waits)
-        said = {"state": learner, "step": version, "started": self.started}
+        said = {"state": learner, "step": version, "started": self.started, **lacking}
         heartbeat_now(self.redis, run, "learner/rank-0", said)
 
     def evaluate(self, version: int) -> None:

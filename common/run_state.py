@@ -159,7 +159,8 @@ def read_run(client: redis.Redis, run: str) -> RunState:
         parts=parts,
         sparks=_sparks(samples),
     )
-    return replace(reading, warnings=tuple(warnings(reading, config.telemetry.stall_s)))
+    found = warnings(reading, config.telemetry.stall_s, config.weights.drift_alarm)
+    return replace(reading, warnings=tuple(found))
 
 
 def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:

@@ -12,16 +12,20 @@ TELEMETRY = 2
 SILENT_S = 10.0
 STARVING = 0.2
 BACKLOG_S = 2.0
+DISAGREE = "weights disagree"
+"""How a sentence begins that says so: of generators and learner, or of replicas."""
 
 
-def warnings(state: RunState, stall_s: float) -> list[str]:
-    """Sentences for a person. A finished run needs none; `stall_s` without an optimizer step is worth one."""
+def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[str]:
+    """Sentences for a person. A finished run needs none; `stall_s` without an optimizer step is worth one, and a drift above
+    `drift_alarm`."""
     if state.status == "finished":
         return []
     found = [f"stopped: {state.error}"] if state.error else []
     if state.paused:
         found.append("paused by an operator")
-    return found + _foreign(state) + _silent(state) + _flow(state) + _stalled(state, stall_s)
+    found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
+    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
 
 
 def _foreign(state: RunState) -> list[str]:
@@ -36,6 +40,34 @@ def _foreign(state: RunState) -> list[str]:
         f"here {TELEMETRY}): not all they report is shown; use one version for all parts"
         for version, found in sorted(kinds.items())
     ]
+
+
+def _drifted(state: RunState, alarm: float) -> list[str]:
+    drift = state.learner.get("drift") or 0.0
+    if drift <= alarm:
+        return []
+    return [
+        f"{DISAGREE}: on the same version log-probs of generators and learner differ by {drift:.3g} in the mean, "
+        f"more than weights.drift_alarm ({alarm:g})"
+    ]
+
+
+def _different(state: RunState) -> list[str]:
+    """Living replicas whose checksum is not that of a majority of their version; all of them where there is none."""
+    held: dict[int, dict[str, list[str]]] = {}
+    for part in _alive(state, "generator"):
+        if checksum := part.state.get("checksum"):  # none at version 0, and while it is added up
+            held.setdefault(part.state.get("version", 0), {}).setdefault(checksum, []).append(part.name)
+    found = []
+    for version, replicas in sorted(held.items()):
+        of = sum(map(len, replicas.values()))
+        odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
+        if odd:
+            names = ", ".join(odd)
+            found.append(
+                f"{DISAGREE}: of {of} generators on version {version}, {names} hold what no majority holds"
+            )
+    return found
 
 
 def _silent(state: RunState) -> list[str]:
@@ -55,7 +87,7 @@ def _silent(state: RunState) -> list[str]:
 def _flow(state: RunState) -> list[str]:
     found = []
     if _starving(state):
-        found.append(f"learner starving: {_bottleneck(state)}")
+        found.append(f"learner starving: {_bottleneck(state)}{_lacking(state)}")
     if state.queue_depth >= state.queue_capacity:
         found.append("queue full: the learner is the bottleneck")
     if state.dead_letters:
@@ -81,8 +113,17 @@ def _bottleneck(state: RunState) -> str:
     if running:
         return "generators are the bottleneck"
     waits = _waits(state)
-    return "neither generators nor verifiers have work" + (
+    return "neither generators nor verifiers report work" + (
         f"; the coordinator waits for {waits}" if waits else ""
+    )
+
+
+def _lacking(state: RunState) -> str:
+    """What the learner says it waits for. The queue may be full of newer groups while one of an older batch is missing."""
+    return "".join(
+        f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the oldest of batch {p.state['batch']}"
+        for p in _alive(state, "learner")
+        if "missing" in p.state
     )
 
 
@@ -99,12 +140,7 @@ def _waits(state: RunState) -> str:
 def _starving(state: RunState) -> bool:
     """The learner waits, and not only for the moment that any step may wait: a fifth of its time or longer."""
     waiting = any(p.state.get("state") == "waiting" for p in state.of("learner"))
-    if (
-        not waiting
-        or state.paused
-        or state.queue_depth >= state.prompts_per_batch
-        or state.last_step_s is None
-    ):
+    if not waiting or state.paused or state.last_step_s is None:
         return False
     step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
     return wait >= STARVING * step or (state.idle_s or 0.0) >= 2 * step

@@ -45,7 +45,7 @@ class BroadcastClient:
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self.confirmed = self._all("finish_weight_update", weight_version or str(self.version))
-        sums = {c["checksum"] for c in self.confirmed if c["version"] == self.version}
+        sums = {c["checksum"] for c in self.confirmed if c["version"] == self.version and c["checksum"]}
         if len(sums) > 1:
             log.error(
                 "replicas of one version hold different weights", version=self.version, checksums=sorted(sums)

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import redis
@@ -129,14 +130,16 @@ class Planner:
         if step in self._planned:
             return 0.0
         rollout, began, heard = self._config.rollout, time.monotonic(), time.monotonic()
-        limit = step - rollout.max_staleness
+        limit, looked = step - rollout.max_staleness, False
         while True:
             overdue = sum(n for batch, n in self._trained.items() if batch <= limit)
             ready = [r for r, _ in self._ready.values()]
             chosen = select_for_step(step, ready, rollout.prompts_per_batch, rollout.max_staleness, overdue)
             if chosen is not None:
                 break
-            waiting()
+            if looked:  # what is there already need not be waited for
+                waiting()
+            looked = True
             entries = self._consumer.claim(CLAIM_S) or self._unheard()
             for entry in entries:
                 self._admit(entry)
@@ -147,6 +150,15 @@ class Planner:
         self._planned[step] = self._training = rows
         self._trained.update(r.batch for r in rows)
         return time.monotonic() - began
+
+    def missing(self, step: int) -> tuple[int, int]:
+        """How many groups step `step`, the next to be planned, lacks at least, and the oldest batch that is not complete."""
+        per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness
+        held = self._trained + Counter(r.batch for r, _ in self._ready.values())
+        # The step before took what was left of batches before `limit`.
+        overdue = per_batch - held[limit] if limit >= 0 else 0
+        oldest = next(b for b in count(max(0, limit)) if held[b] < per_batch)
+        return max(overdue, per_batch - len(self._ready)), oldest
 
     def _unheard(self) -> list[Entry]:
         """Entries that are claimed without our knowledge: Redis noted the claim, and the answer was lost."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import redis
@@ -95,7 +96,7 @@ def train_step(parts: Parts, step: int) -> Update:
     config, began = parts.config, time.monotonic()
     waited = 0.0
     if parts.planner is not None:
-        waited = parts.planner.plan(step, lambda: _wait(parts, step))
+        waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
         _beat(parts, step, "training")
     groups = parts.reader.read(step)
     samples = samples_at(config, groups, step)
@@ -224,8 +225,9 @@ def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
     return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}
 
 
-def _wait(parts: Parts, step: int) -> None:
-    _beat(parts, step, "waiting")
+def _wait(parts: Parts, planner: Planner, step: int) -> None:
+    missing, batch = planner.missing(step)
+    parts.heart.tell(state="waiting", step=step, missing=missing, batch=batch)
     parts.publisher.refresh()
 
 

@@ -4,13 +4,14 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.simulated import Fleet, Learner, Stopped, coordinate, prompts
+from actors.coordination import Coordination
+from benchmarks.simulated import Fleet, Learner, Stopped, coordinate, prompts, score
 from common.audit import audit, gather
 from common.config import Config
 from common.errors import RunError
@@ -19,7 +20,7 @@ from common.leases import Leases
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect
-from common.types import Group
+from common.types import Completion, Group, Prompt
 from deploy.redis_server import RedisServer
 from learner.feed import Reader
 from tests.common.held import rollouts_held
@@ -207,6 +208,53 @@ def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(url: s
 
     asyncio.run(scenario())
     assert client.hlen(keys.shards) == 9
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+@pytest.mark.parametrize("part", ["generators", "verifiers"])
+def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
+    url: str, part: str, in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(f"held-{part}-{in_flight}", staleness=1, **{"rollout.shards_in_flight": in_flight})
+    keys, client, made = Keys(config.run.name), connect(url), list[Coordination]()
+    run = Coordination.run
+    monkeypatch.setattr(Coordination, "run", lambda self: (made.append(self), run(self))[1])
+    first = {row for _, row in batch_rows(0, PROMPTS, 17, config.run.seed)[: PROMPTS // 3]}
+
+    async def slow_score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+        await asyncio.sleep(60.0 if part == "verifiers" and prompt.index in first else 0.0)
+        return await score(prompt, completions)
+
+    monkeypatch.setattr("benchmarks.simulated.score", slow_score)
+    fleet = Fleet(
+        seconds_of=lambda request, _: 60.0 if part == "generators" and request.order == 0 else 0.0,
+        lengths_of=lambda n: np.full(n, 2),
+    )
+    client.hset(keys.state, "paused", "1")
+
+    async def comes_to_wait_for(what: str) -> None:
+        async with asyncio.timeout(10):
+            while not (made and made[0].waiting_for == what):
+                await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        await comes_to_wait_for("an operator: the run is paused")
+        client.hset(keys.state, "paused", "0")
+        async with asyncio.timeout(10):
+            while client.hlen(keys.shards) < (5 if in_flight > 1 else 0):  # all that may start but the first
+                await asyncio.sleep(0.01)
+        held = {"generators": 0, "verifiers": 0, part: PROMPTS // 3}
+        await comes_to_wait_for(
+            f"requests: {held['generators']} at generators, {held['verifiers']} at verifiers"
+        )
+        await asyncio.sleep(0.2)
+        assert made[0].waiting_for.startswith("requests: ")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        assert made[0].waiting_for == "requests: 0 at generators, 0 at verifiers"
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("part", ["pre_rollouts", "additional"])

@@ -151,7 +151,7 @@ def test_the_dashboard_has_grafana_s_shape_and_asks_only_for_exported_names():
     assert asked == EXPORTED, f"not on the dashboard: {EXPORTED - asked}"
 
 
-def test_the_seven_alerts_are_there_and_ask_only_for_exported_names():
+def test_the_eight_alerts_are_there_and_ask_only_for_exported_names():
     (group,) = documents("prometheus/alerts.yaml")[0]["groups"]
     rule = closed(
         ["alert", "expr", "labels", "annotations"],
@@ -168,6 +168,7 @@ def test_the_seven_alerts_are_there_and_ask_only_for_exported_names():
         "HoraQueueFull",
         "HoraDeadLetters",
         "HoraReplicaBehind",
+        "HoraWeightsDisagree",
         "HoraNoStep",
         "HoraStopped",
         "HoraNoReading",
@@ -200,7 +201,7 @@ def test_prometheus_itself_accepts_rules_and_every_dashboard_expression(tmp_path
     for name in ("alerts.yaml", "prometheus.yaml"):
         shutil.copy(DEPLOY / "prometheus" / name, tmp_path)
     promtool("check", "config", "--syntax-only", str(tmp_path / "prometheus.yaml"))
-    assert "SUCCESS: 7 rules found" in promtool("check", "rules", str(tmp_path / "alerts.yaml"))
+    assert "SUCCESS: 8 rules found" in promtool("check", "rules", str(tmp_path / "alerts.yaml"))
     dashboard = json.loads((DEPLOY / "grafana" / "hora.json").read_text())
     expressions = [t["expr"].replace("$run", ".*") for p in dashboard["panels"] for t in p["targets"]]
     rules = [{"record": f"panel:{i}", "expr": e} for i, e in enumerate(expressions)]

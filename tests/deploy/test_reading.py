@@ -4,12 +4,17 @@ import time
 
 import pytest
 
+from actors.prometheus import gauges
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
 from common.telemetry import Heart, heartbeat_now, read_run, record_step
 from common.watch import TELEMETRY
+
+
+def exported(state) -> dict[str, float]:
+    return {name: value for name, _, value in gauges(state)}
 
 
 async def _depth(url, config) -> int:
@@ -113,6 +118,40 @@ def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_p
     assert read_run(run.redis, "idle").idle_s == 10.0
 
 
+def test_drift_above_its_alarm_is_a_warning_with_the_figure_and_exported(redis_url):
+    run = SyntheticRun(redis_url, config_of("drifts", weights={"drift_alarm": 0.2}))
+    play(run, 2)
+    for drift, alarm in ((0.19, False), (0.314, True), (None, False)):
+        record_step(run.redis, "drifts", {"step": 1} | ({} if drift is None else {"drift": drift}))
+        state = read_run(run.redis, "drifts")
+        assert bool(state.warnings) == alarm
+        assert all("differ by 0.314" in w and "drift_alarm (0.2)" in w for w in state.warnings)
+        assert exported(state)["hora_weights_disagree"] == alarm
+
+
+def test_living_replicas_of_one_version_whose_checksums_differ_are_named(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("differ"))
+    play(run, 3)
+
+    def told(**replicas: tuple[int, str]) -> list[str]:
+        for name, (version, checksum) in replicas.items():
+            heartbeat_now(
+                run.redis, "differ", f"generator/{name}", {"version": version, "checksum": checksum}
+            )
+        state = read_run(run.redis, "differ")
+        assert exported(state)["hora_weights_disagree"] == any("disagree" in w for w in state.warnings)
+        return [w for w in state.warnings if "disagree" in w]
+
+    assert told(a=(3, "x"), b=(3, "x"), c=(3, "x"), older=(2, "y"), adding_up=(3, "")) == []
+    (late,) = told(late=(3, "z"))
+    assert late == "weights disagree: of 4 generators on version 3, late hold what no majority holds"
+    (both,) = told(late=(2, "z"))
+    assert "of 2 generators on version 2, late, older hold" in both
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 20)
+    assert told(a=(3, "x")) == [], "what the silent once held does not matter"
+
+
 def test_a_coordinator_that_was_replaced_is_forgotten_and_one_without_successor_is_not(
     redis_url, monkeypatch
 ):
@@ -172,7 +211,20 @@ def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_n
     assert told(wait=4.0, running=5, answers=90) == [verifiers.format(90)], "over two seconds' work at 40/s"
     (idle,) = told(wait=4.0, running=0)
     assert idle.startswith(
-        "learner starving: neither generators nor verifiers have work; the coordinator waits"
+        "learner starving: neither generators nor verifiers report work; the coordinator waits"
     )
+
+
+def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redis_url):
+    run = SyntheticRun(redis_url, config_of("straggler"))
+    play(run, 2)
     asyncio.run(run.generate(2))
-    assert told(wait=4.0, running=5) == [], "a batch is there: it does not starve"
+    record_step(run.redis, "straggler", {"step": 1, "time/step": 10.0, "time/wait": 4.0})
+    run.beat(2, learner="waiting", missing=1, batch=1)
+    state = read_run(run.redis, "straggler")
+    assert state.queue_depth >= state.prompts_per_batch
+    assert state.warnings == (
+        "learner starving: generators are the bottleneck; step 2 lacks 1 of 8 groups, the oldest of batch 1",
+    )
+    run.beat(2, learner="training")
+    assert read_run(run.redis, "straggler").warnings == ()

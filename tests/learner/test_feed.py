@@ -150,6 +150,22 @@ def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
     assert [g.prompt_index for g in reader.read(1)] == [3, 4, 5]
 
 
+def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(server: RedisServer) -> None:
+    feed, told = planner(server), list[tuple[int, int]]()
+    push(server, *(group(i) for i in (0, 1, 3, 4)))
+    feed.plan(0, lambda: told.append(feed.missing(0)))
+    assert told == [], "what is there already is not waited for"
+
+    later = iter([group(5), group(6), group(2)])
+
+    def one_more() -> None:
+        told.append(feed.missing(1))
+        push(server, next(later))
+
+    feed.plan(1, one_more)
+    assert told == [(2, 0), (1, 0), (1, 0)], "newer groups do not help the batch that must come first"
+
+
 def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(server: RedisServer) -> None:
     push(server, *(group(i, tokenizer="other") for i in range(10)))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer 'other'"):

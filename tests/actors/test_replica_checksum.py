@@ -1,0 +1,56 @@
+"""What a generator replica says about its weights, with a timer in place of vLLM."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from actors.generator import Generator
+from common.load import load
+
+
+class Engine:
+    """Weights of version v add up to `sum-v`, after a while."""
+
+    load = SimpleNamespace(running=0, waiting=0, cache=0.0, prefix_hits=0, prefix_queries=0)
+    cut = 0
+    version = 0
+
+    async def begin_update(self) -> None:
+        pass
+
+    async def receive(self, info: Any) -> None:
+        pass
+
+    async def end_update(self, version: int) -> float:
+        self.version = version
+        return 0.0
+
+    async def checksum(self) -> str:
+        await asyncio.sleep(0.02)
+        return f"sum-{self.version}"
+
+
+class Replica(Generator):
+    def __init__(self) -> None:
+        self._config, self._engine = load("tiny", []), Engine()
+        self._version, self._checksum, self._failed, self._pause_s = 0, "", None, 0.0
+
+    def __del__(self) -> None:
+        pass
+
+
+def test_no_version_is_ever_told_with_the_checksum_of_another() -> None:
+    replica: Any = Replica()
+
+    async def scenario() -> set[tuple[int, str]]:
+        told = set()
+        for version in (1, 2):
+            update = asyncio.create_task(replica._take({}, version))
+            while not update.done():
+                await asyncio.sleep(0)
+                said = replica._state()
+                told.add((said["version"], said["checksum"]))
+            await update
+        return told
+
+    assert asyncio.run(scenario()) == {(0, ""), (1, ""), (1, "sum-1"), (2, ""), (2, "sum-2")}
