@@ -139,7 +139,7 @@ def _waits(state: RunState) -> str:
 
 def _starving(state: RunState) -> bool:
     """The learner waits, and not only for the moment that any step may wait: a fifth of its time or longer."""
-    waiting = any(p.state.get("state") == "waiting" for p in state.of("learner"))
+    waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False
     step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0

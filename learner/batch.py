@@ -5,8 +5,9 @@ Letters: B rows of T tokens of a micro-batch, N completion tokens in it, G_i rol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from common.config import Objective
 from common.rewards import total
-from common.types import Group, LogProbs, Tokens
+from common.types import Group, LogProbs, Rollout, Tokens
 from learner.advantages import advantages
 from learner.packing import pack, rows
 
@@ -78,14 +79,23 @@ def samples_of(
             if a == 0.0 and objective.kl == 0.0:
                 continue
             z = max_response if objective.normalisation == "constant" else len(rollout.tokens)
-            match = np.zeros(len(rollout.tokens), dtype=bool)
-            for span in rollout.spans:
-                match[span.start : span.end] = span.version == version
             scale = 1.0 / (prompts_per_batch * group.size * z)
-            samples.append(
-                Sample(group.prompt_tokens, rollout.tokens, rollout.logprobs, float(a), scale, match)
-            )
+            samples.append(_sample(group, rollout, float(a), scale, version))
     return samples
+
+
+def measurable(groups: Iterable[Group], version: int, most: int) -> list[Sample]:
+    """At most `most` rollouts with tokens of `version`, without weight: to be measured and not learned from."""
+    rollouts = ((group, rollout) for group in groups for rollout in group.rollouts)
+    fresh = ((g, r) for g, r in rollouts if any(s.version == version for s in r.spans))
+    return [_sample(g, r, 0.0, 0.0, version) for g, r in islice(fresh, most)]
+
+
+def _sample(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> Sample:
+    match = np.zeros(len(rollout.tokens), dtype=bool)
+    for span in rollout.spans:
+        match[span.start : span.end] = span.version == version
+    return Sample(group.prompt_tokens, rollout.tokens, rollout.logprobs, advantage, scale, match)
 
 
 def micro_batches(

@@ -85,8 +85,14 @@ class Engine:
         """The Hugging Face model inside; under ZeRO-3 its parameters are shards."""
         return self._policy.hf
 
-    def step(self, micro_batches: Sequence[MicroBatch]) -> Update:
-        """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of several."""
+    def step(
+        self, micro_batches: Sequence[MicroBatch], fresh: Callable[[], MicroBatch | None] = lambda: None
+    ) -> Update:
+        """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of several.
+
+        When no rank's tokens are of the weights' own version, drift is measured on what `fresh` gives on any rank, at the last
+        moment before the weights change: a generator that keeps up with the learner samples on them while they are trained.
+        """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
         rounds = self._aligned([m.to(self.device) for m in micro_batches])
@@ -96,8 +102,10 @@ class Engine:
         )
         sums: dict[str, float] = {}
         applied, bad = True, False
-        for _ in range(objective.updates_per_batch):
+        for update in range(objective.updates_per_batch):
             update_sums, finite = self._accumulate(rounds, prox, reference)
+            if update == 0 and self._everywhere(update_sums["drift_tokens"] == 0.0):
+                update_sums |= self._drift(fresh())
             done = self._apply(finite)
             applied = applied and done
             bad = bad or not (done or (finite and self._config.model.dtype == "float16"))
@@ -162,6 +170,12 @@ class Engine:
                 old = sums.get(name, 0.0)
                 sums[name] = max(old, value) if name.endswith("max") else old + value
         return sums, self._everywhere(finite)
+
+    def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
+        """Sums of the drift on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters in it."""
+        micro = empty_micro_batch(self.device) if micro is None else micro.to(self.device)
+        gap = (self._frozen(self._engine, micro) - micro.logprobs)[micro.match]
+        return {"drift": float(gap.abs().sum()), "drift_tokens": float(gap.numel())}
 
     def _apply(self, finite: bool) -> bool:
         """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped everywhere."""

@@ -151,6 +151,11 @@ class Planner:
         self._trained.update(r.batch for r in rows)
         return time.monotonic() - began
 
+    def look(self) -> None:
+        """Take up what has come meanwhile, without waiting."""
+        for entry in self._consumer.claim(0.0):
+            self._admit(entry)
+
     def missing(self, step: int) -> tuple[int, int]:
         """How many groups step `step`, the next to be planned, lacks at least, and the oldest batch that is not complete."""
         per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness

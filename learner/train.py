@@ -27,7 +27,7 @@ from common.redis import connect
 from common.telemetry import Heart
 from common.types import Group
 from common.weights import advance, available
-from learner.batch import Sample, micro_batches, samples_of
+from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
 from learner.export import export
@@ -38,6 +38,9 @@ from learner.publish import Publisher
 from learner.records import Records
 
 log = structlog.get_logger(__name__)
+DRIFT_ROLLOUTS = (
+    4  # of a step none of whose own are on its weights: hundreds of tokens for the price of one forward
+)
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ def train_step(parts: Parts, step: int) -> Update:
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
     flops = parts.shape.flops(samples)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
-    update = parts.engine.step(micro)
+    update = parts.engine.step(micro, partial(_fresh, parts, step, packed))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
     if step + 1 > parts.published:
@@ -144,6 +147,17 @@ def _record(
         log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
     parts.records.step(step, groups, {k: v for k, v in metrics.items() if not math.isnan(v)})
     _beat(parts, step + 1, "training")
+
+
+def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
+    """Rollouts sampled on version `step`, of groups that came while step `step` was trained: rank 0 has them."""
+    if parts.planner is None:
+        return None
+    parts.planner.look()
+    samples = measurable(parts.planner.kept.values(), step, DRIFT_ROLLOUTS)
+    return (
+        micro_batches(samples, parts.config.learner.tokens_per_microbatch, packed)[0][0] if samples else None
+    )
 
 
 def samples_at(config: Config, groups: list[Group], step: int) -> list[Sample]:

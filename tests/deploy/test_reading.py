@@ -215,7 +215,7 @@ def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_n
     )
 
 
-def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redis_url):
+def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redis_url, monkeypatch):
     run = SyntheticRun(redis_url, config_of("straggler"))
     play(run, 2)
     asyncio.run(run.generate(2))
@@ -226,5 +226,9 @@ def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redi
     assert state.warnings == (
         "learner starving: generators are the bottleneck; step 2 lacks 1 of 8 groups, the oldest of batch 1",
     )
+    now = time.time()
+    with monkeypatch.context() as later:
+        later.setattr(time, "time", lambda: now + 20)
+        assert not [w for w in read_run(run.redis, "straggler").warnings if "starving" in w], "it is dead"
     run.beat(2, learner="training")
     assert read_run(run.redis, "straggler").warnings == ()

@@ -21,9 +21,15 @@ from tests.learner.filling import fill
 
 
 def recorded(
-    config: Config, lengths: Sequence[Sequence[int]], *, per_batch: int, without_signal: int | None = None
+    config: Config,
+    lengths: Sequence[Sequence[int]],
+    *,
+    per_batch: int,
+    without_signal: int | None = None,
+    lag: int = 0,
 ) -> list[Group]:
-    """Groups of rollouts of these lengths, `per_batch` of them asked for of each weight version, the same every time.
+    """Groups of rollouts of these lengths, `per_batch` of them asked for of each weight version, the same every time;
+    sampled `lag` versions before that of their batch.
 
     Their tokens need not make sense to be learned from. Group `without_signal` has equal rewards.
     """
@@ -40,7 +46,7 @@ def recorded(
                     rng.integers(4, 60, n).astype(np.int32),
                     -rng.exponential(3.0, n).astype(np.float32),
                     "stop",
-                    (VersionSpan(batch, 0, n),),
+                    (VersionSpan(max(0, batch - lag), 0, n),),
                     "A" if j < pre_rollouts else "B",
                     {"accuracy": float(right), "format": 1.0},
                 )

@@ -166,6 +166,19 @@ def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(server:
     assert told == [(2, 0), (1, 0), (1, 0)], "newer groups do not help the batch that must come first"
 
 
+def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(server: RedisServer) -> None:
+    push(server, *(group(i) for i in range(GAMMA)))
+    feed = planner(server)
+    feed.plan(0, lambda: None)
+    feed.look()
+    assert len(feed.kept) == GAMMA
+    push(server, *(group(GAMMA + i) for i in range(GAMMA)))
+    feed.look()
+    assert {g.prompt_index for g in feed.kept.values()} == set(range(2 * GAMMA))
+    feed.plan(1, lambda: pytest.fail("nothing to wait for"))
+    assert trained(server, 1) == ["0:3", "0:4", "0:5"]
+
+
 def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(server: RedisServer) -> None:
     push(server, *(group(i, tokenizer="other") for i in range(10)))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer 'other'"):

@@ -7,6 +7,7 @@ import pytest
 
 from common.config import Config
 from common.types import Group, Rollout, VersionSpan
+from learner.batch import measurable
 from learner.metrics import step_metrics
 
 CONFIG = Config.model_validate(
@@ -57,6 +58,17 @@ def test_lag_is_counted_per_token_against_the_version_the_step_starts_from() -> 
     found = metrics([group(0, [1.0], version=3, length=4)], {})
     assert found["lag/mean"] == pytest.approx((2 + 1 + 1 + 1) / 4)
     assert found["lag/max"] == 2
+
+
+def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatever_they_earned() -> None:
+    groups = [group(0, [1.0], version=3), group(1, [0.0] * 3, version=4), group(2, [1.0], version=5)]
+    found = measurable(groups, version=5, most=4)
+    assert [s.match.tolist() for s in found] == [[False, True, True, True]] * 3 + [
+        [True, False, False, False]
+    ]
+    assert all(s.scale == s.advantage == 0.0 for s in found)
+    assert len(measurable(groups, version=5, most=2)) == 2
+    assert measurable(groups, version=7, most=2) == []
 
 
 def test_means_are_over_trained_tokens_and_drift_over_matched_ones() -> None:

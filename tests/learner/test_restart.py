@@ -44,10 +44,10 @@ def configuration(folder: Path, *more: str) -> Config:
     )
 
 
-def groups(config: Config) -> list[Group]:
+def groups(config: Config, lag: int = 0) -> list[Group]:
     rng = np.random.default_rng(0)
     lengths = [rng.integers(5, 60, int(rng.integers(3, 12))).tolist() for _ in range(STEPS * GAMMA)]
-    return recorded(config, lengths, per_batch=GAMMA)
+    return recorded(config, lengths, per_batch=GAMMA, lag=lag)
 
 
 def uninterrupted(folder: Path, *more: str) -> dict[str, torch.Tensor]:
@@ -102,3 +102,20 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     )
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     assert all(torch.equal(exported[n], other[n]) for n in other), "the last checkpoint is the run's model"
+
+
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
+def test_drift_is_measured_though_no_token_of_a_step_is_of_its_version_and_nothing_else_changes(
+    tmp_path: Path, ranks: int, stage: int
+) -> None:
+    settings = (f"learner.zero_stage={stage}", f"learner.workers={ranks}")
+    on_time = uninterrupted(tmp_path / "on-time", *settings)
+    config = configuration(tmp_path / "late", *settings)
+    late = trained(config, groups(config, lag=1), tmp_path / "late")
+    assert all(torch.equal(late[n], on_time[n]) for n in late)
+    lines = (tmp_path / "late" / "r" / "steps.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [s["lag/max"] for s in steps] == [0] + [1] * (STEPS - 1)
+    assert [s["step"] for s in steps if s.get("drift", 0.0) > 0.1] == list(range(STEPS - 1)), (
+        "no group of the version of the last step was ever sampled"
+    )
