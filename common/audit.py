@@ -1,7 +1,7 @@
 """Proof from a run's records that nothing is missing, nothing is doubled, and the budget and staleness bounds held.
 
 Three records are compared: shard reports (the coordinator's: what was generated), the ledger (rank 0's: which groups
-make up which step) and the group records (what the learner trained on in the steps that survived); and all three with
+make up which step) and the group records (what each rank trained on in the steps that survived); and all three with
 the order in which the run meets its prompts, which follows from their number and the configuration alone.
 """
 

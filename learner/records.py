@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import torch
 
 from common.config import Config
 from common.keys import Keys
@@ -33,9 +34,9 @@ class Records:
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start)
         self._wandb = _wandb(config, run_dir, config.run.name) if config.learner.wandb else None
 
-    def step(self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]) -> None:
-        """`groups` are all Γ of the step."""
-        _append(self._groups, [group_record(step, g, self._config) for g in groups])
+    def step(self, step: int, groups: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> None:
+        """`groups` are the records of all Γ of the step, made by `records_of`."""
+        _append(self._groups, groups)
         _append(self._steps, [dict(metrics)])
         for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
@@ -45,8 +46,8 @@ class Records:
         record_step(self._redis, name, metrics)
         out = {
             "groups_out": len(groups),
-            "rollouts_out": sum(g.size for g in groups),
-            "tokens_out": sum(g.tokens for g in groups),
+            "rollouts_out": sum(g["size"] for g in groups),
+            "tokens_out": sum(g["tokens"] for g in groups),
         }
         count_now(self._redis, name, out)
         self._redis.hset(Keys(name).state, "step", step + 1)
@@ -75,6 +76,17 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
     if config.learner.wandb:
         with _wandb(config, run_dir, f"{config.run.name}-evaluation") as run:
             run.log(dict(values), step=version)
+
+
+def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[dict[str, Any]]:
+    """One record for each group that step `step` was trained on, by the rank that did: not what the ledger says it should
+    have been. `mine` are this rank's; every rank calls this and gets all of them."""
+    own = [group_record(step, g, config) for g in mine]
+    if world == 1:
+        return own
+    every: list[list[dict[str, Any]]] = [[] for _ in range(world)]
+    torch.distributed.all_gather_object(every, own)
+    return [record for records in every for record in records]
 
 
 def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from learner.feed import Planner, Reader, Vocabulary
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.publish import Publisher
-from learner.records import Records
+from learner.records import Records, records_of
 
 log = structlog.get_logger(__name__)
 DRIFT_ROLLOUTS = (
@@ -128,6 +128,7 @@ def _record(
     times: dict[str, float],
 ) -> None:
     sums = _over_ranks(parts, {**update.sums, **packing})
+    trained = records_of(step, mine, parts.config, parts.world)
     if parts.records is None:
         return
     groups = mine if parts.world == 1 else parts.reader.read_all(step)
@@ -145,7 +146,7 @@ def _record(
     metrics["applied"] = float(update.applied)
     if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
         log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
-    parts.records.step(step, groups, {k: v for k, v in metrics.items() if not math.isnan(v)})
+    parts.records.step(step, trained, {k: v for k, v in metrics.items() if not math.isnan(v)})
     _beat(parts, step + 1, "training")
 
 

@@ -15,7 +15,7 @@ from actors.web import PAGE
 from benchmarks.synthetic_run import SyntheticRun, config_of
 from common.telemetry import read_run, record_evaluation
 from learner.metrics import step_metrics
-from learner.records import Records, log_evaluation
+from learner.records import Records, log_evaluation, records_of
 
 TIMES = {f"time/{part}": 0.5 for part in ("step", "wait", "forward_backward", "gather", "transfer", "load")}
 
@@ -63,7 +63,7 @@ def test_every_view_of_a_step_has_the_same_names(redis_url, tmp_path, logged):
     metrics = step_metrics(0, groups, sums, run.config, grad_norm=1.0, learning_rate=0.1)
     metrics |= {**TIMES, "tokens_per_second": 10.0, "applied": 1.0}
     records = Records(run.config, run.redis, tmp_path, 0)
-    records.step(0, groups, metrics)
+    records.step(0, records_of(0, groups, run.config, 1), metrics)
     records.close()
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))

@@ -97,6 +97,12 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     apart = torch.cat([(alone[n] - other[n]).flatten() for n in alone]).norm()
     assert moved > 0
     assert apart / moved < 1e-4
+    lines = [
+        json.loads(line) for line in (tmp_path / "other" / "r" / "groups.jsonl").read_text().splitlines()
+    ]
+    assert sorted(g["prompt_index"] for g in lines) == list(range(STEPS * GAMMA)), (
+        "each by the rank that has it"
+    )
     export_checkpoint(
         tmp_path / "other" / "r", configuration(tmp_path / "other"), None, tmp_path / "exported"
     )

@@ -1,0 +1,54 @@
+"""What the run writes down of a step is what each rank says that it trained on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+RANK = """
+import json, os, sys
+import numpy as np
+import torch
+from common.load import load
+from common.types import Group, Rollout, VersionSpan
+from learner.records import records_of
+
+rank = int(os.environ["RANK"])
+torch.distributed.init_process_group("gloo")
+
+def group(index):
+    spans, tokens, logprobs = (VersionSpan(0, 0, 3),), np.arange(3, dtype=np.int32), np.full(3, -1.0, np.float32)
+    rewards = {"accuracy": 1.0, "format": 1.0}
+    rollouts = tuple(Rollout(tokens, logprobs, "stop", spans, phase, rewards) for phase in "AB"[: 1 + index % 2])
+    return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, tokens, rollouts)
+
+mine = [group(i) for i in ([3, 4], [7])[rank]]
+records = records_of(5, mine, load("tiny"), 2)
+found = [[r["step"], r["group_id"], r["size"]] for r in records]
+open(os.path.join(sys.argv[1], f"rank-{rank}.json"), "w").write(json.dumps(found))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_each_rank_writes_down_its_own_groups(tmp_path: Path) -> None:
+    script, root = tmp_path / "rank.py", str(Path(__file__).parents[2])
+    script.write_text(RANK)
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*command, str(script), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
+        assert found == [[5, "0:3", 2], [5, "0:4", 1], [5, "0:7", 2]]
