@@ -103,6 +103,12 @@ def evaluate(
     k: Annotated[str | None, typer.Option(help="K of Pass@K, with commas; the paper's by default.")] = None,
     config: Annotated[str, typer.Option(help="Configuration for prompts, sampling and replicas.")] = "tiny",
     out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Optimizer steps behind the weights; by default as the model folder says, or 0."
+        ),
+    ] = None,
     set_: Overrides = None,
 ) -> None:
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
@@ -112,7 +118,7 @@ def evaluate(
 
     ks = parse_ks(k) if k else None
     names = benchmark.split(",")
-    evaluate_local(load(config, [*(set_ or ()), f"model.path={model}"]), names, samples, ks, out)
+    evaluate_local(load(config, [*(set_ or ()), f"model.path={model}"]), names, samples, ks, out, step)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from scipy import stats
 
 from evaluation.pass_at_k import Estimate, pass_at_k
 from evaluation.results import Result
-from evaluation.runs import Run, RunFolderError
+from evaluation.runs import Run, check_same_problems
 
 Array = NDArray[np.float64]
 
@@ -38,8 +38,7 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
 
 def per_problem(results: Sequence[Result], ks: Sequence[int]) -> Array:
     """Pass@K (S, P, K) of S seeds evaluated on the same P problems. Raises RunFolderError where they were not."""
-    if any(r.problems != results[0].problems for r in results):
-        raise RunFolderError(f"{results[0].title}: the seeds of an arm were evaluated on different problems")
+    check_same_problems(results)
     return np.stack([np.stack([pass_at_k(r.correct, r.samples, k) for k in ks], axis=1) for r in results])
 
 

@@ -17,9 +17,9 @@ from evaluation.study_statistics import estimate, half_widths, mean_over_seeds, 
 KS = [1, 4, 16]
 
 
-def result(correct: list[int], step: int = 2, problems: list[int] | None = None) -> Result:
-    places = problems or list(range(len(correct)))
-    return Result("arithmetic", "arithmetic", "m", step, 1.0, 0, 16, KS, places, correct, 0, 0, 1)
+def result(correct: list[int], step: int = 2, problems: list[int] | None = None, texts: str = "") -> Result:
+    places, model = problems or list(range(len(correct))), "run" if step else "m"
+    return Result("arithmetic", "arithmetic", model, step, 1.0, 0, 16, KS, places, correct, 0, 0, 1, texts)
 
 
 def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "uniform") -> Path:
@@ -29,6 +29,8 @@ def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "unifor
         "rollout": {"prompts_per_batch": 2, "group_size": 4},
         "allocation": {"rule": rule},
         "model": {"path": "m"},
+        "learner": {"steps": 2},
+        "evaluation": {"path": "arithmetic"},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     with (folder / "groups.jsonl").open("w") as file:
@@ -104,6 +106,8 @@ def test_seeds_evaluated_on_different_problems_are_refused() -> None:
     assert per_problem([result([0, 8, 16]), result([1, 2, 3])], KS).shape == (2, 3, 3)
     with pytest.raises(RunFolderError, match="different problems"):
         per_problem([result([0, 8]), result([0, 8], problems=[4, 5])], KS)
+    with pytest.raises(RunFolderError, match="different problems"):  # of equal number
+        per_problem([result([0, 8]), result([0, 8], texts="one"), result([0, 8], texts="other")], KS)
 
 
 def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> None:
@@ -134,6 +138,48 @@ def test_the_report_has_every_arm_its_difference_and_what_is_missing(tmp_path: P
     assert {p.name for p in path.parent.glob("*.png")} == {
         "pass_at_k.png", "difference.png", "training.png", "allocation_grpo.png", "allocation_hora.png"
     }  # fmt: skip
+
+
+def test_arms_evaluated_on_different_problems_are_not_compared(tmp_path: Path) -> None:
+    folders = {arm: {0: cell(tmp_path / arm, [2, 4, 0], [4, 4, 4, 4])} for arm in ("grpo", "hora")}
+    for arm, runs in folders.items():
+        path = runs[0] / "evaluation" / "arithmetic-step2.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "problem_set": arm}))
+    with pytest.raises(RunFolderError, match="different problems, which cannot be averaged or compared"):
+        write_study_report(tmp_path / "report", "A study", folders, "grpo")
+
+
+def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
+    cells = {s: cell(tmp_path / f"grpo-seed{s}", [2, 4, 0], [4, 4, 4, 4]) for s in range(8)}
+    (cells[0] / "evaluation" / "arithmetic-step2.json").write_text("{")
+    (cells[1] / "steps.jsonl").unlink()
+    (cells[2] / "steps.jsonl").write_text('{"step": 0, "time/step": 1.0}\n' * 2)
+    (cells[3] / "evaluation" / "arithmetic-step2.json").unlink()
+    (cells[4] / "steps.jsonl").write_text((cells[4] / "steps.jsonl").read_text().splitlines()[0] + "\n")
+    (cells[5] / "groups.jsonl").write_bytes(b"\xff\n")
+    cells[8] = tmp_path / "nothing"
+    write_study_report(tmp_path / "report", "A study", {"grpo": cells}, "grpo")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| grpo | 2 |" in text
+    for words in (
+        "grpo-seed0 (", "arithmetic-step2.json: not a result",
+        "grpo-seed1 (", "steps.jsonl: holds no time/step, reward/accuracy",
+        "grpo-seed2 (", "steps.jsonl: holds no reward/accuracy, groups/hit",
+        "grpo-seed3 (finished but not evaluated)",
+        "grpo-seed4 (1 of 2 steps)",
+        "grpo-seed5 (", "'utf-8' codec can't decode",
+        "grpo-seed8 (not begun)",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_another_benchmark_in_a_cell_is_no_part_of_the_study(tmp_path: Path) -> None:
+    folder = cell(tmp_path / "grpo-seed0", [2, 4, 0], [4, 4, 4, 4])
+    values = json.loads((folder / "evaluation" / "arithmetic-step2.json").read_text())
+    other = {**values, "benchmark": "amc23", "title": "AMC23", "correct": [0, 0, 0]}
+    (folder / "evaluation" / "amc23-step2.json").write_text(json.dumps(other))
+    write_study_report(tmp_path / "report", "A study", {"grpo": {0: folder}}, "grpo")
+    assert "AMC23" not in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_one_arm_of_one_seed_is_reported_without_a_difference_or_an_interval_over_seeds(
