@@ -108,6 +108,12 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Optimizer steps behind the weights; by default as the model folder says, or 0."
+        ),
+    ] = None,
     set_: Overrides = None,
 ) -> None:
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
@@ -126,7 +132,7 @@ def evaluate(
             f"limits of {source}: prompts of {limits.max_prompt_tokens} tokens, responses of {limits.max_response_tokens}, "
             f"temperature {limits.temperature:g}; --config names another configuration"
         )
-    evaluate_local(chosen, names, samples, ks, out)
+    evaluate_local(chosen, names, samples, ks, out, step)
 
 
 @app.command()

@@ -55,7 +55,7 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
         )
         return
     problems = prompts(config, config.data, load_held_out(config, usable_gold), console)
-    result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console)
+    result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console, version=step)
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     record_evaluation(connect(url), config.run.name, step, values)
     log_evaluation(config, run_dir, step, values)
@@ -78,10 +78,10 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
 
 
 def evaluate_benchmark(
-    config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, console: Console
+    config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, step: int, console: Console
 ) -> Result:
-    """`benchmark` on the model of `config`, version 0; results and samples in `out`. Prints the table."""
-    result = sample(config, benchmark, problems, out, 0, console)
+    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints the table."""
+    result = sample(config, benchmark, problems, out, step, console, version=0)
     console.print(Markdown(markdown_table(result, result.estimates())))
     return result
 
@@ -122,15 +122,26 @@ def warn_of_leaks(config: Config, console: Console) -> None:
 
 
 def sample(
-    config: Config, benchmark: Benchmark, problems: list[Prompt], folder: Path, step: int, console: Console
+    config: Config,
+    benchmark: Benchmark,
+    problems: list[Prompt],
+    folder: Path,
+    step: int,
+    console: Console,
+    *,
+    version: int,
 ) -> Result:
-    """Draw what is missing, write the result. Every replica works on it; an interrupted call is gone on with."""
+    """Draw what is missing, write the result. Every replica works on it; an interrupted call is gone on with.
+
+    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has done: 0 for
+    the model of the configuration, trained or not.
+    """
     from ray import serve
 
     from actors.calls import generator_calls, verifier_calls
 
     generate = generator_calls(
-        serve.get_deployment_handle("generator", APP), config, step, weights_come=False
+        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
     )
     score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
     with _bar(console) as bar:
@@ -140,7 +151,7 @@ def sample(
         counts = asyncio.run(
             evaluate(
                 problems,
-                on_version(generate, step),
+                on_version(generate, version),
                 score,
                 benchmark.samples,
                 folder / f"{benchmark.name}-step{step}.samples.jsonl",
@@ -151,8 +162,10 @@ def sample(
                 progress=lambda p: bar.update(task, completed=p.done, figures=_figures(p)),
             )
         )
-    model = config.run.name if step else config.model.path
-    result = make_result(benchmark, counts, model, step, config.rollout.temperature, config.run.seed)
+    model = config.run.name if version else config.model.path
+    result = make_result(
+        benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
+    )
     write_result(folder, result)
     return result
 

@@ -24,6 +24,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import check_paths, differences, load
+from common.origin import step_of
 from common.redis import connect
 from deploy.check import check_machine, check_memory
 from deploy.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
@@ -34,7 +35,7 @@ from deploy.progress import counting_replicas, progress, working
 from deploy.redis_server import RedisServer
 from deploy.runs import CONFIG, RunFile, issue_token, settled, write_config
 from deploy.summary import summarise
-from evaluation.benchmarks import find_benchmark
+from evaluation.benchmarks import find_benchmarks
 
 MAY_CHANGE = ("run.folder", "telemetry.", "queue.url", "learner.steps")
 """Of a resumed run. Its folder is the one that it was found in."""
@@ -69,19 +70,28 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
 
 
 def evaluate_local(
-    config: Config, names: Sequence[str], samples: int | None, ks: tuple[int, ...] | None, out: Path
+    config: Config,
+    names: Sequence[str],
+    samples: int | None,
+    ks: tuple[int, ...] | None,
+    out: Path,
+    step: int | None = None,
 ) -> None:
-    """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine."""
+    """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine.
+
+    Results are labelled with `step`; by default with what the model folder says of itself, 0 if nothing.
+    """
     console = Console()
     check_paths(config)
-    chosen = [find_benchmark(name).sized(samples, ks) for name in dict.fromkeys(names)]
+    chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
+    label = (step_of(config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
     check_memory(config, train=False)
     config = _with_port(config)
     try:
         with stack(config, out.resolve(), console, train=False):
             for benchmark, its_problems in zip(chosen, problems, strict=True):
-                evaluate_benchmark(config, benchmark, its_problems, out.resolve(), console)
+                evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
     except (KeyboardInterrupt, SystemExit):
         console.print(
             f"\nstopped; every sample drawn is kept in {out}: the same command goes on",

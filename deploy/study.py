@@ -9,7 +9,6 @@ of every cell are counted again before the report is written.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,21 @@ from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
 
 STUDIES = ROOT / "deploy" / "studies"
-# What every cell of a study must have in common for their budgets to be the same.
-BUDGET = (
+# What every cell of a study must have in common: the budget, and what is trained, on what, and how it is measured.
+COMMON = (
     "rollout.prompts_per_batch",
     "rollout.group_size",
+    "rollout.max_prompt_tokens",
     "rollout.max_response_tokens",
+    "rollout.time_limit_s",
+    "rollout.temperature",
     "learner.steps",
-    "model.path",
-    "data.path",
+    "learner.objective.updates_per_batch",
+    "reward.time_limit_s",
+    "reward.max_answer_chars",
+    "model.",
+    "data.",
+    "evaluation.",
 )
 # What an arm may change without changing the held-out evaluation of the initial policy.
 UNSEEN_AT_STEP_0 = ("run.", "allocation.", "learner.", "queue.", "telemetry.", "coordinator.", "weights.")
@@ -122,20 +128,24 @@ def load_study(source: str) -> Study:
 def cells(study: Study, out: Path) -> list[Cell]:
     """Every cell, seed by seed, so that an unfinished study has whole seeds to compare.
 
-    Raises ConfigError for an arm that cannot be, equals another, or is given another budget than the first.
+    Raises ConfigError for a study without held-out problems, and for an arm that cannot be, equals another, or has
+    another budget, model, data or evaluation than the first.
     """
     made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
     first = made[: len(study.arms)]
+    if first[0].config.evaluation.path is None:
+        raise ConfigError(
+            f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL file or `arithmetic`"
+        )
     for i, cell in enumerate(first):
         check_paths(cell.config)
         for other in first[:i]:
             if not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
                 raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
-        unequal = [d for d in differences(first[0].config, cell.config) if d.startswith(BUDGET)]
-        unequal += [d for d in differences(first[0].config, cell.config) if d.startswith("evaluation.")]
+        unequal = [d for d in differences(first[0].config, cell.config) if d.startswith(COMMON)]
         if unequal:
             raise ConfigError(
-                f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared at equal compute: {'; '.join(unequal)}"
+                f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
             )
     return made
 
@@ -157,7 +167,7 @@ def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
         "run.folder": str(out),
         "telemetry.http_port": 0,
     }
-    overrides = [f"{key}={json.dumps(value)}" for key, value in {**settings, **own}.items()]
+    overrides = [f"{key}={yaml.safe_dump(value)}" for key, value in {**settings, **own}.items()]
     try:
         return Cell(arm, seed, load(study.base, overrides))
     except ConfigError as error:

@@ -8,8 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -27,13 +29,15 @@ POLL_S = 0.5
 
 def study(source: str, out: Path | None, parallel: int | None) -> bool:
     """`hora study`: run what is missing of the study, then check and report. False when a cell failed or the budgets
-    of two cells were not the same. Ctrl-C stops every cell in progress, in order, and exits with 130."""
+    of two cells were not the same. Ctrl-C, SIGTERM or a closed terminal stops every cell in progress, in order, and
+    exits with 130."""
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
     todo = [c for c in cells(plan, folder) if not _finished(c, folder)]
     try:
-        failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+        with _stopped_by(signal.SIGTERM, signal.SIGHUP):
+            failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running. The same command goes on with the study.")
         raise SystemExit(130) from None
@@ -64,17 +68,22 @@ def at_once(todo: Sequence[Cell]) -> int:
 
 
 def _finished(cell: Cell, out: Path) -> bool:
-    """Whether the cell's run is there and complete. Raises ConfigError where it is another experiment's."""
+    """Whether the cell's run is there and complete. Raises ConfigError where it is another experiment's.
+
+    A finished cell may have been moved; one that is to go on must be where it began.
+    """
     folder = cell.folder(out)
     if not (folder / "run.json").exists():
         return False
+    finished = RunFile(folder).read().state == "finished"
+    free = ("telemetry.", "queue.url", *(("run.folder",) if finished else ()))
     changed = differences(load(str(folder / "config.yaml")), cell.config)
-    changed = [c for c in changed if not c.startswith(("telemetry.", "queue.url"))]
+    changed = [c for c in changed if not c.startswith(free)]
     if changed:
         raise ConfigError(
             f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or remove it"
         )
-    return RunFile(folder).read().state == "finished"
+    return finished
 
 
 def _run_all(
@@ -82,7 +91,8 @@ def _run_all(
 ) -> list[tuple[Cell, str]]:
     """Run `todo`, `parallel` at a time; the cells that failed with their reasons."""
     (out / "logs").mkdir(parents=True, exist_ok=True)
-    waiting, running, failed = list(todo), dict[subprocess.Popen[bytes], Cell](), list[tuple[Cell, str]]()
+    waiting, failed = list(todo), list[tuple[Cell, str]]()
+    running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
     every = cells(plan, out)
     with _bar(console) as bar:
         task = bar.add_task(plan.name, total=sum(c.config.learner.steps for c in every), text="")
@@ -91,18 +101,38 @@ def _run_all(
                 while waiting and len(running) < parallel:
                     cell = waiting.pop(0)
                     _share_step_0(cell, every, out)
-                    running[_start(cell, out)] = cell
+                    before = _log_size(cell, out)
+                    running[_start(cell, out)] = cell, before
                 time.sleep(POLL_S)
                 for process in [p for p in running if p.poll() is not None]:
-                    cell = running.pop(process)
+                    cell, before = running.pop(process)
                     if process.returncode:
-                        failed.append((cell, _reason(cell, out)))
+                        failed.append((cell, _reason(cell, out, before)))
                     console.print(f"{cell.name}: {'failed' if process.returncode else 'finished'}")
-                names = ", ".join(c.name for c in running.values())
+                names = ", ".join(c.name for c, _ in running.values())
                 bar.update(task, completed=sum(_steps(c, out) for c in every), text=names)
         finally:
             _stop(list(running))
     return failed
+
+
+@contextmanager
+def _stopped_by(*signals: signal.Signals) -> Iterator[None]:
+    """These signals interrupt the block as Ctrl-C does. What is ignored stays so: `nohup` outlives its terminal."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for other in before:  # a terminal that closes says so more than once, and stopping takes its time
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {s: signal.getsignal(s) for s in signals if signal.getsignal(s) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
@@ -136,8 +166,6 @@ def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
     """Copy the initial policy's evaluation from a cell that drew it already, when it is the same."""
-    if cell.config.evaluation.path is None:
-        return
     name = f"{held_out(cell.config).name}-step0"
     mine = cell.folder(out) / "evaluation"
     for other in every:
@@ -159,11 +187,17 @@ def _steps(cell: Cell, out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _reason(cell: Cell, out: Path) -> str:
-    lines = _log(cell, out).read_text(errors="replace").strip().splitlines()
+def _reason(cell: Cell, out: Path, start: int) -> str:
+    """What the attempt said whose log begins at byte `start`: all attempts of a cell write into one file."""
+    lines = _log(cell, out).read_bytes()[start:].decode(errors="replace").strip().splitlines()
     return next(
         (line for line in reversed(lines) if line.startswith("hora:")), lines[-1] if lines else "no output"
     )
+
+
+def _log_size(cell: Cell, out: Path) -> int:
+    path = _log(cell, out)
+    return path.stat().st_size if path.exists() else 0
 
 
 def _log(cell: Cell, out: Path) -> Path:

@@ -68,7 +68,7 @@ def find_benchmark(name: str) -> Benchmark:
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     if _is_arithmetic(name):
-        return Benchmark("arithmetic", f"{name} (held out)", name, 256, _TO_256)
+        return Benchmark(held_out_name(name), f"{name} (held out)", name, 256, _TO_256)
     path = Path(name)
     if path.is_file():
         return Benchmark(path.stem, path.stem, name, 256, _TO_256)
@@ -83,11 +83,32 @@ def find_benchmark(name: str) -> Benchmark:
     )
 
 
+def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
+    """One for each distinct name. Raises DataError for two whose results would be in the same files."""
+    found = [find_benchmark(name) for name in dict.fromkeys(names)]
+    for i, benchmark in enumerate(found):
+        for other in found[:i]:
+            if other.name == benchmark.name:
+                raise DataError(
+                    f"{other.path} and {benchmark.path} are both named {benchmark.name}: rename a file, or evaluate them "
+                    "one after the other with another --out"
+                )
+    return found
+
+
 def held_out(config: Config) -> Benchmark:
     """The held-out problems of a run's own evaluations, with the N and K of its configuration."""
-    name = Path(config.evaluation.path or "held-out").stem.split(":")[0]
     settings = config.evaluation
-    return Benchmark(name, f"{name} (held out)", settings.path or "", settings.samples, settings.k)
+    path = settings.path or "held-out"
+    title = path if _is_arithmetic(path) else Path(path).stem
+    return Benchmark(
+        held_out_name(path), f"{title} (held out)", settings.path or "", settings.samples, settings.k
+    )
+
+
+def held_out_name(path: str) -> str:
+    """What the results of `evaluation.path` are named: `arithmetic-2-4` for `arithmetic:2-4`, a file without its ending."""
+    return path.replace(":", "-") if _is_arithmetic(path) else Path(path).stem
 
 
 def parse_ks(text: str) -> tuple[int, ...]:

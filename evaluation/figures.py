@@ -72,13 +72,10 @@ def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: s
 def allocation_figure(*runs: Run) -> Figure:
     """Phase A outcomes and where Phase B went (paper, figure "Allocation dynamics"), left on average, right over time.
 
-    Runs of one experiment with several seeds are taken together. Groups of a uniform warm-up are left out, unless all
-    are uniform.
+    Runs of one experiment with several seeds are taken together. Groups of a uniform warm-up are left out.
     """
-    adaptive = np.concatenate([run.rules != "uniform" for run in runs])
-    kept = adaptive if adaptive.any() else np.ones(len(adaptive), dtype=bool)
     step, trials, counts, extra = (
-        np.concatenate([run.groups[name] for run in runs])[kept]
+        np.concatenate([run.groups[name][run.outside_warm_up] for run in runs])
         for name in ("step", "trials", "successes", "extra")
     )
     figure, (left, right) = _grid(2, width=5.2, height=3.6)

@@ -33,18 +33,18 @@ runs are their mean. The best value of a column within each model is marked.</p>
 {% endfor %}
 </tbody></table></div>
 {% else %}
-<p>These runs have no evaluations (evaluation/*-step*.json). <code>hora eval</code> makes them.</p>
+<p>These runs have no evaluations (evaluation/*-step*.json). <code>hora eval MODEL --out RUN/evaluation</code> makes them.</p>
 {% endif %}
 <h2>Runs</h2>
-<p>Runs are compute-matched when their rollouts per step are equal.</p>
+<p>Runs are compute-matched when their rollouts per batch are equal.</p>
 <div class="wide"><table>
-<thead><tr><th>Run</th><th>Method</th><th>Steps</th><th>Groups</th><th>Rollouts</th><th>Rollouts<br>per step</th>
+<thead><tr><th>Run</th><th>Method</th><th>Steps</th><th>Groups</th><th>Rollouts</th><th>Rollouts<br>per batch</th>
 <th>Tokens</th><th>Groups<br>with a hit</th><th>Groups without<br>signal</th><th>Phase B<br>to c=0</th><th>Phase B<br>to c=G0</th></tr></thead>
 <tbody>
 {% macro share(x) %}{% if x is none %}–{% else %}{{ "%.1f"|format(100 * x) }}%{% endif %}{% endmacro %}
 {% for s in summaries %}
 <tr><td>{{ s.name }}</td><td>{{ s.method }}</td><td>{{ s.steps }}</td><td>{{ "{:,}".format(s.groups) }}</td>
-<td>{{ "{:,}".format(s.rollouts) }}</td><td>{{ s.rollouts_per_step }}</td><td>{{ "{:,}".format(s.tokens) }}</td>
+<td>{{ "{:,}".format(s.rollouts) }}</td><td>{{ s.rollouts_per_batch }}</td><td>{{ "{:,}".format(s.tokens) }}</td>
 <td>{{ share(s.share_hit) }}</td><td>{{ share(s.share_zero_signal) }}</td><td>{{ share(s.phase_b_to_none) }}</td>
 <td>{{ share(s.phase_b_to_all) }}</td></tr>
 {% endfor %}

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.types import Prompt
 from evaluation.benchmarks import Benchmark
 from evaluation.evaluate import Counts
 from evaluation.pass_at_k import Estimate, estimates
@@ -29,7 +31,8 @@ class Result:
     """Counts of one benchmark on one model. Lists are (P,), in the order of the problems; `ks` rises.
 
     `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the total
-    of completion tokens; `formatted` and `cut` (at the response limit) count completions.
+    of completion tokens; `formatted` and `cut` (at the response limit) count completions. `problem_set` is a fingerprint
+    of the problems' texts and gold answers, empty in results of earlier versions.
     """
 
     benchmark: str
@@ -45,6 +48,7 @@ class Result:
     formatted: int
     cut: int
     tokens: int
+    problem_set: str = ""
 
     @property
     def completions(self) -> int:
@@ -55,8 +59,15 @@ class Result:
 
 
 def make_result(
-    benchmark: Benchmark, counts: Counts, model: str, step: int, temperature: float, seed: int
+    benchmark: Benchmark,
+    counts: Counts,
+    problems: Sequence[Prompt],
+    model: str,
+    step: int,
+    temperature: float,
+    seed: int,
 ) -> Result:
+    """What `counts` found on `problems`."""
     return Result(
         benchmark=benchmark.name,
         title=benchmark.title,
@@ -71,7 +82,14 @@ def make_result(
         formatted=int(counts.formatted.sum()),
         cut=int(counts.cut.sum()),
         tokens=int(counts.tokens.sum()),
+        problem_set=problem_set(problems),
     )
+
+
+def problem_set(problems: Sequence[Prompt]) -> str:
+    """16 hex digits of the problems' texts and gold answers: equal for every model and tokenizer."""
+    texts = json.dumps([[p.text, p.answer] for p in problems])
+    return hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
 
 
 def write_result(folder: Path, result: Result) -> Path:
@@ -95,7 +113,7 @@ def write_result(folder: Path, result: Result) -> Path:
 def read_result(path: Path) -> Result:
     """Raises ResultError naming the file and the first thing that is wrong."""
     try:
-        raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        raw: dict[str, Any] = {"problem_set": "", **json.loads(path.read_text(encoding="utf-8"))}
         result = Result(**{field.name: raw[field.name] for field in fields(Result)})
         result.estimates()
     except KeyError as error:

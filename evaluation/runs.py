@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,14 @@ class Run:
 
     @property
     def model(self) -> str:
-        return Path(str(self.setting("model.path", "model"))).name
+        """Path or hub name of the initial policy; `short_names` makes it fit for a table."""
+        return str(Path(str(self.setting("model.path", "model"))))
+
+    @property
+    def outside_warm_up(self) -> NDArray[np.bool_]:
+        """Which groups the run's own rule allocated: all but those of a uniform warm-up, or all where all are uniform."""
+        adaptive = self.rules != "uniform"
+        return adaptive if adaptive.any() else ~adaptive
 
     @property
     def method(self) -> str:
@@ -68,11 +75,20 @@ class Run:
 
     def latest(self) -> list[Result]:
         """The newest result of each benchmark on trained weights."""
-        return list({r.benchmark: r for r in self.results if r.step > 0}.values())
+        return list({r.benchmark: r for r in self.results if r.step > 0 and not self._initial(r)}.values())
 
     def base(self) -> list[Result]:
         """The results on the initial policy."""
-        return [r for r in self.results if r.step == 0]
+        return [r for r in self.results if self._initial(r)]
+
+    def unlabelled(self) -> list[Result]:
+        """Results on another model than the initial policy, of which nobody said after how many steps."""
+        return [r for r in self.results if r.step == 0 and not self._initial(r)]
+
+    def _initial(self, result: Result) -> bool:
+        """By the model, for it may itself be an exported one; by the step where the configuration is not there."""
+        path = self.setting("model.path")
+        return result.step == 0 if path is None else result.model == path
 
 
 def load_run(folder: Path) -> Run:
@@ -95,6 +111,34 @@ def load_run(folder: Path) -> Run:
     )
 
 
+def short_names(paths: Iterable[str]) -> dict[str, str]:
+    """Every path with its shortest ending that no other has: `model`, or `a/model` and `b/model`."""
+    parts = {path: Path(path).parts for path in paths}
+    return {
+        path: next(
+            str(Path(*own[-n:]))
+            for n in range(1, len(own) + 1)
+            if sum(other[-n:] == own[-n:] for other in parts.values()) == 1
+        )
+        for path, own in parts.items()
+    }
+
+
+def check_same_problems(results: Sequence[Result]) -> None:
+    """Raise RunFolderError naming two results that are of different problems: they can be neither averaged nor compared.
+
+    Results of earlier versions do not say which texts they are of; these are told apart by the number of problems alone.
+    """
+    first, known = results[0], next((r for r in results if r.problem_set), results[0])
+    for r in results:
+        if r.problems != first.problems or r.problem_set not in ("", known.problem_set):
+            other = first if r.problems != first.problems else known
+            raise RunFolderError(
+                f"{r.title}: {other.model} (step {other.step}) and {r.model} (step {r.step}) were evaluated on different "
+                "problems, which cannot be averaged or compared; report them apart"
+            )
+
+
 def _records(path: Path) -> list[dict[str, Any]]:
     """The lines of a file that may still be written to: a torn last line is not there yet."""
     if not path.exists():
@@ -105,9 +149,12 @@ def _records(path: Path) -> list[dict[str, Any]]:
         if not line.endswith("\n"):
             break
         try:
-            records.append(json.loads(line))
+            record = json.loads(line)
         except ValueError as error:
             raise RunFolderError(f"{path}:{number}: not JSON ({error}); delete this line") from error
+        if not isinstance(record, dict):
+            raise RunFolderError(f"{path}:{number}: not a record; delete this line")
+        records.append(record)
     return records
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
+from common.errors import HoraError
+from evaluation.benchmarks import held_out_name
 from evaluation.figures import allocation_figure, arms_figure, difference_figure, pass_at_k_figure, save
 from evaluation.pass_at_k import Estimate
 from evaluation.results import Result
@@ -47,8 +49,8 @@ def write_study_report(
 ) -> tuple[Path, list[str]]:
     """Report on the finished cells of `folders` (arm -> seed -> run folder) in `out`.
 
-    Returns the page's path and what is not compute-matched (nothing, in a sound study). A cell without an evaluation
-    of its last step is named as missing in the report. Raises RunFolderError when no cell is finished.
+    Returns the page's path and what is not compute-matched (nothing, in a sound study). A cell that cannot be reported
+    is named as missing, with the reason. Raises RunFolderError when there is no other.
     """
     arms, missing = _load(folders)
     flat = {f"{arm}-seed{s}": run for arm, runs in arms.items() for s, run in runs.items()}
@@ -80,19 +82,36 @@ def write_study_report(
 
 
 def _load(folders: Mapping[str, Mapping[int, Path]]) -> tuple[dict[str, dict[int, Run]], list[str]]:
-    """Runs with an evaluation of trained weights, and the names of the cells that have none."""
+    """The cells that can be reported, with the evaluations of their own held-out problems alone; the others by name, each
+    with its reason."""
     arms: dict[str, dict[int, Run]] = {}
     missing = []
     for arm, seeds in folders.items():
         for seed, folder in seeds.items():
-            run = load_run(folder) if (folder / "groups.jsonl").exists() else None
-            if run is None or not run.latest():
-                missing.append(f"{arm}-seed{seed}")
-            else:
-                arms.setdefault(arm, {})[seed] = run
+            try:
+                arms.setdefault(arm, {})[seed] = _cell(folder)
+            except (HoraError, OSError, UnicodeDecodeError) as error:  # one cell costs itself alone
+                missing.append(f"{arm}-seed{seed} ({error})")
     if not arms:
-        raise RunFolderError("no cell of the study has finished: nothing to report on")
+        raise RunFolderError(f"no cell of the study has finished: nothing to report on; {'; '.join(missing)}")
     return arms, missing
+
+
+def _cell(folder: Path) -> Run:
+    """Raises RunFolderError or ResultError for a cell that lacks what the report needs."""
+    if not (folder / "groups.jsonl").exists():
+        raise RunFolderError("not begun")
+    run = load_run(folder)
+    if absent := [name for name in NEEDED if name not in run.steps]:
+        raise RunFolderError(f"{folder / 'steps.jsonl'}: holds no {', '.join(absent)}")
+    steps, planned = len(run.steps["time/step"]), int(run.setting("learner.steps", 0))
+    if steps < planned:
+        raise RunFolderError(f"{steps} of {planned} steps")
+    own = held_out_name(str(run.setting("evaluation.path")))
+    run = replace(run, results=tuple(r for r in run.results if r.benchmark == own))
+    if not run.latest():
+        raise RunFolderError("finished but not evaluated")
+    return run
 
 
 def _row(
@@ -101,8 +120,8 @@ def _row(
     both = [seed for seed in runs if seed in other]
     difference = []
     if both and not baseline:
-        mine, theirs = (per_problem([_result(of[s]) for s in both], ks) for of in (runs, other))
-        difference = paired(mine, theirs, ks)
+        pairs = per_problem([_result(of[s]) for of in (runs, other) for s in both], ks)
+        difference = paired(pairs[: len(both)], pairs[len(both) :], ks)
     values = per_problem([_result(run) for run in runs.values()], ks)
     means = {
         name: mean_over_seeds([measure(run) for run in runs.values()]) for name, measure in MEASURES.items()
@@ -137,6 +156,8 @@ MEASURES: Mapping[str, Callable[[Run], float]] = {
     "tokens": lambda run: float(run.groups["tokens"].sum()),
     "seconds": lambda run: float(run.steps["time/step"].sum()),
 }
+# What measures and curves take from steps.jsonl.
+NEEDED = ("time/step", *(name for name, _ in CURVES))
 
 
 def _result(run: Run) -> Result:
@@ -152,7 +173,7 @@ def _about(runs: Mapping[str, Run], base: Result | None) -> str:
     run = next(iter(runs.values()))
     result = _result(run)
     return (
-        f"Model {run.model}, data {run.setting('data.path')}; Γ = {run.setting('rollout.prompts_per_batch')}, "
+        f"Model {Path(run.model).name}, data {run.setting('data.path')}; Γ = {run.setting('rollout.prompts_per_batch')}, "
         f"G = {run.setting('rollout.group_size')}, {run.setting('learner.steps')} steps, temperature "
         f"{run.setting('rollout.temperature')}. {result.title}: {len(result.problems)} problems, "
         f"N = {result.samples} samples each."

@@ -21,8 +21,8 @@ def markdown(facts: Mapping[str, Any]) -> str:
     rows, names = facts["rows"], list(facts["rows"][0].means)
     parts = [
         f"# {facts['title']}",
-        f"{facts['about']} Intervals are 95%: of Pass@K by bootstrap over seeds and problems (with one seed, over "
-        "problems alone), of the other figures by Student's t over seeds.",
+        f"{facts['about']} Intervals are 95%, by Student's t: of Pass@K over seeds and problems (with one seed, over "
+        "problems alone), of the other figures over seeds.",
         matched,
         *missing,
         _table(
@@ -85,8 +85,8 @@ records).</p>{% endif %}
 {% macro cell(e, form) %}{{ form | format(100 * e.value) }}<br>
 <small>{{ form | format(100 * e.low) }} to {{ form | format(100 * e.high) }}</small>{% endmacro %}
 <h2>Pass@K (%)</h2>
-<p>Held-out problems, accuracy alone, unbiased estimate; below each value its 95% interval, bootstrap over seeds and
-problems (with one seed, over problems alone).</p>
+<p>Held-out problems, accuracy alone, unbiased estimate; below each value its 95% interval over seeds and problems
+(Student's t; with one seed, over problems alone).</p>
 <div class="wide"><table>
 <thead><tr><th>Arm</th><th>Seeds</th>{% for k in ks %}<th>Pass@{{ k }}</th>{% endfor %}</tr></thead>
 <tbody>

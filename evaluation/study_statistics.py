@@ -11,11 +11,9 @@ from scipy import stats
 
 from evaluation.pass_at_k import Estimate, pass_at_k
 from evaluation.results import Result
-from evaluation.runs import Run, RunFolderError
+from evaluation.runs import Run, check_same_problems
 
 Array = NDArray[np.float64]
-RESAMPLES = 4000
-TAILS = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,46 +32,58 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
         raise ValueError("no seed to take a mean over")
     if data.size == 1:
         return Mean(float(data[0]), float("nan"), float("nan"))
-    half = float(stats.t.ppf(TAILS[1], data.size - 1) * stats.sem(data))
+    half = float(stats.t.ppf(0.975, data.size - 1) * stats.sem(data))
     return Mean(float(data.mean()), float(data.mean()) - half, float(data.mean()) + half)
 
 
 def per_problem(results: Sequence[Result], ks: Sequence[int]) -> Array:
     """Pass@K (S, P, K) of S seeds evaluated on the same P problems. Raises RunFolderError where they were not."""
-    if any(r.problems != results[0].problems for r in results):
-        raise RunFolderError(f"{results[0].title}: the seeds of an arm were evaluated on different problems")
+    check_same_problems(results)
     return np.stack([np.stack([pass_at_k(r.correct, r.samples, k) for k in ks], axis=1) for r in results])
 
 
-def estimate(values: Array, ks: Sequence[int], seed: int = 0) -> list[Estimate]:
-    """Means of `values` (S, P, K) with 95% intervals: seeds and problems are both drawn with replacement."""
-    drawn = _resampled(values, seed)
-    low, high = np.quantile(drawn, TAILS, axis=0)
-    means = values.mean(axis=(0, 1))
-    return [Estimate(k, *map(float, row)) for k, *row in zip(ks, means, low, high, strict=True)]
+def estimate(values: Array, ks: Sequence[int]) -> list[Estimate]:
+    """Mean Pass@K of `values` (S, P, K) with its 95% interval over seeds and problems."""
+    return _estimates(values, ks, floor=0.0)
 
 
-def paired(values: Array, baseline: Array, ks: Sequence[int], seed: int = 0) -> list[Estimate]:
+def paired(values: Array, baseline: Array, ks: Sequence[int]) -> list[Estimate]:
     """Differences to the baseline on the same seeds and problems; `value` may be negative.
 
     Pairs by seed: both (S, P, K) must hold the same seeds in the same order. Raises ValueError otherwise.
     """
     if values.shape != baseline.shape:
         raise ValueError(f"arms of {values.shape} and {baseline.shape} (seeds, problems, K) cannot be paired")
-    return estimate(values - baseline, ks, seed)
+    return _estimates(values - baseline, ks, floor=-1.0)
 
 
-def _resampled(values: Array, seed: int) -> Array:
-    """(RESAMPLES, K) means over seeds and problems drawn with replacement, each on its own.
+def _estimates(values: Array, ks: Sequence[int], floor: float) -> list[Estimate]:
+    means, halves = values.mean(axis=(0, 1)), half_widths(values)
+    return [
+        Estimate(k, float(m), float(max(floor, m - half)), float(min(1.0, m + half)))
+        for k, m, half in zip(ks, means, halves, strict=True)
+    ]
 
-    Of S seeds S - 1 are drawn (one, of one): S would make the spread between few seeds too small by (S - 1)/S.
+
+def half_widths(values: Array) -> Array:
+    """Half of the 95% interval (K,) of the mean of `values` (S, P, K) over crossed random seeds and problems.
+
+        half² = t(S-1)²·V_S + t(P-1)²·max(V_P - V_SP, 0)
+
+    V_S and V_P are the variances of that mean as its S seeds and its P problems show them. What is peculiar to a seed on
+    a problem is in both; V_SP, from the residuals, is that part, so it counts once. Each part has its own quantile
+    (Banerjee, Sankhyā 22, 1960): of two or three seeds one cannot know how far they spread, and t says so. With one seed
+    the interval is over problems alone.
     """
     seeds, problems, _ = values.shape
-    random = np.random.default_rng(seed)
-    draws = max(1, seeds - 1)
-    of_seeds = random.multinomial(draws, np.full(seeds, 1 / seeds), size=RESAMPLES) / draws
-    of_problems = random.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES) / problems
-    return np.einsum("rs,spk,rp->rk", of_seeds, values, of_problems, optimize=True)
+    mean, of_seeds, of_problems = values.mean(axis=(0, 1)), values.mean(axis=1), values.mean(axis=0)
+    residuals = values - of_seeds[:, None] - of_problems + mean
+    free_s, free_p = max(1, seeds - 1), max(1, problems - 1)  # one value deviates from its mean by nothing
+    v_seeds = ((of_seeds - mean) ** 2).sum(axis=0) / (seeds * free_s)
+    v_problems = ((of_problems - mean) ** 2).sum(axis=0) / (problems * free_p)
+    v_both = (residuals**2).sum(axis=(0, 1)) / (seeds * problems * free_s * free_p)
+    t_seeds, t_problems = stats.t.ppf(0.975, [free_s, free_p])
+    return np.sqrt(t_seeds**2 * v_seeds + t_problems**2 * np.maximum(v_problems - v_both, 0))
 
 
 def unmatched(runs: Mapping[str, Run]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from evaluation.benchmarks import BENCHMARKS
 from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
 from evaluation.results import Result
-from evaluation.runs import Run, RunFolderError
+from evaluation.runs import Run, RunFolderError, check_same_problems, short_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,17 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run cost and did. Shares between 0 and 1; None where it recorded no groups."""
+    """What a run cost and did. Shares between 0 and 1; None where it has no record of them.
+
+    `rollouts_per_batch` is over whole batches, `phase_b_…` over groups outside a uniform warm-up.
+    """
 
     name: str
     method: str
     steps: int
     groups: int
     rollouts: int
-    rollouts_per_step: str
+    rollouts_per_batch: str
     tokens: int
     share_hit: float | None
     share_zero_signal: float | None
@@ -62,25 +65,37 @@ def table_1(runs: Sequence[Run]) -> Table | None:
 
 
 def summarise(name: str, run: Run) -> Summary:
-    size, hits, extra = (run.groups[field] for field in ("size", "hits", "extra"))
-    counts, trials = run.groups["successes"], run.groups["trials"]
-    known, spent = len(size) > 0, float(extra.sum())
-    per_step = np.unique(run.groups["step"], return_inverse=True)[1] if known else np.array([], dtype=int)
-    budgets = np.bincount(per_step, weights=size).astype(int) if known else np.array([0])
-    low, high = int(budgets.min()), int(budgets.max())
+    size, hits = run.groups["size"], run.groups["hits"]
+    extra, counts, trials = (
+        run.groups[field][run.outside_warm_up] for field in ("extra", "successes", "trials")
+    )
+    spent, signal = float(extra.sum()), run.steps.get("groups/zero_signal", np.array([]))
     return Summary(
         name=name,
         method=run.method,
-        steps=len(next(iter(run.steps.values()), budgets if known else [])),
+        steps=len(next(iter(run.steps.values()), np.unique(run.groups["step"]))),
         groups=len(size),
         rollouts=int(size.sum()),
-        rollouts_per_step=str(low) if low == high else f"{low} to {high}",
+        rollouts_per_batch=_per_batch(run),
         tokens=int(run.groups["tokens"].sum()),
-        share_hit=float((hits > 0).mean()) if known else None,
-        share_zero_signal=float(((hits == 0) | (hits == size)).mean()) if known else None,
+        share_hit=float((hits > 0).mean()) if len(hits) else None,
+        share_zero_signal=float(np.nanmean(signal)) if len(signal) else None,
         phase_b_to_none=float(extra[counts == 0].sum()) / spent if spent else None,
         phase_b_to_all=float(extra[counts == trials].sum()) / spent if spent else None,
     )
+
+
+def _per_batch(run: Run) -> str:
+    """Rollouts of the run's batches, `1920` or `1918 to 1920`. A batch of which a group is still to come does not count.
+
+    By batch, for it is a batch that is allocated Γ·G: with staleness a step takes groups of several.
+    """
+    batches, place, groups = np.unique(run.groups["batch"], return_inverse=True, return_counts=True)
+    sums = np.bincount(place, weights=run.groups["size"], minlength=len(batches)).astype(int)
+    whole = sums[groups >= int(run.setting("rollout.prompts_per_batch", 0))]
+    if not whole.size:
+        return "–"
+    return str(whole.min()) if whole.min() == whole.max() else f"{whole.min()} to {whole.max()}"
 
 
 def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]]]:
@@ -96,16 +111,25 @@ def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]
 
 
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
-    """Results by (model, method), each model's "Base" first. Base is kept once per benchmark and model."""
+    """Results by (model, method), each model's "Base" first: every different one, for each run draws its own.
+
+    A result of weights that nobody said the steps of is a row of its own, by the name of its model. Raises RunFolderError
+    where the results of a model on one benchmark are of different problems.
+    """
     groups: dict[tuple[str, str], list[Result]] = {}
-    for model in dict.fromkeys(run.model for run in runs):
-        mine = [run for run in runs if run.model == model]
-        base = {r.benchmark: r for run in mine for r in run.base()}
-        if base:
-            groups[model, "Base"] = list(base.values())
-        for run in sorted(mine, key=lambda r: "HORA" in r.method):
-            if run.latest():
-                groups.setdefault((model, run.method), []).extend(run.latest())
+    for path, model in short_names(dict.fromkeys(run.model for run in runs)).items():
+        mine = [run for run in runs if run.model == path]
+        found = [("Base", r) for run in mine for r in run.base()]
+        found += [
+            (run.method, r) for run in sorted(mine, key=lambda r: "HORA" in r.method) for r in run.latest()
+        ]
+        found += [(r.model, r) for run in mine for r in run.unlabelled()]
+        for title in dict.fromkeys(r.title for _, r in found):
+            check_same_problems([r for _, r in found if r.title == title])
+        for method, r in found:
+            row = groups.setdefault((model, method), [])
+            if method != "Base" or r not in row:
+                row.append(r)
     return groups
 
 
@@ -130,14 +154,14 @@ def _ks(results: Sequence[Result], title: str) -> list[int]:
 def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
     """Mean over runs, problem by problem, then over problems; the interval is over problems.
 
-    Raises RunFolderError where the runs were not evaluated on the same problems.
+    Raises RunFolderError where the runs were not evaluated at the same temperature.
     """
     mine = [r for r in results if r.title == title and k <= r.samples]
     if not mine:
         return None
-    if any(r.problems != mine[0].problems for r in mine):
+    if len({r.temperature for r in mine}) > 1:
         raise RunFolderError(
-            f"{title}: runs of one method were evaluated on different problems; report them apart"
+            f"{title}: runs of one method were evaluated at different temperatures; report them apart"
         )
     per_problem = np.mean([pass_at_k(r.correct, r.samples, k) for r in mine], axis=0)
     low, high = np.quantile(resampled_means(per_problem[:, None], seed=0), [0.025, 0.975])

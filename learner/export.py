@@ -16,16 +16,17 @@ import torch
 
 from common.config import Config
 from common.errors import RunError
+from common.origin import write_origin
 from learner.checkpoint import TAG
 from learner.durable import sync_tree
 from learner.engine import DTYPES, Engine, load_model
 
 
 def export(engine: Engine, config: Config, folder: Path, rank: int) -> None:
-    """Write the engine's policy to `folder`. A collective; rank 0 writes, whole or not at all."""
+    """Write the engine's policy after the last step to `folder`. A collective; rank 0 writes, whole or not at all."""
     tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
     if rank == 0:
-        _write(engine.hf, tensors, config, folder)
+        _write(engine.hf, tensors, config, config.learner.steps, folder)
 
 
 def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:
@@ -49,7 +50,7 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
     named = {
         name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()
     }
-    _write(model, named, config, folder)
+    _write(model, named, config, chosen, folder)
     return chosen
 
 
@@ -64,7 +65,7 @@ def _weights(state: Path) -> dict[str, torch.Tensor]:
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(state.parent), tag=state.name))
 
 
-def _write(hf: Any, tensors: dict[str, Any], config: Config, folder: Path) -> None:
+def _write(hf: Any, tensors: dict[str, Any], config: Config, step: int, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     partial = folder.with_name(folder.name + ".partial")
@@ -75,6 +76,7 @@ def _write(hf: Any, tensors: dict[str, Any], config: Config, folder: Path) -> No
     generation = Path(config.model.path) / "generation_config.json"
     if generation.is_file():
         shutil.copy(generation, partial / "generation_config.json")
+    write_origin(partial, config.run.name, step)
     sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

@@ -47,8 +47,9 @@ def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
     [
         ({"arms": {"a": {"rollout.groupsize": 4}}}, "arm a: tiny: rollout.groupsize: unknown key; did you mean group_size?"),
         ({"arms": {"a": {}, "b": {}}}, "arms a and b are the same experiment"),
-        ({"arms": {"a": {}, "b": {"rollout.group_size": 8}}}, "cannot be compared at equal compute: rollout.group_size"),
-        ({"arms": {"a": {}, "b": {"evaluation.samples": 128}}}, "cannot be compared at equal compute: evaluation.samples"),
+        ({"arms": {"a": {}, "b": {"rollout.group_size": 8}}}, "cannot be compared: rollout.group_size"),
+        ({"arms": {"a": {}, "b": {"evaluation.samples": 128}}}, "cannot be compared: evaluation.samples"),
+        ({"set": {"evaluation.path": None}}, "evaluation.path is not set: arms are compared on held-out problems"),
         ({"arms": {"a": {"run.seed": 4}}}, "run.seed is set by the study itself"),
         ({"set": {"evaluation.k": [128]}}, "evaluation.k (128) must be between 1 and evaluation.samples (64)"),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
@@ -63,6 +64,30 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, changes:
         cells(load_study(written(tmp_path, **changes)), tmp_path)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("rollout.temperature", 0.9),
+        ("rollout.max_prompt_tokens", 16),
+        ("data.limit", 10),
+        ("data.split", "held-out"),
+        ("data.template", "Add: {problem}"),
+        ("model.dtype", "bfloat16"),
+        ("learner.objective.updates_per_batch", 2),
+        ("reward.max_answer_chars", 5),
+    ],
+)
+def test_an_arm_keeps_model_data_budget_and_evaluation(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"arms a and b cannot be compared: {key}: "):
+        cells(load_study(written(tmp_path, arms={"a": {}, "b": {key: value}})), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{problem} 😀", "{problem}\u2028next", "{problem}\x85"])
+def test_any_text_of_a_study_reaches_its_cells_as_it_is(tmp_path: Path, text: str) -> None:
+    made = cells(load_study(written(tmp_path, set={"data.template": text})), tmp_path)
+    assert {c.config.data.template for c in made} == {text}
 
 
 def test_a_name_that_occurs_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
@@ -81,12 +106,12 @@ def test_the_initial_policy_is_evaluated_anew_only_where_its_samples_could_diffe
     arms = {
         "a": {},
         "rule": {"allocation.rule": "uniform", "rollout.pre_rollouts": 2, "learner.optimizer.learning_rate": 1e-3},
-        "hot": {"rollout.temperature": 0.9},
+        "reduced": {"generator.tensor_parallel": 2},
     }  # fmt: skip
-    a, rule, hot, other_seed, *_ = cells(load_study(written(tmp_path, arms=arms)), tmp_path)
+    a, rule, other, other_seed, *_ = cells(load_study(written(tmp_path, arms=arms)), tmp_path)
     assert same_at_step_0(a.config, rule.config)
     assert same_at_step_0(a.config, other_seed.config)
-    assert not same_at_step_0(a.config, hot.config)
+    assert not same_at_step_0(a.config, other.config)
 
 
 def test_as_many_cells_run_at_once_as_the_processors_hold(

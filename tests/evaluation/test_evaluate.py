@@ -15,7 +15,7 @@ from common.config import Config, Data
 from common.datasets import DataError, Leak, load_dataset
 from common.rewards import extract_answer
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
-from evaluation.benchmarks import BENCHMARKS, find_benchmark, held_out, known_leaks, parse_ks
+from evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, known_leaks, parse_ks
 from evaluation.evaluate import Counts, Progress, evaluate
 from evaluation.samples import SampleFileError
 
@@ -206,9 +206,22 @@ def test_a_benchmark_is_a_name_a_file_or_a_hub_name(tmp_path: Path) -> None:
             find_benchmark(name)
 
 
+def test_benchmarks_that_would_write_the_same_files_are_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "test.jsonl" for name in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text('{"problem": "1+1", "answer": 2}\n')
+    with pytest.raises(
+        DataError, match=r"a/test.jsonl and .*b/test.jsonl are both named test: rename a file"
+    ):
+        find_benchmarks(["amc23", *map(str, paths)])
+    names = ["arithmetic:2-3", "arithmetic:4-5", "arithmetic:2-3"]
+    assert [b.name for b in find_benchmarks(names)] == ["arithmetic-2-3", "arithmetic-4-5"]
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
-    [("arithmetic", "arithmetic"), ("arithmetic:2-4", "arithmetic"), ("own/test.jsonl", "test")],
+    [("arithmetic", "arithmetic"), ("arithmetic:2-4", "arithmetic-2-4"), ("own/test.jsonl", "test")],
 )
 def test_a_runs_own_evaluation_has_the_sizes_of_its_configuration(path: str, name: str) -> None:
     evaluation = {"path": path, "samples": 32, "k": (1, 4)}
@@ -258,7 +271,7 @@ def test_no_samples_at_all_are_refused(samples: int) -> None:
 def test_arithmetic_is_a_benchmark_of_problems_that_training_never_meets() -> None:
     benchmark = find_benchmark("arithmetic:2-3")
     data = benchmark.data(Data(path="arithmetic", limit=7))
-    assert (benchmark.name, data.split, data.limit) == ("arithmetic", "held-out", None)
+    assert (benchmark.name, data.split, data.limit) == ("arithmetic-2-3", "held-out", None)
     train = {r.problem for r in load_dataset(Data(path="arithmetic:2-3")).rows}
     assert not train & {r.problem for r in load_dataset(data).rows}
 

@@ -7,7 +7,9 @@ import io
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +19,11 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
+from common.origin import write_origin
 from common.redis import connect
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
 from deploy.evaluation import (
+    evaluate_benchmark,
     evaluate_run,
     in_flight,
     load_benchmark,
@@ -31,6 +35,8 @@ from deploy.evaluation import (
 from deploy.local import evaluate_local
 from deploy.redis_server import RedisServer
 from evaluation.benchmarks import find_benchmark
+from evaluation.evaluate import Counts
+from evaluation.results import Result, make_result
 
 
 @pytest.fixture
@@ -105,6 +111,40 @@ def test_k_above_n_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"amc23: Pass@64 needs K between 1 and N = 16"):
         evaluate_local(load("tiny"), ["amc23"], 16, (1, 64), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "label"), [(None, None, 0), (60, None, 60), (60, 20, 20), (None, 0, 0)]
+)
+def test_results_are_labelled_with_the_steps_behind_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: int | None, asked: int | None, label: int
+) -> None:
+    model, labels = tmp_path / "model", []
+    shutil.copytree(load("tiny").model.path, model)
+    if said is not None:
+        write_origin(model, "tiny", said)
+    monkeypatch.setattr("deploy.local.stack", lambda *args, **kwargs: nullcontext("no Redis"))
+    monkeypatch.setattr("deploy.local.evaluate_benchmark", lambda *args: labels.append(args[4]))
+    names = [benchmark_file(tmp_path, ROWS)]
+    evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
+    assert labels == [label]
+
+
+def test_a_trained_models_samples_are_asked_of_the_only_version_there_is(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def sample(*args: Any, version: int) -> Result:
+        asked.append((args[4], version))
+        counts = Counts(4, *np.array([[0, 1], [1, 2], [4, 4], [9, 9], [0, 0]]))
+        return make_result(args[1], counts, args[2], "m", args[4], 1.0, 0)
+
+    monkeypatch.setattr("deploy.evaluation.sample", sample)
+    config = load("tiny")
+    benchmark = find_benchmark(benchmark_file(tmp_path, ROWS)).sized(4, (1,))
+    evaluate_benchmark(config, benchmark, load_benchmark(config, benchmark, console), tmp_path, 60, console)
+    assert asked == [(60, 0)]
 
 
 def test_a_run_is_told_of_training_prompts_that_are_benchmark_problems(

@@ -4,22 +4,27 @@ import base64
 import heapq
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+from common.types import Prompt
+from deploy.summary import phase_b_share
 from evaluation.benchmarks import BENCHMARKS
 from evaluation.evaluate import Counts
 from evaluation.pass_at_k import pass_at_k
 from evaluation.report import write_report
 from evaluation.results import Result, ResultError, make_result, read_result, write_result
-from evaluation.runs import RunFolderError, load_run
+from evaluation.runs import Run, RunFolderError, load_run
 from evaluation.smoothing import moving_average
 from evaluation.tables import summarise, table_1
 
 G, G0, PROMPTS = 32, 8, 15
+MODEL = "hub/Qwen2.5-7B"
 
 
 def hit_utility(counts: np.ndarray, budget: int) -> list[int]:
@@ -38,12 +43,15 @@ def hit_utility(counts: np.ndarray, budget: int) -> list[int]:
 def make_run(
     folder: Path, rule: str, seed: int, steps: int = 60, advantage: str = "grpo", evaluated: bool = True
 ) -> Path:
-    """A run folder as a run of Γ = 4·15 prompts leaves it, its counts drawn with success rates that rise."""
+    """A run folder as a run of Γ = 4·15 prompts leaves it, its counts drawn with success rates that rise.
+
+    One shard of every batch is trained a step later, as with staleness 1; the last step takes two of its own.
+    """
     folder.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     config = {
-        "model": {"path": "hub/Qwen2.5-7B"},
-        "rollout": {"pre_rollouts": G0},
+        "model": {"path": MODEL},
+        "rollout": {"pre_rollouts": G0, "prompts_per_batch": 4 * PROMPTS},
         "allocation": {"rule": rule, "prior": "fixed"},
         "learner": {"objective": {"advantage": advantage}},
     }
@@ -58,7 +66,13 @@ def make_run(
                 extra = [G - G0] * PROMPTS if acting == "uniform" else hit_utility(counts, budget)
                 for i in range(PROMPTS):
                     hits = int(counts[i] + rng.binomial(extra[i], p[i]))
-                    line = {"step": step, "batch": step, "shard": shard, "epoch": 0, "prompt_index": i}
+                    line = {
+                        "step": min(steps - 1, step + (shard == 3)),
+                        "batch": step,
+                        "shard": shard,
+                        "epoch": 0,
+                        "prompt_index": i,
+                    }
                     line |= {"rule": acting, "prior": [1.0, 1.0], "trials": G0, "successes": int(counts[i])}
                     line |= {
                         "extra": extra[i],
@@ -77,7 +91,7 @@ def make_run(
                 "entropy": 0.5 * 0.98**step + 0.1 + noise[2] / 100,
                 "length/mean": 700 + 3 * step + 20 * noise[3],
             }
-            record |= {"reward/format": min(1.0, 0.5 + 0.1 * step)}
+            record |= {"reward/format": min(1.0, 0.5 + 0.1 * step), "groups/zero_signal": step / 100}
             metrics.write(json.dumps(record) + "\n")
     for name, problems, scale in (("math500", 50, 1.0), ("aime25", 30, 0.15)) if evaluated else ():
         for step, gain in ((0, 0.6), (steps, 1.0)):
@@ -86,11 +100,32 @@ def make_run(
     return folder
 
 
-def result(name: str, correct: np.ndarray, step: int) -> Result:
+def result(
+    name: str, correct: Sequence[int] | np.ndarray, step: int, model: str | None = None, answer: str = "1"
+) -> Result:
     benchmark, n = BENCHMARKS[name].sized(256, None), len(correct)
     rest = np.full(n, 250)
     counts = Counts(256, np.arange(n), np.asarray(correct), rest, rest * 400, rest // 10)
-    return make_result(benchmark, counts, "Qwen2.5-7B", step, temperature=0.7, seed=0)
+    problems = [Prompt(i, f"problem {i}", answer, np.zeros(1, np.int32)) for i in range(n)]
+    of = model or ("run" if step else MODEL)
+    return make_result(benchmark, counts, problems, of, step, temperature=0.7, seed=0)
+
+
+def rows(runs: Sequence[Run]) -> dict[tuple[str, str], list[float | None]]:
+    """Table 1 as (model, method) -> values."""
+    table = table_1(runs)
+    assert table is not None
+    return {(model, method): [c and c.value for c in cells] for model, method, cells in table.rows}
+
+
+def small_run(folder: Path, model: str = MODEL, *results: Result) -> Run:
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"model": {"path": model}, "allocation": {"rule": "uniform"}})
+    )
+    for r in results:
+        write_result(folder / "evaluation", r)
+    return load_run(folder)
 
 
 @pytest.fixture(scope="module")
@@ -155,12 +190,97 @@ def test_the_best_of_a_column_is_marked_within_its_model(runs: list[Path]) -> No
 
 def test_the_summary_shows_whether_runs_are_compute_matched(runs: list[Path]) -> None:
     grpo, hora = (summarise(f.name, load_run(f)) for f in runs[:2])
-    assert grpo.rollouts_per_step == hora.rollouts_per_step == str(60 * G)
+    assert grpo.rollouts_per_batch == hora.rollouts_per_batch == str(60 * G)
     assert grpo.rollouts == hora.rollouts == 60 * 60 * G
     assert grpo.tokens == 100 * grpo.rollouts
     assert hora.phase_b_to_none is not None
     assert grpo.phase_b_to_none is not None
     assert hora.phase_b_to_none > 2 * grpo.phase_b_to_none
+
+
+def test_a_batch_that_is_not_whole_yet_is_no_smaller_batch(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "live", "hit_utility", 0, steps=8, evaluated=False)
+    lines = (folder / "groups.jsonl").read_text().splitlines(keepends=True)
+    (folder / "groups.jsonl").write_text("".join(lines[:-20]))
+    assert summarise("live", load_run(folder)).rollouts_per_batch == str(60 * G)
+    (folder / "groups.jsonl").write_text("".join(lines[:20]))
+    assert summarise("live", load_run(folder)).rollouts_per_batch == "–"
+
+
+def test_the_share_without_signal_is_the_learners(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "uniform", 0, steps=11, evaluated=False)
+    assert summarise("run", load_run(folder)).share_zero_signal == pytest.approx(0.05)
+    (folder / "steps.jsonl").unlink()
+    assert summarise("run", load_run(folder)).share_zero_signal is None
+
+
+def test_the_uniform_warm_up_is_no_part_of_where_phase_b_went(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "hit_utility", 0, steps=10, evaluated=False)
+    found = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
+    shares = {row["successes"]: row["phase_b"] for row in phase_b_share(found)}
+    summary = summarise("run", load_run(folder))
+    assert (summary.phase_b_to_none, summary.phase_b_to_all) == pytest.approx((shares[0], shares[G0]))
+
+
+def test_a_trained_model_is_never_the_initial_policy(tmp_path: Path) -> None:
+    trained = result("amc23", [256] * 40, 0, model="/runs/x/model")
+    run = small_run(tmp_path / "x", MODEL, trained, result("aime24", [0] * 30, 0))
+    assert [r.benchmark for r in run.base()] == ["aime24"]
+    assert rows([run]) == {
+        ("Qwen2.5-7B", "Base"): [None, None, 0.0, 0.0],
+        ("Qwen2.5-7B", "/runs/x/model"): [100.0, 100.0, None, None],
+    }
+
+
+def test_a_policy_that_was_trained_before_is_still_the_initial_one_of_its_run(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "x", "/runs/w/model", result("amc23", [1] * 40, 60, model="/runs/w/model"))
+    assert [r.step for r in run.base()] == [60]
+    assert run.latest() == []
+
+
+def test_different_evaluations_of_the_initial_policy_are_averaged_and_copies_count_once(
+    tmp_path: Path,
+) -> None:
+    one, other = (result("amc23", [c] * 40, 0) for c in (0, 256))
+    runs = [small_run(tmp_path / name, MODEL, r) for name, r in (("a", one), ("b", other), ("c", one))]
+    assert rows(runs) == {("Qwen2.5-7B", "Base"): [50.0, 100 * (0 + 1) / 2]}
+
+
+def test_models_of_one_folder_name_are_told_apart_by_more_of_their_path(tmp_path: Path) -> None:
+    runs = [
+        small_run(tmp_path / name, model, result("amc23", [c] * 40, 0, model=model))
+        for name, model, c in (("1", "/runs/a/model", 0), ("2", "/runs/b/model", 256), ("3", MODEL, 0))
+    ]
+    assert [(model, values[0]) for (model, _), values in rows(runs).items()] == [
+        ("a/model", 0.0),
+        ("b/model", 100.0),
+        ("Qwen2.5-7B", 0.0),
+    ]
+
+
+def test_results_of_other_problems_are_neither_averaged_nor_compared(tmp_path: Path) -> None:
+    two = [result("amc23", [1] * 40, 5, answer=answer) for answer in ("1", "2")]
+    assert two[0].problems == two[1].problems
+    runs = [small_run(tmp_path / name, MODEL, r) for name, r in zip("ab", two, strict=True)]
+    with pytest.raises(
+        RunFolderError, match=r"AMC23: run \(step 5\) and run \(step 5\) were evaluated on different"
+    ):
+        table_1(runs)
+    path = tmp_path / "b" / "evaluation" / "amc23-step5.json"
+    old = json.loads(path.read_text())
+    del old["problem_set"]
+    path.write_text(json.dumps(old))
+    assert len(rows([runs[0], load_run(tmp_path / "b")])) == 1
+
+
+def test_results_of_other_temperatures_are_not_averaged(tmp_path: Path) -> None:
+    warm = result("amc23", [1] * 40, 5)
+    runs = [
+        small_run(tmp_path / name, MODEL, r)
+        for name, r in (("a", warm), ("b", replace(warm, temperature=1.0)))
+    ]
+    with pytest.raises(RunFolderError, match="different temperatures"):
+        table_1(runs)
 
 
 def test_methods_bear_the_papers_names(tmp_path: Path) -> None:
@@ -212,9 +332,9 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = write_result(tmp_path, written)
     assert read_result(path) == written
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".csv", ".md", ".png", ".svg"}
-    rows = (tmp_path / "aime24-step7.csv").read_text().splitlines()
-    assert len(rows) == 1 + len(written.ks)
-    assert rows[1].split(",")[:6] == ["aime24", "Qwen2.5-7B", "7", "30", "256", "1"]
+    lines = (tmp_path / "aime24-step7.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(written.ks)
+    assert lines[1].split(",")[:6] == ["aime24", "run", "7", "30", "256", "1"]
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"benchmark": 1}', "[]"])

@@ -6,19 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from scipy import stats
 
 from evaluation.figures import allocation_figure
 from evaluation.results import Result
 from evaluation.runs import RunFolderError, load_run
 from evaluation.study import write_study_report
-from evaluation.study_statistics import estimate, mean_over_seeds, paired, per_problem, unmatched
+from evaluation.study_statistics import estimate, half_widths, mean_over_seeds, paired, per_problem, unmatched
 
 KS = [1, 4, 16]
 
 
-def result(correct: list[int], step: int = 2, problems: list[int] | None = None) -> Result:
-    places = problems or list(range(len(correct)))
-    return Result("arithmetic", "arithmetic", "m", step, 1.0, 0, 16, KS, places, correct, 0, 0, 1)
+def result(correct: list[int], step: int = 2, problems: list[int] | None = None, texts: str = "") -> Result:
+    places, model = problems or list(range(len(correct))), "run" if step else "m"
+    return Result("arithmetic", "arithmetic", model, step, 1.0, 0, 16, KS, places, correct, 0, 0, 1, texts)
 
 
 def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "uniform") -> Path:
@@ -28,6 +29,8 @@ def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "unifor
         "rollout": {"prompts_per_batch": 2, "group_size": 4},
         "allocation": {"rule": rule},
         "model": {"path": "m"},
+        "learner": {"steps": 2},
+        "evaluation": {"path": "arithmetic"},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     with (folder / "groups.jsonl").open("w") as file:
@@ -57,24 +60,34 @@ def test_the_interval_over_seeds_is_students() -> None:
     assert np.isnan(mean_over_seeds([1.0]).low)
 
 
-def test_ninety_five_percent_intervals_hold_the_truth_about_that_often() -> None:
-    random, held = np.random.default_rng(3), 0
-    for trial in range(100):
-        problems = random.beta(1, 1, 30)
-        seeds = np.clip(problems + random.normal(0, 0.1, (5, 30)), 0, 1)
-        found = estimate(seeds[:, :, None], [1], seed=trial)[0]
-        held += found.low <= 0.5 <= found.high
-    assert 85 <= held <= 100
+# Standard deviations of seeds, problems and what is peculiar to a seed on a problem.
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize(
+    "spreads", [(0.05, 0.0, 0.02), (0.05, 0.05, 0.05), (0.04, 0.3, 0.1), (0.0, 0.3, 0.0), (0.0, 0.0, 0.1)]
+)
+def test_ninety_five_percent_intervals_hold_the_truth_about_that_often(
+    seeds: int, spreads: tuple[float, float, float]
+) -> None:
+    random, trials = np.random.default_rng(3), 2000
+    a, b, both = spreads
+    values = random.normal(0, a, (trials, seeds, 1)) + random.normal(0, b, (trials, 1, 60))
+    values = np.moveaxis(values + random.normal(0, both, (trials, seeds, 60)), 0, 2)
+    held = np.abs(values.mean(axis=(0, 1))) <= half_widths(values)  # the truth is 0
+    assert held.mean() >= 0.93
 
 
-def test_intervals_of_three_seeds_that_differ_hold_the_truth_more_often_than_a_plain_bootstrap() -> None:
-    random, held = np.random.default_rng(7), 0
-    for trial in range(200):
-        found = estimate(
-            random.normal(0, 0.02, (3, 1, 1)) + random.normal(0, 0.05, (3, 60, 1)), [1], seed=trial
-        )[0]
-        held += found.low <= 0 <= found.high
-    assert held >= 172  # drawing all three seeds holds it 165 times
+def test_what_is_peculiar_to_a_seed_on_a_problem_counts_once() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, (5, 60, 2000))
+    of_seeds = stats.t.ppf(0.975, 4) * stats.sem(noise.mean(axis=1), axis=0)
+    assert half_widths(noise).mean() < 1.1 * of_seeds.mean()
+
+
+def test_an_interval_of_pass_at_k_stays_between_none_and_all() -> None:
+    values = np.array([[[0.9], [1.0]], [[0.2], [0.4]]])
+    [found] = estimate(values, [1])
+    assert (found.low, found.high) == (0.0, 1.0)
+    [difference] = paired(values, 1 - values, [1])
+    assert (difference.low, difference.high) == (-1.0, 1.0)
 
 
 def test_pairing_removes_what_problems_share() -> None:
@@ -93,6 +106,8 @@ def test_seeds_evaluated_on_different_problems_are_refused() -> None:
     assert per_problem([result([0, 8, 16]), result([1, 2, 3])], KS).shape == (2, 3, 3)
     with pytest.raises(RunFolderError, match="different problems"):
         per_problem([result([0, 8]), result([0, 8], problems=[4, 5])], KS)
+    with pytest.raises(RunFolderError, match="different problems"):  # of equal number
+        per_problem([result([0, 8]), result([0, 8], texts="one"), result([0, 8], texts="other")], KS)
 
 
 def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> None:
@@ -123,6 +138,48 @@ def test_the_report_has_every_arm_its_difference_and_what_is_missing(tmp_path: P
     assert {p.name for p in path.parent.glob("*.png")} == {
         "pass_at_k.png", "difference.png", "training.png", "allocation_grpo.png", "allocation_hora.png"
     }  # fmt: skip
+
+
+def test_arms_evaluated_on_different_problems_are_not_compared(tmp_path: Path) -> None:
+    folders = {arm: {0: cell(tmp_path / arm, [2, 4, 0], [4, 4, 4, 4])} for arm in ("grpo", "hora")}
+    for arm, runs in folders.items():
+        path = runs[0] / "evaluation" / "arithmetic-step2.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "problem_set": arm}))
+    with pytest.raises(RunFolderError, match="different problems, which cannot be averaged or compared"):
+        write_study_report(tmp_path / "report", "A study", folders, "grpo")
+
+
+def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
+    cells = {s: cell(tmp_path / f"grpo-seed{s}", [2, 4, 0], [4, 4, 4, 4]) for s in range(8)}
+    (cells[0] / "evaluation" / "arithmetic-step2.json").write_text("{")
+    (cells[1] / "steps.jsonl").unlink()
+    (cells[2] / "steps.jsonl").write_text('{"step": 0, "time/step": 1.0}\n' * 2)
+    (cells[3] / "evaluation" / "arithmetic-step2.json").unlink()
+    (cells[4] / "steps.jsonl").write_text((cells[4] / "steps.jsonl").read_text().splitlines()[0] + "\n")
+    (cells[5] / "groups.jsonl").write_bytes(b"\xff\n")
+    cells[8] = tmp_path / "nothing"
+    write_study_report(tmp_path / "report", "A study", {"grpo": cells}, "grpo")
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert "| grpo | 2 |" in text
+    for words in (
+        "grpo-seed0 (", "arithmetic-step2.json: not a result",
+        "grpo-seed1 (", "steps.jsonl: holds no time/step, reward/accuracy",
+        "grpo-seed2 (", "steps.jsonl: holds no reward/accuracy, groups/hit",
+        "grpo-seed3 (finished but not evaluated)",
+        "grpo-seed4 (1 of 2 steps)",
+        "grpo-seed5 (", "'utf-8' codec can't decode",
+        "grpo-seed8 (not begun)",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_another_benchmark_in_a_cell_is_no_part_of_the_study(tmp_path: Path) -> None:
+    folder = cell(tmp_path / "grpo-seed0", [2, 4, 0], [4, 4, 4, 4])
+    values = json.loads((folder / "evaluation" / "arithmetic-step2.json").read_text())
+    other = {**values, "benchmark": "amc23", "title": "AMC23", "correct": [0, 0, 0]}
+    (folder / "evaluation" / "amc23-step2.json").write_text(json.dumps(other))
+    write_study_report(tmp_path / "report", "A study", {"grpo": {0: folder}}, "grpo")
+    assert "AMC23" not in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_one_arm_of_one_seed_is_reported_without_a_difference_or_an_interval_over_seeds(

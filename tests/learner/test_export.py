@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from common.errors import RunError
+from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
+from common.origin import step_of
 from deploy.export import export_run
+from learner.checkpoint import TAG
+from learner.engine import load_model
 
 
 def run_folder(tmp_path: Path, *steps: int) -> Path:
@@ -31,6 +35,21 @@ def test_a_run_without_a_checkpoint_says_when_there_will_be_one(tmp_path: Path) 
 def test_an_unknown_step_is_refused_with_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no checkpoint of step 7; there are: 10, 20"):
         export_run(run_folder(tmp_path, 10, 20), 7, tmp_path / "out")
+
+
+def test_an_exported_model_knows_its_step(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, 10, 20)
+    config = load(str(run / "config.yaml"))
+    weights = load_model(config, attention="sdpa").state_dict()
+    state = run / "checkpoints" / "step-00000010" / TAG
+    state.mkdir()
+    torch.save({"module": {f"hf.{k}": v for k, v in weights.items()}}, state / "mp_rank_00_model_states.pt")
+    export_run(run, 10, tmp_path / "out")
+    assert step_of(str(tmp_path / "out")) == 10
+    assert step_of(config.model.path) is None
+    (tmp_path / "out" / "hora.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"hora.json: does not say the step .*--step"):
+        step_of(str(tmp_path / "out"))
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from common.config import Config
 from common.keys import Keys
 from common.load import load
+from common.origin import step_of
 from common.redis import connect
 from common.types import Group
 from deploy.redis_server import RedisServer
@@ -108,6 +109,8 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     )
     exported = load_file(tmp_path / "exported" / "model.safetensors")
     assert all(torch.equal(exported[n], other[n]) for n in other), "the last checkpoint is the run's model"
+    assert step_of(str(tmp_path / "exported")) == configuration(tmp_path).learner.steps
+    assert step_of(str(tmp_path / "other" / "r" / "model")) == configuration(tmp_path).learner.steps
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])

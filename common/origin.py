@@ -1,0 +1,29 @@
+"""Where an exported model folder comes from: `hora.json` beside its weights, for those who measure it later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from common.errors import ConfigError
+
+NAME = "hora.json"
+
+
+def write_origin(folder: Path, run: str, step: int) -> None:
+    """Say that the weights in `folder` are those of `run` after `step` optimizer steps."""
+    (folder / NAME).write_text(json.dumps({"run": run, "step": step}) + "\n")
+
+
+def step_of(model: str) -> int | None:
+    """The optimizer steps behind the weights of a model folder; None for one that no run exported, and for a hub name.
+
+    Raises ConfigError for a file that does not say it.
+    """
+    path = Path(model) / NAME
+    if not path.is_file():
+        return None
+    try:
+        return int(json.loads(path.read_text())["step"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: does not say the step ({error!r}); give it with --step") from None

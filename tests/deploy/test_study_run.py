@@ -1,0 +1,111 @@
+"""What becomes of a study's processes and folders, with processes that stand for its runs."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from rich.console import Console
+
+from common.errors import ConfigError
+from common.load import dump_yaml
+from deploy.runs import RunFile
+from deploy.study import Cell, cells, load_study
+from deploy.study_run import _finished, _run_all
+
+STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
+
+# A study whose cells do nothing but wait, and write their process id to a file.
+WAITING = """
+import subprocess, sys
+from pathlib import Path
+from deploy import study_run
+
+def start(cell, out):
+    run = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    Path(sys.argv[2]).write_text(str(run.pid))
+    return run
+
+study_run._start = start
+study_run.study(sys.argv[1], Path(sys.argv[2]).parent / "out", 1)
+"""
+
+
+def written(tmp_path: Path) -> str:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(STUDY, sort_keys=False))
+    return str(path)
+
+
+def made(tmp_path: Path, out: Path, state: str) -> Cell:
+    """The study's only cell, run in `out` as far as `state`."""
+    [cell] = cells(load_study(written(tmp_path)), out)
+    file = RunFile(cell.folder(out))
+    file.start(cell.name, os.getpid())
+    if state != "running":
+        file.end(state)  # type: ignore[arg-type]
+    (cell.folder(out) / "config.yaml").write_text(dump_yaml(cell.config))
+    return cell
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_no_cell_outlives_a_study_that_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
+    note = tmp_path / "pid"
+    command = [sys.executable, "-c", WAITING, written(tmp_path), str(note)]
+    study = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (note.exists() and note.read_text()):
+            assert study.poll() is None, study.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        cell = psutil.Process(int(note.read_text()))
+        study.send_signal(number)
+        said, _ = study.communicate(timeout=60)
+    finally:
+        study.kill()
+    try:
+        assert study.returncode == 130, said
+        assert "the same command goes on with the study" in said.lower()
+        assert not cell.is_running()
+    finally:
+        if cell.is_running():
+            cell.kill()
+
+
+def test_a_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_path: Path) -> None:
+    for state in ("finished", "stopped"):
+        here, there = tmp_path / state, tmp_path / f"{state}-moved"
+        made(tmp_path, here, state)
+        shutil.move(here, there)
+        [cell] = cells(load_study(written(tmp_path)), there)
+        if state == "finished":
+            assert _finished(cell, there)
+        else:
+            with pytest.raises(ConfigError, match=r"was run with other settings \(run.folder: "):
+                _finished(cell, there)
+
+
+def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = load_study(written(tmp_path))
+    [cell] = cells(plan, tmp_path)
+    log = tmp_path / "logs" / f"{cell.name}.log"
+    log.parent.mkdir()
+    log.write_text("hora: the port was taken\n")
+
+    def start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as file:
+            return subprocess.Popen(
+                [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
+            )
+
+    monkeypatch.setattr("deploy.study_run._start", start)
+    with open(os.devnull, "w") as nowhere:
+        failed = _run_all(plan, [cell], tmp_path, 1, Console(file=nowhere))
+    assert failed == [(cell, "ValueError: worse")]
