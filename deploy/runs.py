@@ -106,6 +106,9 @@ class RunFile:
     ) -> Iterator[None]:
         """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
         self.refuse_if_alive()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume)
         try:
             with self._beating():

@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -30,10 +31,17 @@ with RunFile(sys.argv[1]).recorded("demo", "hora run --resume", Console(stderr=T
 """
 
 
+def _as_a_script_starts_with_an_ampersand() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.fixture
 def launcher(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path / "demo")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LAUNCHER, str(tmp_path / "demo")],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_as_a_script_starts_with_an_ampersand,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
