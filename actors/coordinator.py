@@ -86,9 +86,8 @@ class Coordinator:
             raise  # Redis or the network is away: there is nowhere to leave the reason, and another start may help
         except HoraError as error:
             await self._give_up(str(error))
-        except (
-            Exception
-        ) as error:  # calls have been repeated already: a replica that starts again would meet the same
+        except Exception as error:
+            # Calls have been repeated already, and a rule or a prior that fails would fail again after another start.
             log.exception("coordinator failed")
             await self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
 

@@ -98,7 +98,7 @@ class Heart:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def tell(self, **state: Any) -> None:
-        """What is said from now on; the first is said at once."""
+        """What is said from now on, beside the time of our start; the first is said at once."""
         self._state = {**state, "started": self._started}
         if not self._thread.is_alive():
             self._thread.start()

@@ -34,10 +34,10 @@ def check(source: str, overrides: Sequence[str]) -> None:
     console = Console()
     config = load(source, overrides)
     check_paths(config)
-    check_names(config)
     with working("checking", 3) as begin:
         begin("tokenizer")
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        check_names(config)
         begin("data")
         dataset = load_dataset(config.data, usable_gold)
         begin("prompts")

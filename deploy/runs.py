@@ -167,7 +167,8 @@ class RunFile:
         """How the run that was recorded here ended, in words; None while it is up, and where none was."""
         if not self.path.exists() or (record := self.read()).alive:
             return None
-        return f"{record.run} {_past(record)}" + (f"; resume with: {record.resume}" if record.resume else "")
+        ended = f"{record.run} {_past(record)}"
+        return ended if record.state == "finished" else f"{ended}; resume with: {record.resume}"
 
     def embeds_redis(self) -> bool:
         """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an earlier run's."""

@@ -173,7 +173,9 @@ def test_a_monitor_ends_with_a_run_whose_redis_is_gone_and_says_how(tmp_path, mo
     file.start("demo", os.getpid(), http_port=8000, resume="hora run X --resume")
     with RedisServer(tmp_path / "demo" / "redis") as server:
         play(SyntheticRun(server.url, config_of("demo")), 2)
-        watching = threading.Thread(target=monitor, args=(server.url, "demo"), kwargs={"file": file})
+        watching = threading.Thread(
+            target=monitor, args=(server.url, "demo"), kwargs={"file": file}, daemon=True
+        )
         watching.start()
         time.sleep(0.5)
     time.sleep(0.3)

@@ -138,12 +138,17 @@ def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
 )
 def test_what_becomes_of_a_run_is_recorded_and_said(tmp_path, error, state, reason):
     console = Console(file=io.StringIO())
+    assert RunFile(tmp_path).ending() is None
     with suppress(RunError, SystemExit), RunFile(tmp_path).recorded("demo", "hora train X", console):
+        assert RunFile(tmp_path).ending() is None
         assert list_runs(tmp_path.parent)[0].state == "running"
         if error:
             raise error
     record = RunFile(tmp_path).read()
     assert (record.state, record.reason) == (state, reason)
+    ending = RunFile(tmp_path).ending()
+    assert ending is not None
+    assert ("resume with: hora train X" in ending) == (error is not None)
     assert ("resume with: hora train X" in console.file.getvalue()) == (error is not None)
 
 
