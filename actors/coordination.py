@@ -1,7 +1,7 @@
 """What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the queue.
 
-It waits for three things and says which: `version` (the staleness bound), `room` (a full queue) and `pause` (an
-operator). Position needs no record of its own: a shard is done when its report is in Redis, half done when its
+It waits for four things and says which: `version` (the staleness bound), the cycles that a batch's allocation must know,
+`room` (a full queue) and `pause` (an operator). Position needs no record of its own: a shard is done when its report is in Redis, half done when its
 plan is, so a restarted coordinator goes on exactly where the last one fell.
 """
 
@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,9 @@ class Coordination:
         for batch, shard in list(todo):
             if not may_start(batch, version, self._config.rollout.max_staleness):
                 break
+            if not await self._with.cycles.known(batch):
+                self.waiting_for = f"the last shard of batch {batch - 1 - self._config.rollout.max_staleness}"
+                return None
             if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
                 todo.remove((batch, shard))  # Another coordinator finished it.
             elif await self._with.leases.acquire(f"{batch}:{shard}"):
@@ -143,7 +147,8 @@ class Coordination:
             return plan
 
         generate = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
-        groups = run_shard(shard, generate, self._with.score, self._with.cycles.allocate, plan, remember)
+        allocate = partial(self._with.cycles.allocate, shard.batch)
+        groups = run_shard(shard, generate, self._with.score, allocate, plan, remember)
         async for group in groups:
             await self._push(group, planned=True)
         assert plan is not None

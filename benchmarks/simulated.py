@@ -108,7 +108,7 @@ async def coordinate(config: Config, url: str, data: list[Prompt], fleet: Fleet,
         generate_at=generate_at,
         score=score,
         producer=Producer(redis, config),
-        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), owner),
+        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), len(data)),
         leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
         telemetry=Telemetry(redis, config.run.name),
     )

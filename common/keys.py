@@ -67,7 +67,7 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """hash: small shared facts: version, step, durable_step, paused, cycles (gate and prior), error, token_sha256."""
+        """hash: small shared facts: version, step, durable_step, paused, cycles (the gate, for views), error, token_sha256."""
         return self._key("state")
 
     @property
