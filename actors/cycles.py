@@ -104,7 +104,7 @@ class Cycles:
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)
             if self._observed > before:  # for those who show the run
-                state = json.dumps({"gate": self._gate.state_dict()})
+                state = json.dumps({"gate": {"open": self._gate.open}})
                 await self._redis.hset(self._keys.state, "cycles", state)
 
     async def _reports(self, batch: int) -> list[dict[str, Any]]:

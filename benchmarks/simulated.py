@@ -100,7 +100,7 @@ async def coordinate(config: Config, url: str, data: list[Prompt], fleet: Fleet,
         async def generate(request: SamplingRequest) -> list[Completion]:
             version = await newest.version(min_version)
             assert version >= min_version, f"asked for version {min_version} while {version} is the newest"
-            return await fleet(request, version)
+            return await fleet(request, min_version)  # as a replica does that pulls only what it must
 
         return generate
 
