@@ -1,8 +1,8 @@
 """What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the queue.
 
-It waits for weights (the staleness bound), room (a full queue), an operator (a pause), or requests of the shards in
-flight, and says which. Position needs no record of its own: a shard is done when its report is in Redis, half done when its
-plan is, so a restarted coordinator goes on exactly where the last one fell.
+It waits for weights (the staleness bound), the cycles that a batch's allocation must know, room (a full queue), an operator (a
+pause), or requests of the shards in flight, and says which. Position needs no record of its own: a shard is done when its
+report is in Redis, half done when its plan is, so a restarted coordinator goes on exactly where the last one fell.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,10 @@ class Coordination:
         for batch, shard in list(todo):
             if not may_start(batch, version, self._config.rollout.max_staleness):
                 break
+            if not await self._with.cycles.known(batch):
+                needed = batch - 1 - self._config.rollout.max_staleness
+                self._blocked = "" if self._tasks else f"the last shard of batch {needed}"
+                return None
             if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
                 todo.remove((batch, shard))  # Another coordinator finished it.
             elif await self._with.leases.acquire(f"{batch}:{shard}"):
@@ -160,7 +165,8 @@ class Coordination:
             return plan
 
         generate, score = self._calls(shard.batch)
-        groups = run_shard(shard, generate, score, self._with.cycles.allocate, plan, remember)
+        allocate = partial(self._with.cycles.allocate, shard.batch)
+        groups = run_shard(shard, generate, score, allocate, plan, remember)
         async for group in groups:
             await self._push(group, planned=True)
         assert plan is not None

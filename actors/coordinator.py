@@ -64,7 +64,7 @@ class Coordinator:
             generate_at=lambda version: generator_calls(generator, config, version),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
-            cycles=Cycles(self._redis, config, prior_of(config, prompts), self._name),
+            cycles=Cycles(self._redis, config, prior_of(config, prompts), len(prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
         )

@@ -6,8 +6,11 @@ needs no model.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,38 +24,48 @@ from common.types import Prompt
 
 
 def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
-    """The prior that `config.allocation` names, fitted offline when `prior_state` says so."""
+    """The prior that `config.allocation` names, fitted offline when `prior_state` says so.
+
+    Raises ConfigError for a state that is not this prior's, and for features that cannot be used.
+    """
     allocation = config.allocation
-    state = load_state(allocation.prior_state, allocation.prior) if allocation.prior_state else None
     features = None if allocation.prior == "fixed" else features_of(config, prompts)
-    return make_prior(
-        allocation.prior,
-        n=len(prompts),
-        alpha=allocation.alpha,
-        beta=allocation.beta,
-        features=features,
-        state=state,
-        seed=config.run.seed,
-    )
+    try:
+        return make_prior(
+            allocation.prior,
+            n=len(prompts),
+            alpha=allocation.alpha,
+            beta=allocation.beta,
+            features=features,
+            state=load_state(allocation.prior_state, allocation.prior) if allocation.prior_state else None,
+            seed=config.run.seed,
+        )
+    except (OSError, ValueError, BadZipFile) as error:
+        state = f", allocation.prior_state={allocation.prior_state}" if allocation.prior_state else ""
+        raise ConfigError(f"allocation.prior={allocation.prior}{state}: {error}") from error
 
 
 def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-    """(n, d) features of all prompts: RUN/features-KIND.npy, made when it is not there."""
+    """(n, d) features of all prompts: RUN/features-KIND.npz, made when it is not there or holds those of another model or of
+    other prompts."""
     hidden = config.allocation.prior.startswith("hidden")
-    path = Path(config.run.folder) / config.run.name / f"features-{'hidden' if hidden else 'text'}.npy"
+    model = config.model.path if hidden else config.allocation.features
+    if not model:
+        raise ConfigError(
+            f"allocation.features is not set: prior {config.allocation.prior} needs a sentence-embedding model, by name "
+            "or folder (the paper's: sentence-transformers/all-mpnet-base-v2)"
+        )
+    tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
+    seen = json.dumps(tokens if hidden else texts)
+    origin = f"{model} {hashlib.sha256(seen.encode()).hexdigest()}"
+    path = Path(config.run.folder) / config.run.name / f"features-{'hidden' if hidden else 'text'}.npz"
     if path.exists():
-        return np.asarray(np.load(path, allow_pickle=False))
-    if hidden:
-        found = hidden_state_features(config.model.path, [p.tokens.tolist() for p in prompts])
-    else:
-        if not config.allocation.features:
-            raise ConfigError(
-                f"allocation.features is not set: prior {config.allocation.prior} needs a sentence-embedding model, by name "
-                "or folder (the paper's: sentence-transformers/all-mpnet-base-v2)"
-            )
-        found = sentence_features(config.allocation.features, [p.text for p in prompts])
+        with np.load(path, allow_pickle=False) as kept:
+            if str(kept["origin"]) == origin:
+                return np.asarray(kept["features"])
+    found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npy")
-    np.save(partial, found, allow_pickle=False)
+    partial = path.with_suffix(".partial.npz")
+    np.savez(partial, features=found, origin=np.array(origin))
     partial.replace(path)
     return np.asarray(found)

@@ -20,6 +20,11 @@ def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> In
     """Δ (n,) for posteriors that differ. `room` (n,) bounds each; it must hold the budget."""
     if len(post) <= TABLE_PROMPTS:
         return _by_table(rule, post, budget, room)
+    open_ = np.flatnonzero(room)
+    if len(open_) < len(post):  # or a sample might hold no prompt that can take a rollout
+        extra = np.zeros(len(post), dtype=np.int64)
+        extra[open_] = allocate_each(rule, post[open_], budget, room[open_])
+        return extra
     step = len(post) // 64
     refuse_rising(rule, rule.log_table(post[::step], 64))
     sure, all_ = _bracket(rule, post, budget, room)

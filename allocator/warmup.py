@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+ROUNDING = 1e-9  # one rollout more or less changes a mean by far more
 
 
 class WarmUpGate:
@@ -26,14 +26,5 @@ class WarmUpGate:
         """Take note of one generation cycle. ValueError for a mean that is not in 0..1, NaN included."""
         if not 0 <= mean_format <= 1:
             raise ValueError(f"mean_format must be in 0..1, not {mean_format}")
-        self._run = self._run + 1 if mean_format >= self._threshold else 0
+        self._run = self._run + 1 if mean_format >= self._threshold - ROUNDING else 0
         self._open = self._open or self._run >= self._cycles
-
-    def state_dict(self) -> dict[str, Any]:
-        """{"open": bool, "run": cycles at or above the threshold in a row}."""
-        return {"open": self._open, "run": self._run}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict()`. A gate that is not enabled stays open."""
-        self._open = self._open or bool(state["open"])
-        self._run = int(state["run"])

@@ -100,7 +100,7 @@ async def coordinate(config: Config, url: str, data: list[Prompt], fleet: Fleet,
         async def generate(request: SamplingRequest) -> list[Completion]:
             version = await newest.version(min_version)
             assert version >= min_version, f"asked for version {min_version} while {version} is the newest"
-            return await fleet(request, version)
+            return await fleet(request, min_version)  # as a replica does that pulls only what it must
 
         return generate
 
@@ -108,7 +108,7 @@ async def coordinate(config: Config, url: str, data: list[Prompt], fleet: Fleet,
         generate_at=generate_at,
         score=score,
         producer=Producer(redis, config),
-        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), owner),
+        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), len(data)),
         leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
         telemetry=Telemetry(redis, config.run.name),
     )

@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +114,14 @@ def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]])
 
 
 def answer_text(value: Any) -> str | None:
-    """A gold answer as text: 27.0 is `27`, 0.5 is `0.5`; None for what cannot be an answer."""
+    """A gold answer as text: 27.0 is `27`, 0.00005 is `0.00005`; None for what cannot be an answer."""
     if isinstance(value, bool):
         return None
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        return str(int(value)) if value.is_integer() else repr(value)
+        # Not repr(), which writes 5e-05: no verifier reads that as a number.
+        return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
     if isinstance(value, int):
         return str(value)
     if not isinstance(value, str):

@@ -25,6 +25,7 @@ MAX_NESTING = 40
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}\\]*[A-Za-z][^{}\\]*)\}")
+_LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # a comma with room after it; `10,\!080` draws its parts together
 _SPACING = re.compile(r"\\[,;:! ]|~|(?<!\d) | (?!\d)")
 _LEAD = re.compile(
     r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
@@ -118,8 +119,12 @@ def _tight(text: str) -> str:
 
 
 def canonical_number(text: str) -> str | None:
-    """`1,234.50` -> `1234.5`, `-0` -> `0`; None where the text is not a plain integer or decimal."""
-    found = _NUMBER.fullmatch(_tight(bare(text)))
+    """`1,234.50` -> `1234.5`, `-0` -> `0`; None where the text is not a plain integer or decimal.
+
+    None also for `3, 103`, which is a list, and for `2e-3`: there `e` may be Euler's number.
+    """
+    text = bare(text)
+    found = None if _LISTED.search(text) else _NUMBER.fullmatch(_tight(text))
     if not found:
         return None
     sign, whole, decimals = found.group(1), found.group(2), found.group(3) or ""
@@ -144,10 +149,11 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
     Plain: equal text but for spacing; two numbers without operators; words against words; numerals of two bases.
     """
+    # Of the texts with their spacing, which tells a list from a number.
+    numbers = canonical_number(gold), canonical_number(answer)
     gold, answer = _tight(bare(gold)), _tight(bare(answer))
     if gold == answer:
         return True
-    numbers = canonical_number(gold), canonical_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
     words = canonical_words(gold)

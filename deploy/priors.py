@@ -97,14 +97,17 @@ def _replayed(run: Path, records: list[dict], name: str, features: str | None) -
 
 
 def _configured(run: Path, name: str, features: str | None) -> Config:
+    """The run's configuration with prior `name`; a fitted state is that of the run's own prior."""
     overrides = [
         f"allocation.prior={name}",
         f"run.folder={run.resolve().parent}",
         f"run.name={run.resolve().name}",
     ]
-    return load(
-        str(run / "config.yaml"), [*overrides, *([f"allocation.features={features}"] if features else [])]
-    )
+    if features:
+        overrides.append(f"allocation.features={features}")
+    if load(str(run / "config.yaml")).allocation.prior != name:
+        overrides.append("allocation.prior_state=null")
+    return load(str(run / "config.yaml"), overrides)
 
 
 def _records(run: Path) -> list[dict]:

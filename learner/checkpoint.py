@@ -13,11 +13,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import redis
 import torch
 
 from common.config import Config
-from common.keys import Keys
 from learner.durable import sync, sync_tree
 from learner.engine import Engine
 
@@ -27,10 +25,9 @@ TAG = "state"
 class Checkpoints:
     """Checkpoints of one run. `save` and `restore` are collectives of all ranks."""
 
-    def __init__(self, config: Config, client: redis.Redis, run_dir: Path, rank: int, world: int) -> None:
+    def __init__(self, config: Config, run_dir: Path, rank: int, world: int) -> None:
         self._folder = run_dir / "checkpoints"
         self._config, self._rank, self._world = config, rank, world
-        self._redis: Any = client
 
     def newest(self) -> Path | None:
         found = sorted(self._folder.glob("step-*"))
@@ -52,7 +49,7 @@ class Checkpoints:
         sync_tree(partial)  # by every rank: a machine has only its own writes to sync
         self._barrier()
         if self._rank == 0:
-            _write(partial / "meta.json", {"step": step, "world": self._world, "run": self._shared_state()})
+            _write(partial / "meta.json", {"step": step, "world": self._world})
             sync(partial / "meta.json", partial)
             if target.exists():  # the queue let go of what it contains: it stays
                 self._remove(partial)
@@ -77,18 +74,7 @@ class Checkpoints:
         if random.exists():
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
         meta = json.loads((folder / "meta.json").read_text())
-        if self._rank == 0:
-            self._restore_shared(meta["run"])
         return int(meta["step"])
-
-    def _shared_state(self) -> dict[str, str]:
-        """Gate and prior live in Redis; a copy here survives the loss of Redis."""
-        cycles = self._redis.hget(Keys(self._config.run.name).state, "cycles")
-        return {"cycles": cycles.decode()} if cycles else {}
-
-    def _restore_shared(self, state: dict[str, str]) -> None:
-        for name, value in state.items():
-            self._redis.hsetnx(Keys(self._config.run.name).state, name, value)
 
     def _barrier(self) -> None:
         if self._world > 1:

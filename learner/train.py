@@ -186,7 +186,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
     client = connect(redis_url)
     engine = Engine(config, rank, world)
     shape = Shape.of(engine.hf)
-    checkpoints = Checkpoints(config, client, run_dir, rank, world)
+    checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
     publisher = Publisher(config, engine, client, run_dir, rank)
     planner = records = None

@@ -16,6 +16,8 @@ class Prior(Protocol):
     """Predicts a Beta prior per prompt and learns from each generation cycle. Prompts are rows of the data set."""
 
     name: str
+    learns: bool
+    """Whether `update` changes what is predicted."""
 
     def predict(self, prompts: Int) -> tuple[Float, Float]:
         """(alpha0 (n,), beta0 (n,)) of the prompts (n,), all positive. ValueError with the prior's name for a NaN."""

@@ -11,6 +11,7 @@ class FixedPrior:
     """Beta(alpha, beta) for every prompt; learns nothing."""
 
     name = "fixed"
+    learns = False
 
     def __init__(self, alpha: float = 1.0, beta: float = 1.0) -> None:
         self._alpha = alpha

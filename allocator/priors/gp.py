@@ -27,6 +27,7 @@ class GaussianProcessPrior:
     """`features`: (n_prompts, d), one row per prompt. Memory grows to 8 m² bytes for m observed prompts."""
 
     name = "gp"
+    learns = True
 
     def __init__(self, features: NDArray, seed: int = 0) -> None:
         self._x = np.asarray(features, dtype=np.float64)

@@ -143,7 +143,7 @@ class ProbePrior:
     def __init__(self, name: str, features: NDArray, dual: bool, online: bool, seed: int = 0) -> None:
         self.name = name
         self._features = features
-        self._online = online
+        self.learns = online
         self._adam = Adam(initial(features.shape[1], dual, seed))
         self._shadow = {k: v.copy() for k, v in self._adam.parameters.items()}
         self._replay: deque[tuple[Int, Int, int]] = deque(maxlen=CYCLES)
@@ -154,7 +154,7 @@ class ProbePrior:
         return checked(self.name, prompts, alpha, beta)
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
-        if not self._online:
+        if not self.learns:
             return
         self._replay.append((prompts, successes, trials))
         batch = self._replayed()

@@ -37,7 +37,10 @@ class World:
             self.running -= 1
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
-        return [{"accuracy": float(c.text == "right"), "format": 1.0} for c in completions]
+        return [
+            {"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}
+            for j, c in enumerate(completions)
+        ]
 
     async def allocate(self, prompts: Sequence[int], successes: np.ndarray) -> Allocation:
         self.successes = successes.tolist()
@@ -81,7 +84,18 @@ def test_large_extra_is_split_into_requests_with_distinct_seeds() -> None:
 
 def test_a_retry_would_ask_with_the_same_seed() -> None:
     assert sample_seed(7, 0, 3, "B", 16) == sample_seed(7, 0, 3, "B", 16)
-    assert sample_seed(7, 0, 3, "B", 16) != sample_seed(7, 0, 3, "A", 16)
+
+
+def test_requests_for_different_samples_have_different_seeds() -> None:
+    asked = [
+        (7, 0, 3, "B", 16),
+        (8, 0, 3, "B", 16),  # another run
+        (7, 1, 3, "B", 16),  # another epoch
+        (7, 0, 4, "B", 16),
+        (7, 0, 3, "A", 16),
+        (7, 0, 3, "B", 32),
+    ]
+    assert len({sample_seed(*what) for what in asked}) == len(asked)
 
 
 def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
@@ -93,7 +107,8 @@ def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again
 
     first = World()
     collect(make_shard(), first, remember=remember)
-    assert (plans[0].successes, plans[0].extra, plans[0].accuracy) == ((0, 1, 2), (7, 2, 0), 0.25)
+    assert (plans[0].successes, plans[0].extra) == ((0, 1, 2), (7, 2, 0))
+    assert (plans[0].format, plans[0].accuracy) == (0.75, 0.25)
     second = World()
     left = replace(plans[0], groups=tuple(g for g in plans[0].groups if g.id != "0:1"))
     groups = collect(make_shard(), second, plan=left)

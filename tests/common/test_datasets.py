@@ -35,7 +35,16 @@ def test_answers_of_amc_written_as_floats_mean_the_whole_number():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(27.0, "27"), (-3.0, "-3"), (0.5, "0.5"), (7, "7"), (" x ", "x"), ("27.0", "27.0")]
+    [
+        (27.0, "27"),
+        (-3.0, "-3"),
+        (0.5, "0.5"),
+        (5e-05, "0.00005"),
+        (-1.5e-7, "-0.00000015"),
+        (7, "7"),
+        (" x ", "x"),
+        ("27.0", "27.0"),
+    ]
     + [(value, None) for value in ("", "  ", None, True, float("nan"), float("inf"), [1], {})],
 )
 def test_only_text_and_finite_numbers_are_answers(value, text):

@@ -100,6 +100,13 @@ def test_a_gold_answer_that_parses_is_usable(answer: str) -> None:
         ("1234", "1,234", True),
         ("1234", r"1\,234", True),
         ("1234", "12 34", None),
+        ("10080", r"10,\!080", True),
+        ("3103", "3, 103", None),
+        ("3, 103", "3103", None),
+        ("120, 240", "240, 120", None),
+        ("120, 240", r"120,\,240", True),
+        ("3103", r"3,\ 103", None),
+        ("0.002", "2e-3", None),
         ("0.5", ".5", True),
         (r"\frac{1}{2}", r"\frac {1} {2}", True),
         (r"2 \frac{1}{2}", r"2\frac{1}{2}", True),
@@ -148,6 +155,17 @@ def test_the_same_value_in_another_writing_is_right(gold: str, answer: str) -> N
 def test_an_answer_that_lists_guesses_is_wrong(gold: str, answer: str) -> None:
     assert not rewards.quick_verdict(gold, answer)
     assert not rewards.math_equal(gold, answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [("3, 103", "3103", False), ("3103", "3, 103", False), ("120, 240", "240, 120", True)],
+)
+def test_a_list_of_numbers_is_not_one_number_with_thousands_commas(
+    gold: str, answer: str, right: bool
+) -> None:
+    verdict = rewards.quick_verdict(gold, answer)
+    assert (rewards.math_equal(gold, answer) if verdict is None else verdict) is right
 
 
 @pytest.mark.parametrize("answer", ["27 = 28", r"\frac{54}{2} = 28", "27 = x = 28"])

@@ -11,6 +11,7 @@ from actors.priors import features_of, prior_of
 from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
 from common.prompts import load_tokenizer
+from common.types import Prompt
 from deploy.priors import calibrate, fit
 
 
@@ -56,9 +57,24 @@ def test_features_are_computed_once_and_kept_with_the_run(run: Path) -> None:
     prompts = render_prompts(config, load_tokenizer(config.model.path))
     first = features_of(config, prompts)
     assert first.shape == (200, 128)
-    stamp = (run / "features-hidden.npy").stat().st_mtime_ns
+    stamp = (run / "features-hidden.npz").stat().st_mtime_ns
     np.testing.assert_array_equal(features_of(config, prompts), first)
-    assert (run / "features-hidden.npy").stat().st_mtime_ns == stamp
+    assert (run / "features-hidden.npz").stat().st_mtime_ns == stamp
+
+
+def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def embedded(model: str, texts: list[str]) -> np.ndarray:
+        return np.array([[len(model), len(text)] for text in texts], dtype=np.float32)
+
+    monkeypatch.setattr("actors.priors.sentence_features", embedded)
+    overrides = [f"run.folder={tmp_path}", "run.name=r", "allocation.prior=gp"]
+    prompts = [Prompt(i, "problem " * i, "1", np.array([1], np.int32)) for i in range(3)]
+    for model, given in [("one", prompts), ("another", prompts), ("another", prompts[1:])]:
+        config = load("tiny", [*overrides, f"allocation.features={model}"])
+        expected = embedded(model, [p.text for p in given])
+        np.testing.assert_array_equal(features_of(config, given), expected)
 
 
 def test_calibration_is_printed_and_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +91,32 @@ def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
     (run / "groups.jsonl").write_text("")
     with pytest.raises(RunError, match="is empty"):
         calibrate(run)
+
+
+def test_a_state_that_is_not_the_priors_own_is_one_line(run: Path) -> None:
+    path = fit(run, "hidden-static", None, None)
+    for state, reason in [
+        (path, "holds the state of hidden-static, not of hidden-dual"),
+        (run / "config.yaml", "pickled"),
+        (run / "absent.npz", "No such file"),
+    ]:
+        overrides = ["allocation.prior=hidden-dual", f"allocation.prior_state={state}"]
+        config = load(str(run / "config.yaml"), overrides)
+        prompts = render_prompts(config, load_tokenizer(config.model.path))
+        with pytest.raises(ConfigError, match=f"allocation.prior_state={state}: .*{reason}"):
+            prior_of(config, prompts)
+
+
+def test_another_prior_than_the_runs_own_is_replayed_without_its_fitted_state(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = fit(run, "hidden-static", None, None)
+    overrides = ["allocation.prior=hidden-static", f"allocation.prior_state={state}"]
+    (run / "config.yaml").write_text(dump_yaml(load(str(run / "config.yaml"), overrides)))
+    calibrate(run, "hidden-dual")
+    calibrate(run, "hidden-static")
+    dual, static = (float(part.split()[0]) for part in capsys.readouterr().out.split("log-loss ")[-2:])
+    assert static < 0.5 < dual, "the run's own prior goes by what was fitted"
 
 
 def test_any_prior_is_replayed_over_a_run_and_an_online_one_learns_as_it_goes(

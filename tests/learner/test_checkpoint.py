@@ -1,15 +1,12 @@
 """Folders of checkpoints: whole or absent. What DeepSpeed writes into them is a file here; `test_restart` has the real one."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.load import load
-from common.redis import connect
-from deploy.redis_server import RedisServer
 from learner.checkpoint import Checkpoints
 
 
@@ -26,10 +23,9 @@ class Weights:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+def checkpoints(tmp_path: Path) -> Checkpoints:
     config = load("tiny", ["learner.keep_checkpoints=2"])
-    with RedisServer(tmp_path / "redis") as server:
-        yield Checkpoints(config, connect(server.url), tmp_path, rank=0, world=1)
+    return Checkpoints(config, tmp_path, rank=0, world=1)
 
 
 def save(checkpoints: Checkpoints, step: int, state: str) -> None:

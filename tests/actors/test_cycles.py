@@ -1,0 +1,289 @@
+"""Warm-up gate and prior over the cycles of a run, on a real Redis: every coordinator knows the same, and no more than it may."""
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.cycles import Cycles
+from allocator import allocate
+from allocator.priors.base import Float, Int, State
+from allocator.priors.fixed import FixedPrior
+from benchmarks.simulated import Fleet, Learner, coordinate, prompts
+from common.config import Config
+from common.keys import Keys
+from common.leases import Leases
+from common.load import load
+from common.order import batch_rows
+from common.redis import connect, connect_async
+from deploy.redis_server import RedisServer
+
+N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+def config_of(name: str, staleness: int = 0, **more: Any) -> Config:
+    settings = {
+        "run.name": name,
+        "rollout.prompts_per_batch": GAMMA,
+        "rollout.group_size": G,
+        "rollout.pre_rollouts": G0,
+        "rollout.shards": SHARDS,
+        "rollout.max_staleness": staleness,
+        "allocation.warmup.cycles": 2,
+        "learner.steps": 6,
+        **more,
+    }
+    return load("tiny", [f"{k}={v}" for k, v in settings.items()])
+
+
+class Counting:
+    """A prior that predicts Beta(1 + how often a prompt was met, 1 + 20 times its successes)."""
+
+    name = "counting"
+    learns = True
+
+    def __init__(self) -> None:
+        self.met, self.hits = np.zeros(N), np.zeros(N)
+
+    def predict(self, prompts: Int) -> tuple[Float, Float]:
+        return 1.0 + self.met[prompts], 1.0 + 20 * self.hits[prompts]
+
+    def update(self, prompts: Int, successes: Int, trials: int) -> None:
+        assert trials == G0
+        np.add.at(self.met, prompts, 1)
+        np.add.at(self.hits, prompts, successes)
+
+    def state_dict(self) -> State:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: State) -> None:
+        raise NotImplementedError
+
+
+def rows(config: Config, batch: int, shard: int) -> list[int]:
+    places = batch_rows(batch, GAMMA, N, config.run.seed, config.data.shuffle)
+    return [row for _, row in places][shard * 2 : shard * 2 + 2]
+
+
+def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[str, Any]:
+    return {
+        "batch": batch,
+        "shard": shard,
+        "format": format,
+        "prompts": rows(config, batch, shard),
+        "successes": [1, 2],
+    }
+
+
+Scenario = Callable[[Callable[[], Cycles]], Awaitable[None]]
+
+
+def play(url: str, config: Config, scenario: Scenario, prior: Callable[[], Any] = FixedPrior) -> None:
+    """`scenario` gets a function that makes one more coordinator's `Cycles`."""
+
+    async def run() -> None:
+        redis = connect_async(url)
+        try:
+            await scenario(lambda: Cycles(redis, config, prior(), N))
+        finally:
+            await redis.aclose()
+
+    asyncio.run(run())
+
+
+async def rule(cycles: Cycles, config: Config, batch: int) -> str:
+    return (await cycles.allocate(batch, rows(config, batch, 0), np.array([0, 1]))).rule
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_a_batch_knows_the_cycles_up_to_its_bound_no_fewer_and_no_more(url: str, staleness: int) -> None:
+    config = config_of(f"bound-{staleness}", staleness)
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        one, two = coordinator(), coordinator()
+        for cycle in range(5):
+            first_unknown = cycle + staleness + 1
+            assert await one.known(first_unknown - 1)
+            assert not await one.known(first_unknown)
+            await one.complete(report(config, cycle, 0))
+            assert not await one.known(first_unknown), "half of the cycle is missing"
+            await two.complete(report(config, cycle, 1))
+            assert await one.known(first_unknown)
+        met = np.zeros(N)
+        for batch in range(5 + staleness):  # long after: the terms are those of the batch, not of the moment
+            expected = 1 + met[rows(config, batch, 1)]
+            found = await one.allocate(batch, rows(config, batch, 1), np.array([0, 1]))
+            assert [alpha for alpha, _ in found.priors] == expected.tolist()
+            if batch >= staleness:
+                met[rows(config, batch - staleness, 0) + rows(config, batch - staleness, 1)] += 1
+
+    play(url, config, scenario, Counting)
+
+
+def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(url: str) -> None:
+    config = config_of("same", **{"allocation.warmup.cycles": 1})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        one, two = coordinator(), coordinator()
+        for cycle in range(3):
+            await asyncio.gather(*(c.complete(report(config, cycle, s)) for s, c in enumerate((one, two))))
+        late = coordinator()
+        for batch in range(4):
+            found = []
+            for cycles in (one, two, late):
+                assert await cycles.known(batch)
+                found.append(await cycles.allocate(batch, rows(config, batch, 0), np.array([0, 1])))
+            assert found[0].priors == found[1].priors == found[2].priors
+            assert [f.rule for f in found] == ["uniform" if batch == 0 else "hit_utility"] * 3
+
+    play(url, config, scenario, Counting)
+
+
+def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
+    config = config_of("learned", **{"allocation.warmup.enabled": "false"})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles, c, budget = coordinator(), np.array([1, 1]), 2 * (G - G0)
+        for shard in range(SHARDS):
+            await cycles.complete(report(config, 0, shard))
+        assert await cycles.known(1)
+        found = await cycles.allocate(1, rows(config, 1, 1), c)
+        assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
+        assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
+        assert found.extra.tolist() != allocate(c, G0, budget).tolist()
+
+    play(url, config, scenario, Counting)
+
+
+@pytest.mark.parametrize("prior", [FixedPrior, Counting])
+def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> None:
+    config = config_of("cap", **{"allocation.max_group_size": G, "allocation.warmup.enabled": "false"})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles, c = coordinator(), np.array([0, 2])
+        assert await cycles.known(0)
+        found = await cycles.allocate(0, rows(config, 0, 0), c)
+        assert (G0 + found.extra).tolist() == [G, G]
+        assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
+
+    play(url, config, scenario, prior)
+
+
+def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
+    config = config_of("mean", **{"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.8})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        for cycle, formats in enumerate([(0.7, 0.8), (0.7, 1.0)]):
+            for shard, format in enumerate(formats):
+                await cycles.complete(report(config, cycle, shard, format))
+        assert [await rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
+
+    play(url, config, scenario)
+    shown = connect(url).hget(Keys(config.run.name).state, "cycles")
+    assert json.loads(shown)["gate"]["open"], "for those who show the run"
+
+
+def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> None:
+    config = config_of("settled", staleness=1, **{"allocation.warmup.cycles": 1})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        assert not await cycles.known(2)
+        for shard in range(SHARDS):
+            await cycles.complete(report(config, 0, shard))
+        assert await cycles.known(5), "the gate is open for good and the fixed prior learns nothing"
+        assert await rule(cycles, config, 5) == "hit_utility"
+        assert await rule(cycles, config, 1) == "uniform", "and yet batch 1 knows no cycle"
+
+    play(url, config, scenario)
+
+
+FLEET = Fleet(seconds_of=lambda request, lengths: 0.002, lengths_of=lambda n: np.full(n, 2))
+
+
+def rules_by_batch(url: str, config: Config) -> list[set[str]]:
+    reports = [json.loads(text) for text in connect(url).hvals(Keys(config.run.name).shards)]
+    return [
+        {r["rule"] for r in reports if r["batch"] == b} for b in range(1 + max(r["batch"] for r in reports))
+    ]
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+@pytest.mark.parametrize("reported", [False, True], ids=["before-its-report", "before-it-observed"])
+def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
+    url: str, in_flight: int, reported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(
+        f"killed-{in_flight}-{reported}",
+        **{
+            "learner.steps": 3,
+            "allocation.warmup.cycles": 1,
+            "coordinator.lease_s": 0.2,
+            "rollout.shards_in_flight": in_flight,
+        },
+    )
+    died = asyncio.Event()
+    complete, release = Cycles.complete, Leases.release
+
+    async def until_the_last_shard(self: Cycles, found: dict[str, Any]) -> None:
+        if not died.is_set() and found["shard"] == SHARDS - 1:
+            while await self._redis.hlen(self._keys.shards) < SHARDS - 1:
+                await asyncio.sleep(0.002)
+            if reported:
+                name = f"{found['batch']}:{found['shard']}"
+                await self._redis.hsetnx(self._keys.shards, name, json.dumps(found))
+            died.set()
+            await asyncio.Event().wait()
+        await complete(self, found)
+
+    async def release_of_the_living(self: Leases, name: str) -> None:
+        if not (died.is_set() and self._owner == "one"):
+            await release(self, name)
+
+    monkeypatch.setattr(Cycles, "complete", until_the_last_shard)
+    monkeypatch.setattr(Leases, "release", release_of_the_living)
+
+    async def scenario() -> None:
+        learner = threading.Thread(target=Learner(config, url, lambda: 0.0).run, daemon=True)
+        learner.start()
+        first = asyncio.create_task(coordinate(config, url, prompts(N), FLEET, "one"))
+        async with asyncio.timeout(20):
+            await died.wait()
+            while not first.done():  # redis-py can swallow a cancellation
+                first.cancel()
+                await asyncio.wait([first], timeout=0.05)
+            await coordinate(config, url, prompts(N), FLEET, "two")
+            await asyncio.to_thread(learner.join)
+
+    asyncio.run(scenario())
+    assert rules_by_batch(url, config) == [{"uniform"}, {"hit_utility"}, {"hit_utility"}]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(url: str, seed: int) -> None:
+    config = config_of(f"timing-{seed}", staleness=1)
+    chance = random.Random(seed)
+    fleet = Fleet(
+        seconds_of=lambda request, lengths: chance.random() * 0.02, lengths_of=lambda n: np.full(n, 2)
+    )
+
+    async def scenario() -> None:
+        work = asyncio.create_task(coordinate(config, url, prompts(N), fleet, "one"))
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await work
+
+    asyncio.run(scenario())
+    assert rules_by_batch(url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
