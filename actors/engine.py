@@ -1,4 +1,4 @@
-"""One vLLM engine behind four verbs: generate, pause, load, resume. The only actor file that drives vLLM.
+"""One vLLM engine behind three verbs: generate, receive, install. The only actor file that drives vLLM.
 
 Log-probs are those of the sampling distribution (after temperature), and every completion says which weight
 version each of its tokens came from: both are vLLM's own records, not reconstructions.
@@ -30,6 +30,7 @@ from common.prompts import load_tokenizer
 from common.types import Completion, FinishReason, Tokens, VersionSpan
 
 LOOK_S = 1.0
+ARRIVAL_S = 0.02
 STILL_S = 120.0  # an engine with sequences and without tokens for so long is no longer fit to serve
 
 
@@ -142,26 +143,30 @@ class Engine:
         await self._llm.shutdown_weight_transfer_engine()  # an earlier group's half
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
 
-    async def begin_update(self) -> None:
-        """Pause, keeping running sequences, and open the model for new weights."""
-        self.paused_since = time.monotonic()
-        await self._llm.pause_generation(mode="keep", clear_cache=self._config.generator.clear_cache)
-        await self._llm.start_weight_update()
-
     async def receive(self, info: Mapping[str, Any]) -> None:
+        """Until the weights that `info` tells of are here, while generation goes on; over NCCL it pauses, for there they come
+        right into the model."""
+        arrives = self._config.weights.transport != "nccl"
+        if not arrives:
+            await self._pause()
+        await self._llm.start_weight_update()
         await self._llm.update_weights(WeightTransferUpdateRequest(update_info=dict(info)))
+        while arrives and not all(await self._llm.collective_rpc("weights_arrived")):
+            await asyncio.sleep(ARRIVAL_S)
 
-    async def end_update(self, version: int) -> float:
-        """Label all later tokens `version` and go on. Returns the seconds that generation stood still."""
+    async def install(self, version: int) -> float:
+        """Put what was received into place and label all later tokens `version`; running sequences are kept. Returns the seconds
+        that generation stood still."""
+        if self.paused_since is None:
+            await self._pause()
         await self._llm.finish_weight_update(weight_version=str(version))
         await self._llm.resume_generation()
         since, self.paused_since = self.paused_since, None
         return 0.0 if since is None else time.monotonic() - since
 
-    async def abandon_update(self) -> None:
-        """Go on with the weights in place: nothing of the new ones reached the model."""
-        await self._llm.resume_generation()
-        self.paused_since = None
+    async def _pause(self) -> None:
+        self.paused_since = time.monotonic()
+        await self._llm.pause_generation(mode="keep", clear_cache=self._config.generator.clear_cache)
 
     async def label(self, version: int) -> None:
         """Name the version of the weights in place without changing them."""
@@ -212,6 +217,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
+        worker_extension_cls="actors.weight_engine.Arrivals",
         enable_log_requests=False,
         **(whole_prompts if current_platform.is_cpu() else {}),
     )

@@ -168,11 +168,10 @@ class Generator:
         if self._config.weights.transport == "file":
             if not os.path.exists(info["path"]):
                 raise StaleWeights(f"{info['path']} is gone: a newer version is out")
-            # Before generation pauses; what is read here, the workers find in the page cache.
+            # What is read here, the workers find in the page cache.
             info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
-        await self._guarded("opening the model", self._engine.begin_update())
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
-        self._pause_s = await self._guarded("closing the model", self._engine.end_update(version))
+        self._pause_s = await self._guarded("loading weights", self._engine.install(version))
         # A version never stands beside the checksum of another: watchers compare replicas by both.
         self._version, self._checksum = version, ""
         self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
@@ -190,8 +189,6 @@ class Generator:
             lost = isinstance(error, TimeoutError) or UNREACHED in str(error)
             if lost or not (may_break_off and whole):
                 self._failed = f"{what} failed: {type(error).__name__}: {error}"
-            elif self._engine.paused_since is not None:
-                await self._guarded("going on with the weights in place", self._engine.abandon_update())
             raise
 
     def _state(self) -> dict[str, Any]:

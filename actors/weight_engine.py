@@ -3,12 +3,13 @@ the learner broadcasts to a group that they and it form.
 
 Registered by `actors/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is vLLM's own engine and
 needs nothing from here. Nothing reaches the model that is not whole: the replica checks a file before it lets its workers load
-it (`common.weights.check_file`), and a broadcast is loaded when its last tensor is there.
+it (`common.weights.check_file`), and a broadcast is loaded when its last tensor is there. Until then generation goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -51,26 +52,33 @@ class GlooInitInfo(WeightTransferInitInfo):
     limit_s: float
 
 
-class _Reloading(WeightTransferEngine[Any, Any]):
+class _Arriving(WeightTransferEngine[Any, Any]):
     """Puts a second checkpoint into place, whole: the model is opened when everything has arrived."""
 
     def start_weight_update(self) -> None:
         """Nothing yet: a transfer that fails leaves the model as it was."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load and return when the weights are in place (the base class would synchronise an accelerator)."""
+        """Return at once (the base class would synchronise an accelerator): what comes, comes while the model runs."""
         self.receive_weights(self.parse_update_info(update_info))
 
-    def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into place.
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+    def arrived(self) -> bool:
+        """Whether all weights are here. Raises what kept them from it."""
+        raise NotImplementedError
 
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights(weights)
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """What has arrived, once."""
+        raise NotImplementedError
 
     def finish_weight_update(self) -> None:
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into place.
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
 
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(self.weights())
         finalize_layerwise_reload(self.model, self.model_config)
         self._repack_tied_heads()
 
@@ -89,23 +97,31 @@ class _Reloading(WeightTransferEngine[Any, Any]):
         """Nothing is held between updates."""
 
 
-class FileWeightTransferEngine(_Reloading):
+class FileWeightTransferEngine(_Arriving):
     init_info_cls = FileInitInfo
     update_info_cls = FileUpdateInfo
+    _path = ""
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         del init_info
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        with safe_open(update_info.path, framework="pt") as file:
-            self._load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        self._path = update_info.path
+
+    def arrived(self) -> bool:
+        return True
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        with safe_open(self._path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
 
 
-class GlooWeightTransferEngine(_Reloading):
+class GlooWeightTransferEngine(_Arriving):
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo  # what vLLM's trainer side sends for either
     _group: Any = None
-    _received: list[tuple[str, torch.Tensor]]
+    _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to that."""
@@ -121,25 +137,51 @@ class GlooWeightTransferEngine(_Reloading):
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("weights came before this worker joined a transfer group")
-        self._received = []
+        aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._receiving = aside.submit(self._receive, update_info)
+        aside.shutdown(wait=False)
+
+    def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
+        received = []
         try:
-            for name, dtype, shape in zip(
-                update_info.names, update_info.dtype_names, update_info.shapes, strict=True
-            ):
+            for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
                 self._group.broadcast(tensor, 0).wait()
-                self._received.append((name, tensor))
+                received.append((name, tensor))
         except BaseException:
-            self._received = []
             self.shutdown()  # Gloo passes weights on along a tree: those below us would wait for what cannot come.
             raise
+        return received
 
-    def finish_weight_update(self) -> None:
-        received, self._received = self._received, []
-        self._load(received)
-        super().finish_weight_update()
+    def arrived(self) -> bool:
+        assert self._receiving is not None
+        if not self._receiving.done():
+            return False
+        self._receiving.result()
+        return True
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        assert self._receiving is not None
+        receiving, self._receiving = self._receiving, None
+        return receiving.result()
 
     def shutdown(self) -> None:
         if self._group is not None:
             self._group.shutdown()
             self._group = None
+
+
+class Arrivals:
+    """A method more of vLLM's workers (`worker_extension_cls`)."""
+
+    weight_transfer_engine: Any
+    _weight_update_active: bool
+
+    def weights_arrived(self) -> bool:
+        """Whether the weights of the update that was begun are all here. An update that failed is over, as in vLLM's own."""
+        try:
+            return bool(self.weight_transfer_engine.arrived())
+        except BaseException:
+            self._weight_update_active = False
+            self.weight_transfer_engine.reset_weight_update_target()
+            raise

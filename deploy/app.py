@@ -29,11 +29,13 @@ APP = "hora"
 LEAVING_S = 10.0
 
 
-def build(args: dict[str, Any], *, drain: bool = True) -> Application:
-    """The application of one run. Raises ConfigError with every problem of the configuration in one line each.
+def build(args: dict[str, Any]) -> Application:
+    """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
+    return build_run(args, drain=True)
 
-    `drain`: a generator that leaves ends what it samples first, for as long as that may take.
-    """
+
+def build_run(args: dict[str, Any], *, drain: bool) -> Application:
+    """`build`; with `drain` a generator that leaves ends what it samples first, for as long as that may take."""
     config = from_args(args)
     check_paths(config)
     check_names(config)

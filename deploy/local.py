@@ -152,7 +152,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
-    from deploy.app import APP, build, build_sampler
+    from deploy.app import APP, build_run, build_sampler
 
     with ExitStack() as stopping, ExitStack() as exits:
         began = time.monotonic()
@@ -174,7 +174,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
             )
             exits.callback(serve.shutdown)
             plain = config.model_dump(mode="json")
-            application = build(plain, drain=False) if train else build_sampler(plain)
+            application = build_run(plain, drain=False) if train else build_sampler(plain)
             with counting_replicas(APP, begin):
                 serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
         page = (

@@ -4,6 +4,7 @@ vLLM takes seconds to import: the test alone does, not every worker that collect
 """
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ class OneReplica:
         self.version = 0
         self.held = 0
         self.broken_off = 0
+        self.arriving: Any = None
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
@@ -34,7 +36,11 @@ class OneReplica:
         return {"generator/only": self.held}
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._run(self._engine.init_transfer(init_info))
+        self._run(self._join(init_info))
+
+    async def _join(self, info: dict[str, Any]) -> None:
+        async with self._update:
+            await self._engine.init_transfer(info)
 
     def start_weight_update(self) -> None:
         pass
@@ -44,22 +50,25 @@ class OneReplica:
 
     async def _receive(self, info: Any) -> None:
         async with self._update:
-            await self._engine.begin_update()
+            self.arriving = info
             try:
                 await self._engine.receive(info)
             except Exception:
-                await self._engine.abandon_update()
                 self.broken_off += 1
             else:
-                await self._engine.end_update(self.version)
+                await self._engine.install(self.version)
                 self.held = self.version
+            finally:
+                self.arriving = None
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         pass
 
 
-def snapshot(config: Config, version: int, factor: float = 1.0, breaks: int = 0) -> Any:
-    """The initial weights times `factor`; sending them breaks off in the middle, `breaks` times."""
+def snapshot(
+    config: Config, version: int, factor: float = 1.0, breaks: int = 0, gate: threading.Event | None = None
+) -> Any:
+    """The initial weights times `factor`; sending them breaks off in the middle, `breaks` times, or waits there for `gate`."""
     from learner.transfer_group import Snapshot
 
     class Breaking(Snapshot):
@@ -70,6 +79,8 @@ def snapshot(config: Config, version: int, factor: float = 1.0, breaks: int = 0)
                 if i == 3 and self.left:
                     self.left -= 1
                     raise ConnectionError("a member died")
+                if i == 3 and gate is not None:
+                    gate.wait(60)
                 yield pair
 
     tensors = load_file(Path(config.model.path) / "model.safetensors")
@@ -115,8 +126,18 @@ def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
             await send(4, breaks=1)
             assert await held() == first, "repeated in a group formed anew"
 
-            await send(3, factor=0.5)
-            assert await held() == first, "a learner that repeats steps takes nobody back"
+            gate = threading.Event()
+            sending = asyncio.create_task(send(5, factor=0.5, gate=gate))
+            while replica.arriving is None:
+                await asyncio.sleep(0.01)
+            assert await held() == first, "generation goes on while weights arrive"
+            assert not sending.done()
+            gate.set()
+            await sending
+            assert await held() == second
+
+            await send(3)
+            assert await held() == second, "a learner that repeats steps takes nobody back"
         finally:
             engine.shutdown()
 

@@ -15,13 +15,10 @@ class Engine:
     cut = 0
     version = 0
 
-    async def begin_update(self) -> None:
-        pass
-
     async def receive(self, info: Any) -> None:
         pass
 
-    async def end_update(self, version: int) -> float:
+    async def install(self, version: int) -> float:
         self.version = version
         return 0.0
 

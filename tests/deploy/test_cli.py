@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,7 @@ def test_the_same_names_stop_a_deployment_and_a_run() -> None:
     from deploy.app import build
 
     config = load("tiny", ["allocation.rule=hit_utilty"])
+    assert len(signature(build).parameters) == 1, "Serve takes no other builder"
     with pytest.raises(ConfigError, match="hit_utilty"):
         build(config.model_dump(mode="json"))
     with pytest.raises(ConfigError, match="hit_utilty"):
