@@ -41,6 +41,7 @@ WORKERS = closed(
 CLUSTER = closed(
     ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
     rayVersion=STRING,
+    authOptions=closed(["mode"], mode={"enum": ["disabled", "token"]}),
     headGroupSpec=closed(list(GROUP), **GROUP),
     workerGroupSpecs={"type": "array", "items": WORKERS, "minItems": 1},
 )
@@ -134,6 +135,10 @@ def test_a_worker_has_the_proxy_that_kuberay_asks_whether_it_is_ready():
     assert (serve.http_options.host, serve.http_options.port) == ("0.0.0.0", 8000)
     (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     assert all("readinessProbe" not in c for c in workers["template"]["spec"]["containers"])
+
+
+def test_nobody_without_the_clusters_token_starts_jobs_on_it():
+    assert documents("actors")[0]["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
 
 
 def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
