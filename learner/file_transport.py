@@ -98,10 +98,13 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         partial.replace(path)
         return Manifest(self._info.run, version, str(path.resolve()), digest.hexdigest(), size)
 
-    def ship(self, manifest: Manifest) -> None:
-        """Announce the file when the disk has it, have every replica load it, forget old files."""
+    def announce(self, manifest: Manifest) -> None:
+        """Say that the file is there, when the disk has it: from here on replicas can pull it."""
         sync(Path(manifest.path), self._info.folder)
         self._info.announce(manifest)
+
+    def push(self, manifest: Manifest) -> None:
+        """Have every replica load the file now, and forget old files."""
         self.client.start_weight_update()
         self.client.update_weights(manifest.update_info())
         self.client.finish_weight_update(str(manifest.version))
@@ -110,7 +113,7 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 
     def send_weights(self) -> None:
         raise NotImplementedError(
-            "write() and ship() are the two halves, so that training goes on between them"
+            "write(), announce() and push() are its parts, so that training goes on between them"
         )
 
 

@@ -1,6 +1,7 @@
 """Weights out: from the DeepSpeed engine to every generator replica, through vLLM's weight-transfer API.
 
-    gather (ZeRO-3 layer by layer, in the generators' dtype) ─► file, Gloo or NCCL ─► replicas load ─► state.version
+    gather (ZeRO-3 layer by layer, in the generators' dtype) ─► file ─► announced, state.version ─► replicas load
+                                                             └─► Gloo or NCCL ─► replicas load ─► state.version
 
 `file`: parameters are streamed into RUN/weights/VERSION.safetensors as they are gathered, so no second copy of the
 model exists. `gloo`, `nccl`: they are gathered into rank 0's host memory and broadcast to a group of it and the running
@@ -47,6 +48,9 @@ class Publisher:
         self._engine = engine
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
+        self._pushing: Future[None] | None = None
+        self._announced = 0
         self._group = TransferGroup(config, client, self._broadcast)
         self._newest: Snapshot | None = None  # what the group was sent last
         self.timing = Timing()
@@ -92,12 +96,24 @@ class Publisher:
 
     def close(self) -> None:
         self.wait()
+        if self._pushing is not None:
+            self._pushing.result()
         self._background.shutdown()
+        self._aside.shutdown()
 
     def _ship(self, manifest: Manifest) -> None:
+        """Announce the file. That replicas load it at once is left to a thread of its own: one that stands still keeps neither
+        the learner nor the next version, and replicas pull what they were not told of."""
+        self._file.announce(manifest)
+        self._announced = manifest.version
+        self._pushing = self._aside.submit(self._push, manifest)
+
+    def _push(self, manifest: Manifest) -> None:
+        if manifest.version < self._announced:
+            return  # a newer one waits behind this
         began = time.monotonic()
         self._broadcast.version = manifest.version
-        self._file.ship(manifest)
+        self._file.push(manifest)
         self._loaded(time.monotonic() - began)
 
     def _announce(self, manifest: Manifest) -> None:

@@ -1,0 +1,61 @@
+"""Publishing over files: the learner and the next version wait for no replica."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from common.weights import newest_now
+from deploy.redis_server import RedisServer
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports vLLM
+
+
+class Weights:
+    """Stands in for the engine: one tensor, whose values are the version."""
+
+    hf = torch.nn.Linear(4, 4, bias=False)
+
+    def gathered(self) -> Any:
+        return iter([("weight", self.hf.weight.detach())])
+
+
+def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.publish import BroadcastClient, Publisher
+
+    goes_on, told = threading.Event(), list[int]()
+
+    def stands_still(client: BroadcastClient, info: Any) -> None:
+        told.append(info["version"])
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(BroadcastClient, "update_weights", stands_still)
+    config = load("tiny", ["run.name=r"])
+    with RedisServer(tmp_path / "redis") as server:
+        client = connect(server.url)
+        engine: Any = Weights()
+        publisher = Publisher(config, engine, client, tmp_path, rank=0)
+        publisher.publish(1)
+        while not told:
+            time.sleep(0.01)
+        for version in (2, 3):
+            publisher.publish(version)
+        publisher.wait()
+        manifest = newest_now(client, "r")
+        assert manifest is not None
+        assert manifest.version == 3
+        assert client.hget(Keys("r").state, "version") == b"3"
+        assert told == [1], "it is still at the first"
+        assert all((tmp_path / "weights" / f"{v:08d}.safetensors").exists() for v in (1, 2, 3))
+        goes_on.set()
+        publisher.close()
+        assert told == [1, 3], "what is newer was out already"
+        assert len(list((tmp_path / "weights").iterdir())) == 2
