@@ -79,6 +79,7 @@ def test_status_is_the_reading_and_openapi_documents_every_field_of_it(redis_url
     assert {"/status", "/healthz", "/events", "/history", "/pause", "/resume"} <= set(api["paths"])
 
 
+@pytest.mark.system
 def test_all_clients_share_one_reading_a_second(redis_url, serve):
     run = SyntheticRun(redis_url, config_of("shared"))
     play(run, 1)
@@ -201,6 +202,7 @@ def test_a_finished_run_is_shown_as_such_without_warnings(redis_url, serve):
     assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.system
 def test_the_views_come_back_when_redis_does(tmp_path, serve):
     server = RedisServer(tmp_path / "r")
     server.start()

@@ -119,6 +119,7 @@ def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
     assert load("tiny", ["evaluation.k=[64,1,8,1]"]).evaluation.k == (1, 8, 64)
 
 
+@pytest.mark.system
 def test_a_valid_configuration_says_what_it_would_do() -> None:
     done = subprocess.run([HORA, "check", "tiny"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

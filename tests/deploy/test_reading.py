@@ -64,6 +64,7 @@ def test_rates_are_per_second_over_what_was_sampled(redis_url):
     assert state.rates["groups_out"] == 0.0
 
 
+@pytest.mark.system
 def test_many_readers_keep_one_sample_a_second(redis_url):
     run = SyntheticRun(redis_url, config_of("readers"))
     began = time.time()

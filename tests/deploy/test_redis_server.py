@@ -25,6 +25,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.system
 def test_a_server_ends_with_its_killed_launcher_and_its_data_is_found(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, str(tmp_path / "redis")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:

@@ -54,6 +54,7 @@ def made(tmp_path: Path, out: Path, state: str) -> Cell:
     return cell
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_no_cell_outlives_a_study_that_is_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     note = tmp_path / "pid"

@@ -138,6 +138,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
+@pytest.mark.system
 def test_a_report_is_one_page_with_its_figures_inside_and_beside_it(runs: list[Path], tmp_path: Path) -> None:
     page = write_report(runs, tmp_path / "report")
     html = page.read_text()
@@ -298,6 +299,7 @@ def test_methods_bear_the_papers_names(tmp_path: Path) -> None:
     assert [r.method for r in runs] == ["GRPO", "GRPO + HORA", "RLOO", "RLOO + HORA", "GRPO + hard-first"]
 
 
+@pytest.mark.system
 def test_a_run_that_is_still_going_can_be_reported(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "live", "hit_utility", 0, steps=3, evaluated=False)
     for path in (folder / "groups.jsonl", folder / "steps.jsonl"):

@@ -121,6 +121,7 @@ def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.system
 def test_the_report_has_every_arm_its_difference_and_what_is_missing(tmp_path: Path) -> None:
     folders = {
         "grpo": {s: cell(tmp_path / f"grpo-seed{s}", [2, 4, 0], [4, 4, 4, 4]) for s in (0, 1)},
@@ -149,6 +150,7 @@ def test_arms_evaluated_on_different_problems_are_not_compared(tmp_path: Path) -
         write_study_report(tmp_path / "report", "A study", folders, "grpo")
 
 
+@pytest.mark.system
 def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     cells = {s: cell(tmp_path / f"grpo-seed{s}", [2, 4, 0], [4, 4, 4, 4]) for s in range(8)}
     (cells[0] / "evaluation" / "arithmetic-step2.json").write_text("{")
@@ -173,6 +175,7 @@ def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
         assert words in text
 
 
+@pytest.mark.system
 def test_another_benchmark_in_a_cell_is_no_part_of_the_study(tmp_path: Path) -> None:
     folder = cell(tmp_path / "grpo-seed0", [2, 4, 0], [4, 4, 4, 4])
     values = json.loads((folder / "evaluation" / "arithmetic-step2.json").read_text())
@@ -182,6 +185,7 @@ def test_another_benchmark_in_a_cell_is_no_part_of_the_study(tmp_path: Path) -> 
     assert "AMC23" not in (tmp_path / "report" / "report.md").read_text()
 
 
+@pytest.mark.system
 def test_one_arm_of_one_seed_is_reported_without_a_difference_or_an_interval_over_seeds(
     tmp_path: Path,
 ) -> None:

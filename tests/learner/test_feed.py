@@ -31,7 +31,7 @@ def config(**learner: Any) -> Config:
             "model": {"path": "m"},
             "data": {"path": "arithmetic"},
             "rollout": {"prompts_per_batch": GAMMA, "shards": 1, "max_staleness": 1},
-            "learner": {"wait_limit_s": 1.0, **learner},
+            "learner": {"wait_limit_s": 0.5, **learner},
         }
     )
 
