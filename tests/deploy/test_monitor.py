@@ -111,6 +111,7 @@ def test_a_pipe_gets_plain_lines_until_the_run_ends(redis_url, run):
     )
 
 
+@pytest.mark.system
 def test_a_terminal_is_refreshed_in_place_and_ctrl_c_leaves_no_trace(redis_url, run):
     primary, secondary = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}

@@ -77,6 +77,7 @@ def test_the_interval_is_repeatable_holds_the_value_and_narrows_with_problems() 
     )
 
 
+@pytest.mark.system
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(4)
     truth, covered = 1 - np.mean((1 - rng.beta(1, 3, 200_000)) ** 8), 0

@@ -31,7 +31,7 @@ def config(**learner: Any) -> Config:
             "model": {"path": "m"},
             "data": {"path": "arithmetic"},
             "rollout": {"prompts_per_batch": GAMMA, "shards": 1, "max_staleness": 1},
-            "learner": {"wait_limit_s": 0.5, **learner},
+            "learner": {"wait_limit_s": 1.0, **learner},
         }
     )
 
@@ -219,6 +219,7 @@ def test_waiting_for_ever_is_an_error_that_names_the_limit(server: RedisServer) 
     assert calls
 
 
+@pytest.mark.system
 def test_a_paused_run_waits_for_as_long_as_it_takes(server: RedisServer) -> None:
     client, began = connect(server.url), time.monotonic()
     client.hset(Keys("f").state, "paused", "1")
@@ -232,6 +233,7 @@ def test_a_paused_run_waits_for_as_long_as_it_takes(server: RedisServer) -> None
     assert trained(server, 0) == ["0:0", "0:1", "0:2"]
 
 
+@pytest.mark.system
 def test_a_rank_waits_while_rank_0_says_that_it_is_there(server: RedisServer) -> None:
     client, limit = connect(server.url), config().learner.wait_limit_s
     reader, done = Reader(client, config(), 1, 2), threading.Event()
@@ -248,6 +250,7 @@ def test_a_rank_waits_while_rank_0_says_that_it_is_there(server: RedisServer) ->
     assert time.monotonic() - began > 2 * limit
 
 
+@pytest.mark.system
 def test_a_rank_does_not_wait_for_a_rank_0_whose_heart_alone_goes_on(server: RedisServer) -> None:
     client, limit = connect(server.url), config().learner.wait_limit_s
     done = threading.Event()
