@@ -29,10 +29,8 @@ from common.wire import encode_additional, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
 DEAD_BYTES = 2**19  # kept of either message of a dead letter
-LONGEST_ID, LONGEST_BATCH = (
-    64,
-    18,
-)  # more than a group's id and batch ever take; both are numbers of at most 63 bits
+# More than a group's id and batch ever take; both are numbers of at most 63 bits.
+LONGEST_ID, LONGEST_BATCH = 64, 18
 
 # KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same transaction.
 PUSH = """

@@ -31,14 +31,15 @@ LEAVING_S = 10.0
 
 def build(args: dict[str, Any]) -> Application:
     """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
-    return build_run(args, drain=True)
-
-
-def build_run(args: dict[str, Any], *, drain: bool) -> Application:
-    """`build`; with `drain` a generator that leaves ends what it samples first, for as long as that may take."""
     config = from_args(args)
     check_paths(config)
     check_names(config)
+    return build_run(config, drain=True)
+
+
+def build_run(config: Config, *, drain: bool) -> Application:
+    """The application of a checked configuration; with `drain` a generator that leaves ends what it samples first, for as
+    long as that may take."""
     url = redis_url(config)
     plain = config.model_dump(mode="json")
     generator = _generator(config, drain=drain).bind(plain, url)
@@ -58,10 +59,8 @@ class Sampler:
         self._parts = (generator, verifier)
 
 
-def build_sampler(args: dict[str, Any]) -> Application:
-    """Generators and verifiers alone: what evaluation needs."""
-    config = from_args(args)
-    check_paths(config)
+def build_sampler(config: Config) -> Application:
+    """Generators and verifiers alone, of a checked configuration: what evaluation needs."""
     plain = config.model_dump(mode="json")
     url = redis_url(config)
     generator = _generator(config, drain=False).bind(plain, url)

@@ -173,8 +173,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
                 logging_config={"log_level": "WARNING"},
             )
             exits.callback(serve.shutdown)
-            plain = config.model_dump(mode="json")
-            application = build_run(plain, drain=False) if train else build_sampler(plain)
+            application = build_run(config, drain=False) if train else build_sampler(config)
             with counting_replicas(APP, begin):
                 serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
         page = (

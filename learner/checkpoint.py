@@ -38,9 +38,8 @@ class Checkpoints:
         target = self._folder / f"step-{step:08d}"
         partial = self._folder / f"partial-{step:08d}"
         if self._rank == 0:
-            for torn in self._folder.glob(
-                "partial-*"
-            ):  # left by a learner that died while it wrote or removed
+            # Left by a learner that died while it wrote or removed.
+            for torn in self._folder.glob("partial-*"):
                 shutil.rmtree(torn)
             partial.mkdir(parents=True)
         self._barrier()

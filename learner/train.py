@@ -38,9 +38,8 @@ from learner.publish import Publisher
 from learner.records import Records, records_of
 
 log = structlog.get_logger(__name__)
-DRIFT_ROLLOUTS = (
-    4  # of a step none of whose own are on its weights: hundreds of tokens for the price of one forward
-)
+# Of a step none of whose own are on its weights: hundreds of tokens for the price of one forward.
+DRIFT_ROLLOUTS = 4
 
 
 @dataclass(slots=True)
