@@ -7,7 +7,6 @@ import urllib.request
 
 import httpx
 import pytest
-import ray
 from ray import serve
 
 from actors.ingress import Ingress
@@ -15,6 +14,7 @@ from actors.prometheus import EXPORTED
 from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from deploy.ports import free_port
 from deploy.redis_server import RedisServer
+from tests.system.local_serve import local_serve
 
 pytestmark = pytest.mark.system
 CLIENTS = 20
@@ -31,30 +31,17 @@ def until(check, limit_s: float):
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     """(run, base URL, metrics URL) of an application that holds the ingress alone."""
-    http, metrics = free_port(), free_port()
+    metrics = free_port()
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
         run = SyntheticRun(server.url, config_of("served"))
         play(run, 3)
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=100 * 2**20,
-            _metrics_export_port=metrics,
-        )
-        try:
-            serve.start(http_options={"host": "127.0.0.1", "port": http})
+        with local_serve(_metrics_export_port=metrics) as url:
             options = {"ray_actor_options": {"num_cpus": 0}, "max_ongoing_requests": 1000}
             application = serve.deployment(Ingress, name="ingress", **options).bind(
                 run.config.model_dump(mode="json"), server.url
             )
             serve.run(application, name="hora", route_prefix="/")
-            yield run, f"http://127.0.0.1:{http}", f"http://127.0.0.1:{metrics}/metrics"
-            serve.shutdown()
-        finally:
-            ray.shutdown()
+            yield run, url, f"http://127.0.0.1:{metrics}/metrics"
 
 
 def test_page_status_and_problems_are_at_the_application_s_root(stage):

@@ -4,14 +4,13 @@ import asyncio
 import time
 
 import pytest
-import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from actors.calls import retry
 from actors.router import RESERVED
 from common.errors import NoRoom
-from deploy.ports import free_port
+from tests.system.local_serve import local_serve
 
 pytestmark = pytest.mark.system
 PLACES, SECONDS = 2, 3.0
@@ -37,20 +36,8 @@ class Slow:
 
 @pytest.fixture(scope="module")
 def cluster():
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=100 * 2**20,
-    )
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": free_port()})
+    with local_serve():
         yield
-        serve.shutdown()
-    finally:
-        ray.shutdown()
 
 
 @pytest.mark.parametrize("router", ["PrefixRouter", "BalanceRouter"])
