@@ -1,7 +1,7 @@
 """Serve deployment `coordinator`: loads data and tokenizer, then lets `Coordination` run in the background.
 
-When a shard cannot be finished the reason goes to Redis, where the learner, the launcher and every view find it;
-the replica stays up and idle, because restarting would only run into the same wall.
+When the data cannot be used or a shard not be finished the reason goes to Redis, where the learner, the launcher and every view
+find it. After a shard the replica stays up and idle, because restarting would only run into the same wall.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ class Coordinator:
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
         # For views, while the data is read; whether this run may go on with it is settled after that.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
-        self._coordination = await asyncio.to_thread(self._build, generator, verifier)
+        try:
+            self._coordination = await asyncio.to_thread(self._build, generator, verifier)
+        except HoraError as error:
+            await self._give_up(str(error))
+            raise
         freeze_heap()
         loop = asyncio.get_running_loop()
         self._work = loop.create_task(self._run())

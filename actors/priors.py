@@ -45,16 +45,24 @@ def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
         raise ConfigError(f"allocation.prior={allocation.prior}{state}: {error}") from error
 
 
+def feature_model(config: Config) -> str:
+    """Name or folder of the model whose features a learned prior sees. Raises ConfigError when none is named."""
+    allocation = config.allocation
+    if allocation.prior.startswith("hidden"):
+        return config.model.path
+    if not allocation.features:
+        raise ConfigError(
+            f"allocation.features is not set: prior {allocation.prior} needs a sentence-embedding model, by name or folder "
+            "(the paper's: sentence-transformers/all-mpnet-base-v2)"
+        )
+    return allocation.features
+
+
 def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
     """(n, d) features of all prompts: RUN/features-KIND.npz, made when it is not there or holds those of another model or of
     other prompts."""
     hidden = config.allocation.prior.startswith("hidden")
-    model = config.model.path if hidden else config.allocation.features
-    if not model:
-        raise ConfigError(
-            f"allocation.features is not set: prior {config.allocation.prior} needs a sentence-embedding model, by name "
-            "or folder (the paper's: sentence-transformers/all-mpnet-base-v2)"
-        )
+    model = feature_model(config)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
     seen = json.dumps(tokens if hidden else texts)
     origin = f"{model} {hashlib.sha256(seen.encode()).hexdigest()}"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from actors.priors import feature_model
 from allocator.priors.make import NAMES
 from allocator.rules import get_rule
 from common.config import Config
@@ -32,11 +33,8 @@ def check_names(config: Config) -> None:
             raise ConfigError(str(error)) from None
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
-    if allocation.prior in ("mpnet-dual", "gp") and not allocation.features:
-        raise ConfigError(
-            f"allocation.features is not set: prior {allocation.prior} needs a sentence-embedding model, by name or folder "
-            "(the paper's: sentence-transformers/all-mpnet-base-v2)"
-        )
+    if allocation.prior != "fixed":
+        feature_model(config)
     check_context(config)
 
 

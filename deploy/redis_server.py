@@ -28,6 +28,7 @@ import structlog
 from redis.exceptions import BusyLoadingError
 
 from common.errors import RunError
+from common.files import replace_text
 from common.memory import ENVIRONMENT
 from common.redis import connect
 from deploy.kept_secret import kept_secret
@@ -74,18 +75,16 @@ class RedisServer:
         self._take_folder()
         self._end_leftover()
         password = self._password()
-        config = self.folder / "redis.conf"
-        config.touch(mode=0o600)
-        # Rewriting the file costs what writing it did: below 2 GiB it is left to grow.
-        config.write_text(
+        # Rewriting the append-only file costs what writing it did: below 2 GiB it is left to grow.
+        replace_text(
+            self.folder / "redis.conf",
             f"port 0\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
             f"dir {_quoted(self.folder)}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
-            "auto-aof-rewrite-min-size 2gb\n"
+            "auto-aof-rewrite-min-size 2gb\n",
+            mode=0o600,
         )
-        url = self.folder / "url"
-        url.touch(mode=0o600)
-        url.write_text(self.url)
+        replace_text(self.folder / "url", self.url, mode=0o600)
         try:
             self._launch()
         except RunError:

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from common.config import Config
 from common.errors import ConfigError, RunError
+from common.files import replace_text
 from common.keys import Keys
 from common.load import dump_yaml, load
 from common.redis import connect, has_password
@@ -197,9 +198,7 @@ class RunFile:
 
     def _write(self, record: RunRecord) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(record), indent=1) + "\n")
-        os.replace(new, self.path)
+        replace_text(self.path, json.dumps(asdict(record), indent=1) + "\n")
 
 
 def settled(config: Config) -> Config:
@@ -211,12 +210,8 @@ def settled(config: Config) -> Config:
 def write_config(run_dir: Path, config: Config) -> None:
     """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / CONFIG
-    new = path.with_suffix(".new")
-    new.unlink(missing_ok=True)
-    new.touch(mode=0o600 if has_password(config.queue.url or "") else 0o666)
-    new.write_text(dump_yaml(config))
-    os.replace(new, path)
+    mode = 0o600 if has_password(config.queue.url or "") else 0o666
+    replace_text(run_dir / CONFIG, dump_yaml(config), mode)
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:

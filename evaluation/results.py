@@ -9,13 +9,13 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from common.errors import ConfigError
+from common.files import replace_text
 from common.types import Prompt
 from evaluation.benchmarks import Benchmark
 from evaluation.evaluate import Counts
@@ -104,9 +104,9 @@ def write_result(folder: Path, result: Result) -> Path:
     save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
     summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
     path = folder / f"{name}.json"  # last: a reader that sees it finds the others
-    fresh = folder / f"{name}.json.new"
-    fresh.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    os.replace(fresh, path)  # never half of it: its being there means that the evaluation is done
+    replace_text(
+        path, json.dumps(summary, indent=1) + "\n"
+    )  # its being there means that the evaluation is done
     return path
 
 
