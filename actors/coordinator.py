@@ -47,12 +47,15 @@ class Coordinator:
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
+        await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
         # For views, while the data is read; whether this run may go on with it is settled after that.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
             self._coordination = await asyncio.to_thread(self._build, generator, verifier)
         except HoraError as error:
-            await self._give_up(str(error))
+            # Of a run that has begun, another coordinator may be at work, and Serve starts this one again.
+            if not await self._redis.exists(self._keys.plans):
+                await self._give_up(str(error))
             raise
         freeze_heap()
         loop = asyncio.get_running_loop()

@@ -70,6 +70,7 @@ class Engine:
         self._config = config
         self.load = Load()
         self.paused_since: float | None = None
+        self._joining = False
         self.cut = 0
         self._clock = Clock(config.rollout.time_limit_s)
         self._cutting: asyncio.Task[None] | None = None
@@ -123,7 +124,8 @@ class Engine:
             elapsed, looked = time.monotonic() - looked, time.monotonic()
             states = processor.request_states
             tokens = {name: s.stats.num_generation_tokens for name, s in states.items() if s.stats}
-            overdue = self._clock.look(tokens, elapsed, paused=self.paused_since is not None)
+            paused = self._joining or self.paused_since is not None
+            overdue = self._clock.look(tokens, elapsed, paused=paused)
             parents = [states[name].parent_req for name in overdue]
             if overdue:
                 await self._llm.abort(overdue, internal=True)
@@ -140,8 +142,12 @@ class Engine:
         await self._llm.check_health()
 
     async def init_transfer(self, info: Mapping[str, Any]) -> None:
-        await self._llm.shutdown_weight_transfer_engine()  # an earlier group's half
-        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
+        self._joining = True  # the workers wait for the group's other members
+        try:
+            await self._llm.shutdown_weight_transfer_engine()  # an earlier group's half
+            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=dict(info)))
+        finally:
+            self._joining = False
 
     async def receive(self, info: Mapping[str, Any]) -> None:
         """Until the weights that `info` tells of are here, while generation goes on; over NCCL it pauses, for there they come

@@ -15,8 +15,10 @@ import os
 import socket
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
+import structlog
 from ray import serve
 
 from common import logs
@@ -28,6 +30,7 @@ from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
 from common.weights import check_file, newest
 
+log = structlog.get_logger(__name__)
 POLL_S = 0.05
 EXIT_S = 0.2
 REACH_S = 5.0  # a request that waits longer makes room for the calls that bring the weights
@@ -47,6 +50,7 @@ class Generator:
         self._update = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
         self._failed: str | None = None
+        self._unreached = False  # at the last try
         self._version = 0
         self._checksum = ""
         self._pause_s = 0.0
@@ -55,7 +59,8 @@ class Generator:
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         await self._engine.label(0)
         if self._config.weights.transport == "file":
-            await self._catch_up()
+            with suppress(StaleWeights):  # a request that needs what is newer still asks for it
+                await self._catch_up()
         beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
         self._beat = asyncio.get_running_loop().create_task(beating)
 
@@ -77,10 +82,14 @@ class Generator:
         except EngineDeadError:
             # A replica that fails at once looks idle and draws all requests: it must go, not answer with errors.
             self._failed = "the vLLM engine died"
-            asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+            self._end()
             raise
         finally:
             self._sampling -= 1
+
+    def _end(self) -> None:
+        """End the process, its engine with it, when this has been answered."""
+        asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
 
     # The calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
 
@@ -94,10 +103,14 @@ class Generator:
     ) -> None:
         """Join the learner's group at this replica's place among its members; who is not one of them waits for another.
 
-        An update under way ends first: its group broke off when the learner left it.
+        An update under way ends first: its group broke off when the learner left it. A call that waited for that until its own
+        group was given up raises TimeoutError.
         """
+        deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s / 2)
         async with self._update:
             self._group = ""
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._name} was busy with an update until the group was given up")
             if self._name in members:
                 place = members.index(self._name) * self._config.generator.tensor_parallel
                 joining = self._engine.init_transfer(info | {"rank_offset": info["rank_offset"] + place})
@@ -114,7 +127,7 @@ class Generator:
 
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
-            if group == self._group:
+            if group == self._group and version > self._version:
                 await self._take(info, version)
 
     async def finish_weight_update(self, version: str) -> dict[str, Any]:
@@ -130,9 +143,16 @@ class Generator:
         }
 
     async def check_health(self) -> None:
-        if self._failed:
-            raise RuntimeError(f"{self._name}: {self._failed}")
-        await self._engine.check_health()
+        """Raises what makes this replica unfit, and ends it: Serve would wait for what it can no longer finish. Its requests are asked
+        again elsewhere as soon as it is gone."""
+        try:
+            if self._failed:
+                raise RuntimeError(f"{self._name}: {self._failed}")
+            await self._engine.check_health()
+        except Exception as error:
+            log.error("an unfit replica ends", reason=str(error))
+            self._end()
+            raise
 
     async def _reach(self, version: int) -> None:
         deadline = time.monotonic() + REACH_S
@@ -166,10 +186,11 @@ class Generator:
 
     async def _take(self, info: Mapping[str, Any], version: int) -> None:
         if self._config.weights.transport == "file":
-            if not os.path.exists(info["path"]):
-                raise StaleWeights(f"{info['path']} is gone: a newer version is out")
-            # What is read here, the workers find in the page cache.
-            info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
+            try:
+                # What is read here, the workers find in the page cache.
+                info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
+            except FileNotFoundError:
+                raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
         self._pause_s = await self._guarded("loading weights", self._engine.install(version))
         # A version never stands beside the checksum of another: watchers compare replicas by both.
@@ -179,17 +200,26 @@ class Generator:
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
         """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.
 
-        `may_break_off`: a call over Gloo to one worker that fails in time has left the model as it was. A replica that cannot
-        reach the learner would break off every group that it is in.
+        `may_break_off`: a call to one worker over Gloo, or to any over files, that fails in time has left the model as it was. Who
+        cannot reach the learner once may have been asked by one that died; twice, it would break off every group that it is in.
         """
         try:
-            return await asyncio.wait_for(work, self._config.weights.update_limit_s)
+            done = await asyncio.wait_for(work, self._config.weights.update_limit_s)
         except Exception as error:
-            whole = self._config.weights.transport == "gloo" and self._config.generator.tensor_parallel == 1
-            lost = isinstance(error, TimeoutError) or UNREACHED in str(error)
-            if lost or not (may_break_off and whole):
+            unreached, before = UNREACHED in str(error), self._unreached
+            self._unreached = unreached
+            lost = isinstance(error, TimeoutError) or (unreached and before)
+            gone = isinstance(error, FileNotFoundError)
+            if not gone and (lost or not (may_break_off and self._receives_aside())):
                 self._failed = f"{what} failed: {type(error).__name__}: {error}"
             raise
+        self._unreached = False
+        return done
+
+    def _receives_aside(self) -> bool:
+        """Whether weights that do not arrive leave the model of every worker as it was."""
+        weights, generator = self._config.weights, self._config.generator
+        return weights.transport == "file" or (weights.transport == "gloo" and generator.tensor_parallel == 1)
 
     def _state(self) -> dict[str, Any]:
         load = self._engine.load

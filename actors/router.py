@@ -21,6 +21,9 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 RESERVED = 8
 """Places of each replica (of Serve's `max_ongoing_requests`) that no request for samples takes."""
+UNHURRIED = 4
+"""As if asked this often before: a replica gets the longest time that Serve gives for an answer (1 s), for a full one is a busy
+one, and a request for which there may be no place loses nothing by waiting."""
 
 
 def ranked(
@@ -52,7 +55,7 @@ async def with_room(router: RequestRouter, replicas: Sequence[RunningReplica]) -
     found = [r for r in replicas if (cache.get(r.replica_id) or 0) < limit(r)]
     if found:
         return found
-    asked = await router._probe_queue_lens(list(replicas), 0)
+    asked = await router._probe_queue_lens(list(replicas), UNHURRIED)
     return [r for r, length in asked if length is not None and length < limit(r)]
 
 

@@ -49,6 +49,7 @@ class GlooInitInfo(WeightTransferInitInfo):
     master_port: int
     world_size: int
     rank_offset: int
+    join_s: float
     limit_s: float
 
 
@@ -100,19 +101,20 @@ class _Arriving(WeightTransferEngine[Any, Any]):
 class FileWeightTransferEngine(_Arriving):
     init_info_cls = FileInitInfo
     update_info_cls = FileUpdateInfo
-    _path = ""
+    _file: Any = None
 
     def init_transfer_engine(self, init_info: FileInitInfo) -> None:
         del init_info
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        self._path = update_info.path
+        # Open, the file stays when its name is removed for newer ones.
+        self._file = safe_open(update_info.path, framework="pt")
 
     def arrived(self) -> bool:
         return True
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        with safe_open(self._path, framework="pt") as file:
+        with self._file as file:
             for name in file.keys():  # noqa: SIM118
                 yield name, file.get_tensor(name)
 
@@ -125,14 +127,15 @@ class GlooWeightTransferEngine(_Arriving):
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to that."""
-        limit = timedelta(seconds=init_info.limit_s)
+        join = timedelta(seconds=init_info.join_s)
         rank = init_info.rank_offset + self.parallel_config.rank
         address, port = init_info.master_address, init_info.master_port
         try:
-            store = TCPStore(address, port, timeout=limit, wait_for_workers=False)
+            store = TCPStore(address, port, timeout=join, wait_for_workers=False)
         except Exception as error:
             raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
-        self._group = ProcessGroupGloo(store, rank, init_info.world_size, limit)
+        self._group = ProcessGroupGloo(store, rank, init_info.world_size, join)
+        self._group._set_default_timeout(timedelta(seconds=init_info.limit_s))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,16 +54,22 @@ def audit(config: Config, facts: Facts) -> list[str]:
     ]
 
 
-def gather(client: Any, run: str, records: Iterable[str]) -> Facts:
-    """The facts of `run` from its Redis and the lines of its groups.jsonl. `client` blocks and returns bytes."""
+def gather(client: Any, run: str, read: Callable[[], Iterable[str]]) -> Facts:
+    """The facts of `run` from its Redis and the lines of its groups.jsonl, which `read` returns. `client` blocks and returns bytes.
+
+    A live run writes ledger, then records, then checkpoint. They are read the other way round, so that each has what the one
+    read before it relies on.
+    """
     keys = Keys(run)
+    durable = int(client.hget(keys.state, "durable_step") or 0)
+    records = [json.loads(line) for line in read()]
     with client.pipeline(transaction=True) as pipe:  # one moment, so that a live run can be audited too
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
         pipe.xrange(keys.groups)
         pipe.hkeys(keys.redo)
-        pipe.hmget(keys.state, ["durable_step", "prompts"])
-        reports, planned, stream, redo, (durable, prompts) = pipe.execute()
+        pipe.hget(keys.state, "prompts")
+        reports, planned, stream, redo, prompts = pipe.execute()
     ledger = {
         int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()
     }
@@ -72,9 +78,9 @@ def gather(client: Any, run: str, records: Iterable[str]) -> Facts:
     return Facts(
         reports=[json.loads(text) for text in reports],
         ledger=ledger,
-        records=_whole([json.loads(line) for line in records], ledger, int(durable or 0)),
-        waiting=frozenset(group.decode() for group in {*queued, *redo}) - taken,
-        durable=int(durable or 0),
+        records=_whole(records, ledger, durable),
+        waiting=frozenset(group.decode(errors="replace") for group in {*queued, *redo}) - taken,
+        durable=durable,
         prompts=json.loads(prompts)["n"] if prompts else None,
     )
 

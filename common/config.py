@@ -199,7 +199,10 @@ class Generator(Section):
         None, ge=0, description="GPUs reserved per replica; none: tensor_parallel on a GPU machine, 0 on CPU."
     )
     cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica, for Ray's placement.")
-    max_requests: Count = Field(64, description="Requests one replica works on at a time.")
+    max_requests: Count = Field(
+        256,
+        description="Requests one replica holds, in work or in its engine's line, where the oldest shard is first; more wait outside, in no order.",
+    )
     routing: Literal["prefix", "balance"] = Field(
         "prefix",
         description="prefix: a prompt's samples go where its prefix is cached, unless that replica is overloaded; balance: by load alone.",

@@ -25,8 +25,9 @@ SEND_BYTES = 4 * 2**20  # the kernel gives what net.core.wmem_max allows
 AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.exceptions.BusyLoadingError)
 
 
-def connect(url: str, *, retries: int = RETRIES) -> redis.Redis:
-    """A client that has answered once. Raises RunError when none answers, with the URL less its password."""
+def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis.Redis:
+    """A client that has been answered once. Raises RunError when it is not, with the URL less its password: at once, for a command's
+    URL may be wrong, or after all tries with `patient`, for a part that is started again while Redis is."""
     plain, options = _options(url)
     client = redis.Redis.from_url(
         plain,
@@ -37,7 +38,7 @@ def connect(url: str, *, retries: int = RETRIES) -> redis.Redis:
         **options,
     )
     try:
-        redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options).ping()
+        (client if patient else redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options)).ping()
     except redis.exceptions.AuthenticationError as error:
         raise RunError(
             f"Redis at {hidden(url)} refuses the password ({error}): check queue.url or HORA_REDIS_URL"

@@ -35,15 +35,19 @@ def audit_run(run: Path) -> bool:
         else:
             url = exits.enter_context(RedisServer(run / "redis")).url
         begin("comparing records, ledger and stream")
-        text = groups.read_text()
-        lines = text[: text.rfind("\n") + 1].splitlines()  # the learner may be writing the next one
-        facts = gather(connect(url), record.run, lines)
+        facts = gather(connect(url), record.run, lambda: _lines(groups))
         found = audit(config, facts)
     order = (
         "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
     )
     print(
         "\n".join(found)
-        or f"{record.run}: {len(lines)} groups, none missing, none doubled, budgets and bounds held, {order}"
+        or f"{record.run}: {len(facts.records)} groups, none missing, none doubled, budgets and bounds held, {order}"
     )
     return not found
+
+
+def _lines(file: Path) -> list[str]:
+    """Its whole lines: the learner may be writing the next one."""
+    text = file.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()

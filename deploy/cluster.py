@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from common.config import Config
-from common.errors import ConfigError, RunError
+from common.errors import ConfigError, HoraError, RunError
 from common.keys import Keys
 from common.load import differences
 from common.redis import connect
@@ -29,6 +30,7 @@ LOCAL = (
     "coordinator.replicas",
 )
 WAIT_S = 120.0
+SETTLE_S = 30.0  # `serve deploy` returns before the coordinator that it replaces is gone
 
 
 def train_on_cluster(config: Config) -> None:
@@ -62,17 +64,31 @@ def train_on_cluster(config: Config) -> None:
 
 
 def check_agreement(config: Config, url: str) -> None:
-    """Raise ConfigError naming every key in which the coordinator's configuration differs from `config`."""
-    redis = connect(url)
-    deadline = time.monotonic() + WAIT_S
+    """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and ConfigError naming every
+    key in which its configuration differs."""
+    redis, began = connect(url), time.monotonic()
     with working("waiting for the coordinator"):
-        while not (theirs := redis.get(Keys(config.run.name).config)):
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file "
-                    f"first (application {APP!r}), or check run.name and queue.url"
-                )
+        while (trouble := _disagreement(redis, config)) is not None:
+            if time.monotonic() > began + (WAIT_S if isinstance(trouble, _Absent) else SETTLE_S):
+                raise trouble
             time.sleep(1.0)
+
+
+class _Absent(RunError):
+    """No coordinator has written anything."""
+
+
+def _disagreement(redis: Any, config: Config) -> HoraError | None:
+    keys = Keys(config.run.name)
+    theirs, error = redis.get(keys.config), redis.hget(keys.state, "error")
+    if not theirs:
+        return _Absent(
+            f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file "
+            f"first (application {APP!r}), or check run.name and queue.url"
+        )
+    if error:
+        return RunError(f"the coordinator stopped: {error.decode()}")
     changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
-    if changed:
-        raise ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}")
+    return (
+        ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}") if changed else None
+    )

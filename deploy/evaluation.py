@@ -57,7 +57,7 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
     problems = prompts(config, config.data, load_held_out(config, usable_gold), console)
     result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console, version=step)
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
-    record_evaluation(connect(url), config.run.name, step, values)
+    record_evaluation(connect(url, patient=True), config.run.name, step, values)
     log_evaluation(config, run_dir, step, values)
 
 

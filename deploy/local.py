@@ -22,6 +22,7 @@ from rich.console import Console
 
 from common.config import Config
 from common.errors import ConfigError, RunError
+from common.identity import MAY_CHANGE
 from common.keys import Keys
 from common.load import check_paths, differences, load
 from common.origin import step_of
@@ -37,8 +38,6 @@ from deploy.runs import CONFIG, RunFile, issue_token, settled, write_config
 from deploy.summary import summarise
 from evaluation.benchmarks import find_benchmarks
 
-MAY_CHANGE = ("run.folder", "telemetry.", "queue.url", "learner.steps")
-"""Of a resumed run. Its folder is the one that it was found in."""
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
 """Whoever watches, the slowest too, should see the end last."""
 

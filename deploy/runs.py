@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
+import structlog
 from rich.console import Console
 
 from common.config import Config
@@ -32,6 +33,7 @@ from common.redis import connect, has_password
 from deploy.kept_secret import kept_secret
 from deploy.progress import working
 
+log = structlog.get_logger(__name__)
 State = Literal["running", "finished", "failed", "stopped"]
 RUN, CONFIG, URL = "run.json", "config.yaml", "redis/url"
 STOP_LIMIT_S = 120.0
@@ -140,7 +142,10 @@ class RunFile:
 
         def beat() -> None:
             while not done.wait(BEAT_S):
-                self._write(replace(self.read(), seen=time.time()))
+                try:
+                    self._write(replace(self.read(), seen=time.time()))
+                except (OSError, RunError) as error:  # a full disk may have room again
+                    log.warning("run record not written", folder=str(self.folder), error=str(error))
 
         thread = threading.Thread(target=beat, name="run-record", daemon=True)
         thread.start()

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from common.config import Config
+from common.errors import ConfigError, RunError
 from learner.durable import sync, sync_tree
-from learner.engine import Engine
+from learner.engine import Engine, effective_stage
 
 TAG = "state"
+SEEN_S = 90.0  # NFS keeps what it knows of a folder for up to a minute
 
 
 class Checkpoints:
@@ -29,13 +32,15 @@ class Checkpoints:
         self._folder = run_dir / "checkpoints"
         self._config, self._rank, self._world = config, rank, world
 
-    def newest(self) -> Path | None:
-        found = sorted(self._folder.glob("step-*"))
-        return found[-1] if found else None
+    def newest(self) -> int:
+        """Step of the newest checkpoint that this machine sees, 0 when there is none."""
+        return max(
+            (int(folder.name.removeprefix("step-")) for folder in self._folder.glob("step-*")), default=0
+        )
 
     def save(self, engine: Engine, step: int) -> None:
         """Write the state after `step` steps and return when it is durable."""
-        target = self._folder / f"step-{step:08d}"
+        target = self._of(step)
         partial = self._folder / f"partial-{step:08d}"
         if self._rank == 0:
             # Left by a learner that died while it wrote or removed.
@@ -64,16 +69,41 @@ class Checkpoints:
         shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
 
     def restore(self, engine: Engine) -> int:
-        """Load the newest checkpoint into `engine`; returns its step, 0 when there is none."""
-        folder = self.newest()
-        if folder is None:
+        """Load the newest checkpoint into `engine`, on every rank the one that rank 0 finds; returns its step, 0 when there is none.
+
+        Raises RunError when a machine does not see it, and ConfigError when it was cut for another number of ranks.
+        """
+        step = engine.agree(self.newest())
+        if step == 0:
             return 0
+        folder = self._seen(step)
+        meta = json.loads((folder / "meta.json").read_text())
+        if meta["world"] != self._world and effective_stage(self._config) > 0:
+            raise ConfigError(
+                f"{folder} holds the optimizer's parts of {meta['world']} ranks, and there are {self._world}: with learner.zero_stage "
+                "above 0 (or 16 bits) a run goes on with as many as it began with; change learner.workers back"
+            )
         engine.load(folder, TAG)
         random = folder / f"random-{self._rank}.pt"
         if random.exists():
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
-        meta = json.loads((folder / "meta.json").read_text())
-        return int(meta["step"])
+        return step
+
+    def _of(self, step: int) -> Path:
+        return self._folder / f"step-{step:08d}"
+
+    def _seen(self, step: int) -> Path:
+        """The folder of `step`. What another machine wrote to a shared disk may be seen some seconds later."""
+        folder, deadline = self._of(step), time.monotonic() + SEEN_S
+        while not (folder / "meta.json").exists():
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{folder}: rank 0 found this checkpoint, rank {self._rank} does not see it: run.folder must lie on a disk that "
+                    "all machines of the learner share"
+                )
+            list(self._folder.glob("*"))  # asks a network disk anew
+            time.sleep(0.5)
+        return folder
 
     def _barrier(self) -> None:
         if self._world > 1:

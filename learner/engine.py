@@ -139,6 +139,14 @@ class Engine:
     def save(self, folder: Path, tag: str) -> None:
         self._engine.save_checkpoint(str(folder), tag=tag, client_state={}, save_latest=False)
 
+    def agree(self, value: int) -> int:
+        """Rank 0's `value`, on every rank. A collective."""
+        if self._world == 1:
+            return value
+        shared = torch.tensor([value], device=self.device)
+        torch.distributed.broadcast(shared, src=0)
+        return int(shared.item())
+
     def load(self, folder: Path, tag: str) -> None:
         self._engine.load_checkpoint(str(folder), tag=tag)
 

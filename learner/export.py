@@ -22,11 +22,11 @@ from learner.durable import sync_tree
 from learner.engine import DTYPES, Engine, load_model
 
 
-def export(engine: Engine, config: Config, folder: Path, rank: int) -> None:
-    """Write the engine's policy after the last step to `folder`. A collective; rank 0 writes, whole or not at all."""
+def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:
+    """Write the engine's policy, which is that after `step` steps, to `folder`. A collective; rank 0 writes, whole or not at all."""
     tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
     if rank == 0:
-        _write(engine.hf, tensors, config, config.learner.steps, folder)
+        _write(engine.hf, tensors, config, step, folder)
 
 
 def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:

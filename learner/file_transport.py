@@ -99,17 +99,18 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         return Manifest(self._info.run, version, str(path.resolve()), digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:
-        """Say that the file is there, when the disk has it: from here on replicas can pull it."""
+        """Say that the file is there, when the disk has it: from here on replicas can pull it. Old files are forgotten, whoever may
+        not have loaded them yet."""
         sync(Path(manifest.path), self._info.folder)
         self._info.announce(manifest)
+        for old in sorted(self._info.folder.glob("*.safetensors"))[:-KEPT_FILES]:
+            old.unlink(missing_ok=True)
 
     def push(self, manifest: Manifest) -> None:
-        """Have every replica load the file now, and forget old files."""
+        """Have every replica load the file now."""
         self.client.start_weight_update()
         self.client.update_weights(manifest.update_info())
         self.client.finish_weight_update(str(manifest.version))
-        for old in sorted(self._info.folder.glob("*.safetensors"))[:-KEPT_FILES]:
-            old.unlink(missing_ok=True)
 
     def send_weights(self) -> None:
         raise NotImplementedError(

@@ -24,11 +24,13 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransf
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """Trainer side of the `gloo` transport: where the group meets, how many take part, and the limit of each call."""
+    """Trainer side of the `gloo` transport: where the group meets, how many take part, and the limits of forming it and of each
+    call."""
 
     backend: ClassVar[str] = "gloo"
     master_address: str
     world_size: int
+    join_s: float
     limit_s: float
 
 
@@ -53,19 +55,21 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
         return engine
 
     def _meet(self, info: GlooTrainerInitInfo) -> None:
-        limit = timedelta(seconds=info.limit_s)
-        store = TCPStore(info.master_address, 0, is_master=True, timeout=limit, wait_for_workers=False)
+        join = timedelta(seconds=info.join_s)
+        store = TCPStore(info.master_address, 0, is_master=True, timeout=join, wait_for_workers=False)
         place = {
             "master_address": info.master_address,
             "master_port": store.port,
             "world_size": info.world_size,
             "rank_offset": 1,
+            "join_s": info.join_s,
             "limit_s": info.limit_s,
         }
         with ThreadPoolExecutor(max_workers=1) as aside:
             joined = aside.submit(self.client.init_weight_transfer_engine, place)
-            self._group = ProcessGroupGloo(store, 0, info.world_size, limit)
+            self._group = ProcessGroupGloo(store, 0, info.world_size, join)
             joined.result()
+        self._group._set_default_timeout(timedelta(seconds=info.limit_s))
 
     def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
         assert self._group is not None

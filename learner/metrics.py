@@ -18,6 +18,7 @@ def step_metrics(
     sums: Mapping[str, float],
     config: Config,
     *,
+    ranks: int,
     grad_norm: float,
     learning_rate: float,
 ) -> dict[str, float]:
@@ -33,7 +34,7 @@ def step_metrics(
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
     n = sums.get("tokens_trained", 0.0) or math.nan
     matched = sums.get("drift_tokens", 0.0) or math.nan
-    busiest, ranks = sums.get("packing/rank_flops_max", 0.0), config.learner.workers
+    busiest = sums.get("packing/rank_flops_max", 0.0)
     return {
         "step": step,
         "loss": sums.get("loss", math.nan),

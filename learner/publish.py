@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+import structlog
 import torch
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
@@ -28,6 +29,8 @@ from learner.broadcast import BroadcastClient
 from learner.engine import Engine
 from learner.file_transport import EngineSource, FileTrainerInitInfo
 from learner.transfer_group import Snapshot, TransferGroup
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -49,7 +52,6 @@ class Publisher:
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
-        self._pushing: Future[None] | None = None
         self._announced = 0
         self._group = TransferGroup(config, client, self._broadcast)
         self._newest: Snapshot | None = None  # what the group was sent last
@@ -96,8 +98,6 @@ class Publisher:
 
     def close(self) -> None:
         self.wait()
-        if self._pushing is not None:
-            self._pushing.result()
         self._background.shutdown()
         self._aside.shutdown()
 
@@ -106,14 +106,18 @@ class Publisher:
         the learner nor the next version, and replicas pull what they were not told of."""
         self._file.announce(manifest)
         self._announced = manifest.version
-        self._pushing = self._aside.submit(self._push, manifest)
+        self._aside.submit(self._push, manifest)
 
     def _push(self, manifest: Manifest) -> None:
         if manifest.version < self._announced:
             return  # a newer one waits behind this
         began = time.monotonic()
         self._broadcast.version = manifest.version
-        self._file.push(manifest)
+        try:
+            self._file.push(manifest)
+        except Exception:  # replicas pull what they were not told of
+            log.exception("replicas were not told of a version", version=manifest.version)
+            return
         self._loaded(time.monotonic() - began)
 
     def _announce(self, manifest: Manifest) -> None:

@@ -88,7 +88,7 @@ def _train(parts: Parts, start: int) -> None:
             if parts.planner is not None:
                 parts.planner.durable(step + 1)
     parts.publisher.close()
-    export(parts.engine, config, run_dir / "model", parts.rank)
+    export(parts.engine, config, run_dir / "model", parts.rank, max(start, config.learner.steps))
     if parts.records is not None:
         parts.records.close()
 
@@ -133,7 +133,13 @@ def _record(
     groups = mine if parts.world == 1 else parts.reader.read_all(step)
     timing = parts.publisher.timing
     metrics = step_metrics(
-        step, groups, sums, parts.config, grad_norm=update.grad_norm, learning_rate=update.learning_rate
+        step,
+        groups,
+        sums,
+        parts.config,
+        ranks=parts.world,
+        grad_norm=update.grad_norm,
+        learning_rate=update.learning_rate,
     )
     metrics |= times | {
         "time/gather": timing.gather,
@@ -182,7 +188,7 @@ def _mfu(parts: Parts, flops: float, seconds: float) -> float:
 
 
 def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> tuple[Parts, int]:
-    client = connect(redis_url)
+    client = connect(redis_url, patient=True)
     engine = Engine(config, rank, world)
     shape = Shape.of(engine.hf)
     checkpoints = Checkpoints(config, run_dir, rank, world)
@@ -217,7 +223,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         world,
         Heart(client, config.run.name, f"learner/{rank}"),
     )
-    parts.published = available(client, config)
+    parts.published = engine.agree(available(client, config))
     if rank == 0:
         # The learner before this one may have died between announcing a version and counting it as published.
         advance(client, config.run.name, parts.published)

@@ -31,6 +31,7 @@ from learner.gloo_transport import GlooTrainerInitInfo
 
 log = structlog.get_logger(__name__)
 ATTEMPTS = 3
+JOIN_S = 30.0  # no replica decodes while it joins, and one that died after the roll call lets the others wait this long
 RESEND_S = 5.0  # at most so often
 LAG_S = 1.0  # of clocks of different machines
 
@@ -128,7 +129,7 @@ class TransferGroup:
         address = ray.util.get_node_ip_address()
         if not self._nccl:
             # Each wait of the group ends before the replicas' limit does, which is for those that stand still.
-            return GlooTrainerInitInfo(address, world, self._limit / 2, rank=0)
+            return GlooTrainerInitInfo(address, world, min(JOIN_S, self._limit / 2), self._limit / 2, rank=0)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         with socket.socket() as probe:

@@ -160,7 +160,7 @@ def test_every_group_is_trained_once_whoever_dies_when(
     for batch in range(config.learner.steps):
         assert sum(g.size for g in payloads.values() if g.batch == batch) == PROMPTS * GROUP
     client = connect(url)
-    assert audit(config, gather(client, config.run.name, records(learner, config, payloads))) == []
+    assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
     keys = Keys(config.run.name)
     assert client.xlen(keys.groups) == 0
     assert set(client.hkeys(keys.plans)) == set(client.hkeys(keys.shards))
@@ -305,7 +305,6 @@ def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_s
 ) -> None:
     config = config_of("lost", staleness=1, steps=2)
     keys, client, payloads = Keys("lost"), connect(url), payloads_of(monkeypatch)
-    client.hset(keys.state, "error", "what the one before gave up for")
 
     async def scenario() -> None:
         fleet = fleet_of(random.Random(0), 0.05)

@@ -159,13 +159,36 @@ def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
             client.hset(keys.pushed, f"0:{i}", "1-0")
             client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
         client.hset(keys.redo, "0:11", "3")
-        found = gather(client, "a", [json.dumps(r) for r in facts.records if r["step"] < 2])
-        torn = [json.dumps(r) for r in facts.records if r["step"] < 2][:-1]
-        assert {r["step"] for r in gather(client, "a", torn).records} == {0}, "step 1 is being written"
+        whole = [json.dumps(r) for r in facts.records if r["step"] < 2]
+        found = gather(client, "a", lambda: whole)
+        assert {r["step"] for r in gather(client, "a", lambda: whole[:-1]).records} == {0}, (
+            "step 1 is being written"
+        )
         client.hset(keys.state, mapping={"durable_step": 2, "prompts": '{"n": 12, "fingerprint": "f"}'})
-        noted = gather(client, "a", torn)
+        noted = gather(client, "a", lambda: whole[:-1])
         assert {r["step"] for r in noted.records} == {0, 1}, "step 1 should be whole"
     assert found.waiting == {"0:8", "0:9", "0:10", "0:11"}
     assert found.ledger == {s: facts.ledger[s] for s in (0, 1)}
     assert (found.prompts, noted.prompts) == (None, 12)
+    assert audit(CONFIG, found) == []
+
+
+def test_a_run_that_goes_on_while_it_is_audited_is_right(tmp_path):
+    """Records and checkpoint of step 1 are written between the reading of the one and the other."""
+    facts, keys = good_run(), Keys("a")
+    with RedisServer(tmp_path / "redis") as server:
+        client = connect(server.url)
+        for report in facts.reports:
+            client.hset(keys.shards, f"{report['batch']}:{report['shard']}", json.dumps(report))
+        for step, rows in facts.ledger.items():
+            client.hset(keys.ledger, str(step), json.dumps([[g, "1-0", b, 9] for g, b in rows]))
+        client.xadd(keys.groups, {b"id": b"\xff\xfe"})
+
+        def read() -> list[str]:
+            lines = [json.dumps(r) for r in facts.records if r["step"] < 1]
+            client.hset(keys.state, "durable_step", 2)
+            return lines
+
+        found = gather(client, "a", read)
+    assert found.durable == 0
     assert audit(CONFIG, found) == []

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
@@ -126,6 +127,18 @@ def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
         time.sleep(0.3)
         assert RunFile(tmp_path).read().seen > first.seen
     assert RunFile(tmp_path).read().state == "finished"
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher(tmp_path, monkeypatch):
+    monkeypatch.setattr("deploy.runs.BEAT_S", 0.01)
+    full = OSError(28, "No space left on device")
+    with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
+        with monkeypatch.context() as broken:
+            broken.setattr("deploy.runs.replace_text", Mock(side_effect=full))
+            time.sleep(0.1)
+        first = RunFile(tmp_path).read()
+        time.sleep(0.3)
+        assert RunFile(tmp_path).read().seen > first.seen
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_every_view_of_a_step_has_the_same_names(redis_url, tmp_path, logged):
     asyncio.run(run.generate(0))
     groups = run._shard(0, 0)
     sums = {"tokens_trained": 8.0, "entropy": 4.0, "drift": 1.0, "drift_tokens": 2.0, "loss": 0.1}
-    metrics = step_metrics(0, groups, sums, run.config, grad_norm=1.0, learning_rate=0.1)
+    metrics = step_metrics(0, groups, sums, run.config, ranks=1, grad_norm=1.0, learning_rate=0.1)
     metrics |= {**TIMES, "tokens_per_second": 10.0, "applied": 1.0}
     records = Records(run.config, run.redis, tmp_path, 0)
     records.step(0, records_of(0, groups, run.config, 1), metrics)

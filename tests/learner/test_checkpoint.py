@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from common.errors import ConfigError, RunError
 from common.load import load
 from learner.checkpoint import Checkpoints
 
@@ -14,9 +15,13 @@ class Weights:
     """Stands in for the engine: a state that is a text."""
 
     state = ""
+    found_by_rank_0: int | None = None
 
     def save(self, folder: Path, tag: str) -> None:
         (folder / tag).write_text(self.state)
+
+    def agree(self, step: int) -> int:
+        return step if self.found_by_rank_0 is None else self.found_by_rank_0
 
     def load(self, folder: Path, tag: str) -> None:
         self.state = (folder / tag).read_text()
@@ -74,3 +79,25 @@ def test_a_checkpoint_of_the_same_step_stays(checkpoints: Checkpoints, tmp_path:
     save(checkpoints, 2, "again")
     assert names(tmp_path) == ["step-00000002"]
     assert restored(checkpoints) == (2, "acknowledged")
+
+
+def test_every_rank_restores_what_rank_0_found(
+    checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (2, 4):
+        save(checkpoints, step, f"after {step}")
+    weights: Any = Weights()
+    weights.found_by_rank_0 = 2
+    assert checkpoints.restore(weights) == 2
+    assert weights.state == "after 2"
+    weights.found_by_rank_0 = 6
+    monkeypatch.setattr("learner.checkpoint.SEEN_S", 0.1)
+    with pytest.raises(RunError, match=r"step-00000006.*must lie on a disk"):
+        checkpoints.restore(weights)
+
+
+def test_parts_of_other_ranks_are_not_restored(tmp_path: Path) -> None:
+    config = load("tiny", ["learner.zero_stage=1"])
+    save(Checkpoints(config, tmp_path, rank=0, world=1), 2, "after 2")
+    with pytest.raises(ConfigError, match="1 ranks, and there are 2"):
+        restored(Checkpoints(config, tmp_path, rank=0, world=2))

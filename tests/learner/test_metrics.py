@@ -10,9 +10,7 @@ from common.types import Group, Rollout, VersionSpan
 from learner.batch import measurable
 from learner.metrics import step_metrics
 
-CONFIG = Config.model_validate(
-    {"model": {"path": "m"}, "data": {"path": "arithmetic"}, "learner": {"workers": 2}}
-)
+CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
 
 def group(index: int, accuracies: list[float], version: int = 3, length: int = 4) -> Group:
@@ -31,7 +29,7 @@ def group(index: int, accuracies: list[float], version: int = 3, length: int = 4
 
 
 def metrics(groups: list[Group], sums: dict[str, float]) -> dict[str, float]:
-    return step_metrics(5, groups, sums, CONFIG, grad_norm=1.0, learning_rate=0.1)
+    return step_metrics(5, groups, sums, CONFIG, ranks=2, grad_norm=1.0, learning_rate=0.1)
 
 
 def test_groups_without_signal_and_of_size_one_are_counted() -> None:

@@ -67,7 +67,7 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
     assert processed >= real
     assert real / processed >= 0.95
     assert not packed or processed == real
-    found = step_metrics(0, groups, figures, CONFIG, grad_norm=1.0, learning_rate=0.1)
+    found = step_metrics(0, groups, figures, CONFIG, ranks=1, grad_norm=1.0, learning_rate=0.1)
     assert found["padding/share"] == pytest.approx(1 - real / processed)
 
 

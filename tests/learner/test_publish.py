@@ -54,8 +54,30 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
         assert manifest.version == 3
         assert client.hget(Keys("r").state, "version") == b"3"
         assert told == [1], "it is still at the first"
-        assert all((tmp_path / "weights" / f"{v:08d}.safetensors").exists() for v in (1, 2, 3))
+        kept = sorted(path.stem for path in (tmp_path / "weights").iterdir())
+        assert kept == ["00000002", "00000003"], "files do not pile up behind it"
         goes_on.set()
         publisher.close()
         assert told == [1, 3], "what is newer was out already"
         assert len(list((tmp_path / "weights").iterdir())) == 2
+
+
+def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from learner.publish import BroadcastClient, Publisher
+
+    def fails(client: BroadcastClient, info: Any) -> None:
+        raise ValueError("of Serve's own making")
+
+    monkeypatch.setattr(BroadcastClient, "update_weights", fails)
+    config = load("tiny", ["run.name=r"])
+    with RedisServer(tmp_path / "redis") as server:
+        client = connect(server.url)
+        engine: Any = Weights()
+        publisher = Publisher(config, engine, client, tmp_path, rank=0)
+        publisher.publish(1)
+        publisher.close()
+        assert client.hget(Keys("r").state, "version") == b"1"
+    said = capfd.readouterr()
+    assert "of Serve's own making" in said.out + said.err

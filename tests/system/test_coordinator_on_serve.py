@@ -13,15 +13,28 @@ from tests.system.local_serve import local_serve
 pytestmark = pytest.mark.system
 
 
-def test_the_reason_why_a_coordinator_does_not_start_is_left_where_every_view_finds_it(tmp_path):
-    config = config_of("no-data", data={"path": str(tmp_path / "gone.jsonl")})
-    with RedisServer(tmp_path / "redis") as server, local_serve():
+def error_after(folder, begun: bool) -> bytes | None:
+    """What stands in state.error after a coordinator that cannot start, of a run that has a plan or not."""
+    config, keys = config_of("no-data", data={"path": str(folder / "gone.jsonl")}), Keys("no-data")
+    with RedisServer(folder / "redis") as server, local_serve():
+        client = connect(server.url)
+        client.hset(keys.state, "error", "what the one before gave up for")
+        if begun:
+            client.hset(keys.plans, "0:0", "a plan")
         options = {"ray_actor_options": {"num_cpus": 0}}
         application = serve.deployment(Coordinator, name="coordinator", **options).bind(
             config.model_dump(mode="json"), server.url, None, None
         )
         with pytest.raises(RuntimeError):
             serve.run(application, name="hora", route_prefix=None)
-        reason = connect(server.url).hget(Keys("no-data").state, "error")
+        return client.hget(keys.state, "error")
+
+
+def test_the_reason_why_a_run_does_not_begin_is_left_where_every_view_finds_it(tmp_path):
+    reason = error_after(tmp_path, begun=False)
     assert reason is not None
     assert b"gone.jsonl" in reason
+
+
+def test_a_coordinator_that_cannot_start_does_not_end_a_run_that_another_one_may_be_doing(tmp_path):
+    assert error_after(tmp_path, begun=True) is None

@@ -135,6 +135,12 @@ class Cluster:
         time.sleep(seconds)
         return bool(self.state().step == step)
 
+    def asked_again(self) -> list[str]:
+        """What coordinators logged of requests that were lost with a replica."""
+        logs = self.temporary.glob("session_*/logs/worker-*.err")
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        return [line for line in lines if "retry" in line and "attempt" in line]
+
     def pause(self, paused: bool) -> None:
         connect(self.redis.url).hset(Keys("elastic").state, "paused", str(int(paused)))
 
@@ -216,11 +222,36 @@ def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training
     cluster.until("one of each", lambda: all(len(cluster.alive(kind)) == 1 for kind in kinds))
     cluster.steps_more(5)
     assert cluster.learner_rank() == learner
+    # Who left had answered what it was asked: nobody had to ask again.
+    assert cluster.asked_again() == []
     cluster.assert_exact()
 
     cluster.stop_learner()
     cluster.train(cluster.run / "config.yaml")
     cluster.steps_more(5)
+    cluster.assert_exact()
+
+
+def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_drained(cluster: Cluster) -> None:
+    cluster.deploy(generator={"num_replicas": 1})
+    cluster.train()
+    cluster.until("steps", lambda: cluster.state().step >= 5)
+    [victim] = cluster.alive("generator")
+    [engine] = [
+        p for p in psutil.Process(victim.state["pid"]).children() if "VLLM::" in " ".join(p.cmdline())
+    ]
+    engine.suspend()
+    began = time.monotonic()
+
+    def replaced() -> bool:
+        names = [p.name for p in cluster.alive("generator")]
+        return len(names) == 1 and names != [victim.name]
+
+    cluster.until("another in its place", replaced)
+    print(f"engine: stopped, another replica after {time.monotonic() - began:.0f} s")
+    assert not engine.is_running()
+    cluster.steps_more(5)
+    assert cluster.asked_again(), "what it had been asked was asked again"
     cluster.assert_exact()
 
 

@@ -1,0 +1,92 @@
+"""When a generator replica is no longer fit, with stand-ins for vLLM and the end of the process."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from actors import generator
+from actors.generator import Generator
+from common.errors import UNREACHED
+from common.load import load
+
+GROUP = ({"rank_offset": 1, "join_s": 0.05}, ("generator/a",), "g")
+
+
+class Engine:
+    """Joins a group, or raises `trouble`."""
+
+    trouble: Exception | None = None
+    joined = 0
+
+    async def init_transfer(self, info: Any) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.joined += 1
+
+    async def check_health(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+
+
+class Replica(Generator):
+    def __init__(self) -> None:
+        self._config, self._engine = load("tiny", ["weights.transport=gloo"]), Engine()
+        self._name, self._group, self._update = "generator/a", "", asyncio.Lock()
+        self._failed, self._unreached = None, False
+
+    def __del__(self) -> None:
+        pass
+
+
+async def join(replica: Any) -> None:
+    with suppress(RuntimeError):
+        await replica.init_weight_transfer_engine(*GROUP)
+
+
+def test_one_learner_that_is_not_reached_may_have_died_and_two_in_a_row_are_this_replica_s_fault() -> None:
+    async def scenario() -> None:
+        replica: Any = Replica()
+        unreached = RuntimeError(f"{UNREACHED} at 127.0.0.1:1")
+        for trouble, fit in ((unreached, True), (None, True), (unreached, True), (unreached, False)):
+            replica._engine.trouble = trouble
+            await join(replica)
+            assert (replica._failed is None) == fit
+
+    asyncio.run(scenario())
+
+
+def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() -> None:
+    async def scenario() -> None:
+        replica: Any = Replica()
+        await replica._update.acquire()
+        joining = asyncio.create_task(replica.init_weight_transfer_engine(*GROUP))
+        await asyncio.sleep(0.1)
+        replica._update.release()
+        with pytest.raises(TimeoutError, match="busy with an update"):
+            await joining
+        assert (replica._engine.joined, replica._failed, replica._group) == (0, None, "")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("failed", ["loading weights failed", None])
+def test_an_unfit_replica_ends_by_itself(failed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(generator, "EXIT_S", 0.0)
+    monkeypatch.setattr(generator.os, "_exit", ended.append)
+
+    async def scenario() -> None:
+        replica: Any = Replica()
+        await replica.check_health()
+        await asyncio.sleep(0.01)
+        assert ended == []
+        replica._failed = failed
+        replica._engine.trouble = RuntimeError("no sequence got a token for 121 s")
+        with pytest.raises(RuntimeError, match=failed or "no sequence got a token"):
+            await replica.check_health()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    assert ended == [1]

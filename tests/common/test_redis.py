@@ -1,0 +1,27 @@
+"""Whoever is started again while Redis is waits for it; whoever gave a wrong address is told at once."""
+
+import threading
+import time
+
+import pytest
+
+from common.errors import RunError
+from common.redis import connect
+from deploy.redis_server import RedisServer
+
+
+def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):
+    with RedisServer(tmp_path) as server:
+        url = server.url
+    again = RedisServer(tmp_path)
+    began = time.monotonic()
+    with pytest.raises(RunError, match="no Redis answers"):
+        connect(url)
+    assert time.monotonic() - began < 1.0
+    later = threading.Timer(1.0, again.start)
+    later.start()
+    try:
+        assert connect(url, patient=True).ping()
+    finally:
+        later.join()
+        again.stop()
