@@ -234,6 +234,7 @@ def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training
 
 def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_drained(cluster: Cluster) -> None:
     cluster.deploy(generator={"num_replicas": 1})
+    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
     cluster.train()
     cluster.until("steps", lambda: cluster.state().step >= 5)
     [victim] = cluster.alive("generator")
