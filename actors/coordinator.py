@@ -1,12 +1,14 @@
 """Serve deployment `coordinator`: loads data and tokenizer, then lets `Coordination` run in the background.
 
-When the data cannot be used or a shard not be finished the reason goes to Redis, where the learner, the launcher and every view
-find it. After a shard the replica stays up and idle, because restarting would only run into the same wall.
+When the data of a new run cannot be used, or a shard not be finished, the reason goes to Redis, where the learner, the launcher
+and every view find it. After a shard the replica stays up and idle, because restarting would only run into the same wall.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from typing import Any
 
 import redis
@@ -33,6 +35,7 @@ from common.telemetry import Telemetry, keep_beating
 from common.types import Prompt
 
 log = structlog.get_logger(__name__)
+ALIVE_S = 5.0  # a coordinator says every second that it is there
 
 
 class Coordinator:
@@ -47,14 +50,13 @@ class Coordinator:
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
-        await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
         # For views, while the data is read; whether this run may go on with it is settled after that.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
             self._coordination = await asyncio.to_thread(self._build, generator, verifier)
         except HoraError as error:
-            # Of a run that has begun, another coordinator may be at work, and Serve starts this one again.
-            if not await self._redis.exists(self._keys.plans):
+            # A run that has begun goes on with other coordinators or another start, and so it may begin without this one.
+            if not (await self._redis.exists(self._keys.plans) or await self._others()):
                 await self._give_up(str(error))
             raise
         freeze_heap()
@@ -97,6 +99,12 @@ class Coordinator:
             # Calls have been repeated already, and a rule or a prior that fails would fail again after another start.
             log.exception("coordinator failed")
             await self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+    async def _others(self) -> bool:
+        """Whether another coordinator is at work."""
+        parts = await self._redis.hgetall(self._keys.parts)
+        told = [json.loads(text)["seen"] for name, text in parts.items() if name.startswith(b"coordinator/")]
+        return any(seen > time.time() - ALIVE_S for seen in told)
 
     async def _give_up(self, reason: str) -> None:
         log.error("coordinator stopped", reason=reason)

@@ -4,13 +4,14 @@ older than the request allows.
 Weights arrive in two ways that end in the same place. The learner pushes each version to all replicas (vLLM's
 weight-transfer calls, fanned out by Serve's `broadcast`). A replica that was not there, or missed one, pulls the
 newest announced version itself before it serves (`file` transport), or waits until the learner forms a group with it
-(`gloo`, `nccl`). A failed or overdue update makes the replica unhealthy: Serve takes it out of rotation and starts another,
-the other replicas go on. Only a broadcast over Gloo that breaks off leaves the replica as it was, for it had loaded nothing.
+(`gloo`, `nccl`). A failed or overdue update makes the replica unfit: it ends itself, Serve starts another, the other replicas
+go on. Only weights that broke off before one worker loaded anything (`file`, `gloo`) leave the replica as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import time
@@ -106,7 +107,7 @@ class Generator:
         An update under way ends first: its group broke off when the learner left it. A call that waited for that until its own
         group was given up raises TimeoutError.
         """
-        deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s / 2)
+        deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s)
         async with self._update:
             self._group = ""
             if time.monotonic() > deadline:
@@ -127,7 +128,8 @@ class Generator:
 
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
-            if group == self._group and version > self._version:
+            # A member that came to hold it after the roll call takes part all the same: the others would wait.
+            if group == self._group and version >= self._version:
                 await self._take(info, version)
 
     async def finish_weight_update(self, version: str) -> dict[str, Any]:
@@ -189,7 +191,9 @@ class Generator:
             try:
                 # What is read here, the workers find in the page cache.
                 info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
-            except FileNotFoundError:
+            except OSError as error:
+                if not _gone(error):
+                    raise
                 raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
         self._pause_s = await self._guarded("loading weights", self._engine.install(version))
@@ -200,7 +204,7 @@ class Generator:
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
         """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.
 
-        `may_break_off`: a call to one worker over Gloo, or to any over files, that fails in time has left the model as it was. Who
+        `may_break_off`: a call to one worker over files or Gloo that fails in time has left the model as it was. Who
         cannot reach the learner once may have been asked by one that died; twice, it would break off every group that it is in.
         """
         try:
@@ -209,17 +213,15 @@ class Generator:
             unreached, before = UNREACHED in str(error), self._unreached
             self._unreached = unreached
             lost = isinstance(error, TimeoutError) or (unreached and before)
-            gone = isinstance(error, FileNotFoundError)
-            if not gone and (lost or not (may_break_off and self._receives_aside())):
+            if not _gone(error) and (lost or not (may_break_off and self._receives_aside())):
                 self._failed = f"{what} failed: {type(error).__name__}: {error}"
             raise
         self._unreached = False
         return done
 
     def _receives_aside(self) -> bool:
-        """Whether weights that do not arrive leave the model of every worker as it was."""
-        weights, generator = self._config.weights, self._config.generator
-        return weights.transport == "file" or (weights.transport == "gloo" and generator.tensor_parallel == 1)
+        """Whether weights that do not arrive leave the replica as it was, and not one worker ahead of another."""
+        return self._config.weights.transport != "nccl" and self._config.generator.tensor_parallel == 1
 
     def _state(self) -> dict[str, Any]:
         load = self._engine.load
@@ -243,3 +245,8 @@ class Generator:
             self._beat.cancel()
         if hasattr(self, "_engine"):
             self._engine.shutdown()
+
+
+def _gone(error: BaseException) -> bool:
+    """Whether a file was removed, here or by another machine of a shared disk."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)

@@ -26,4 +26,4 @@ class NoRoom(RuntimeError):
 
 
 UNREACHED = "the learner is not reached"
-"""How an error of a replica begins that every further attempt of it would end in. vLLM's processes pass on the text alone."""
+"""How an error of a replica begins that could not join the learner's group. vLLM's processes pass on the text alone."""

@@ -38,7 +38,7 @@ def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis
         **options,
     )
     try:
-        (client if patient else redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options)).ping()
+        _ping(client, redis.Redis.from_url(plain, socket_connect_timeout=5.0, **options), patient)
     except redis.exceptions.AuthenticationError as error:
         raise RunError(
             f"Redis at {hidden(url)} refuses the password ({error}): check queue.url or HORA_REDIS_URL"
@@ -48,6 +48,17 @@ def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis
             f"no Redis answers at {hidden(url)} ({error}): start one, or correct queue.url or HORA_REDIS_URL"
         ) from None
     return client
+
+
+def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
+    try:
+        once.ping()
+    except redis.exceptions.AuthenticationError:
+        raise  # no later try would be answered otherwise
+    except AWAY:
+        if not patient:
+            raise
+        client.ping()
 
 
 def connect_async(url: str) -> Any:

@@ -30,7 +30,7 @@ LOCAL = (
     "coordinator.replicas",
 )
 WAIT_S = 120.0
-SETTLE_S = 30.0  # `serve deploy` returns before the coordinator that it replaces is gone
+SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replaces is gone
 
 
 def train_on_cluster(config: Config) -> None:

@@ -108,7 +108,8 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
         if not exists:
             raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
         changed = differences(load(str(run_dir / CONFIG)), config)
-        changed = [c for c in changed if not c.startswith(MAY_CHANGE)]
+        # Results before and after are compared: they must be of the same problems and sizes.
+        changed = [c for c in changed if not c.startswith(MAY_CHANGE) or c.startswith("evaluation.")]
         if changed:
             raise ConfigError(
                 f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"

@@ -34,9 +34,7 @@ class Checkpoints:
 
     def newest(self) -> int:
         """Step of the newest checkpoint that this machine sees, 0 when there is none."""
-        return max(
-            (int(folder.name.removeprefix("step-")) for folder in self._folder.glob("step-*")), default=0
-        )
+        return max(checkpoints_in(self._folder), default=0)
 
     def save(self, engine: Engine, step: int) -> None:
         """Write the state after `step` steps and return when it is durable."""
@@ -60,8 +58,9 @@ class Checkpoints:
             else:
                 partial.rename(target)
             sync(self._folder)
-            for old in sorted(self._folder.glob("step-*"))[: -self._config.learner.keep_checkpoints]:
-                self._remove(old)
+            kept = checkpoints_in(self._folder)
+            for old in sorted(kept)[: -self._config.learner.keep_checkpoints]:
+                self._remove(kept[old])
         self._barrier()
 
     def _remove(self, folder: Path) -> None:
@@ -108,6 +107,12 @@ class Checkpoints:
     def _barrier(self) -> None:
         if self._world > 1:
             torch.distributed.barrier()
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """The whole checkpoints of a run, by step."""
+    named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
+    return {int(step): path for step, path in named if step.isdecimal()}
 
 
 def _write(path: Path, value: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from common.config import Config
 from common.errors import RunError
 from common.origin import write_origin
-from learner.checkpoint import TAG
+from learner.checkpoint import TAG, checkpoints_in
 from learner.durable import sync_tree
 from learner.engine import DTYPES, Engine, load_model
 
@@ -35,14 +35,16 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
     Raises RunError for a checkpoint that is not there and a folder that is not empty. DeepSpeed keeps its state as
     pickles: only checkpoints of your own runs should be exported, as only these should be resumed.
     """
-    found = {int(p.name.removeprefix("step-")): p for p in sorted((run_dir / "checkpoints").glob("step-*"))}
+    found = checkpoints_in(run_dir / "checkpoints")
     if not found:
         raise RunError(
             f"{run_dir}: has no checkpoint yet (learner.checkpoint_every says when one is written)"
         )
     chosen = max(found) if step is None else step
     if chosen not in found:
-        raise RunError(f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, found))}")
+        raise RunError(
+            f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, sorted(found)))}"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: exists and is not empty; choose another folder")
     model = load_model(config, attention="sdpa")  # its names and shapes are wanted, on any machine

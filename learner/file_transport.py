@@ -66,6 +66,7 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
     def __init__(self, info: FileTrainerInitInfo, client: VLLMWeightSyncClient, source: WeightSource) -> None:
         super().__init__(client=client, source=source, is_sender=info.is_sender)
         self._info = info
+        self._pushed = ""
 
     @classmethod
     def trainer_init(
@@ -99,15 +100,17 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         return Manifest(self._info.run, version, str(path.resolve()), digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:
-        """Say that the file is there, when the disk has it: from here on replicas can pull it. Old files are forgotten, whoever may
-        not have loaded them yet."""
+        """Say that the file is there, when the disk has it: from here on replicas can pull it. Old files are forgotten, but for
+        the one that replicas were told of last: they may be at it."""
         sync(Path(manifest.path), self._info.folder)
         self._info.announce(manifest)
         for old in sorted(self._info.folder.glob("*.safetensors"))[:-KEPT_FILES]:
-            old.unlink(missing_ok=True)
+            if str(old.resolve()) != self._pushed:
+                old.unlink(missing_ok=True)
 
     def push(self, manifest: Manifest) -> None:
         """Have every replica load the file now."""
+        self._pushed = manifest.path
         self.client.start_weight_update()
         self.client.update_weights(manifest.update_info())
         self.client.finish_weight_update(str(manifest.version))

@@ -305,6 +305,7 @@ def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_s
 ) -> None:
     config = config_of("lost", staleness=1, steps=2)
     keys, client, payloads = Keys("lost"), connect(url), payloads_of(monkeypatch)
+    client.hset(keys.state, "error", "what the one before gave up for")
 
     async def scenario() -> None:
         fleet = fleet_of(random.Random(0), 0.05)

@@ -90,3 +90,22 @@ def test_an_unfit_replica_ends_by_itself(failed: str | None, monkeypatch: pytest
 
     asyncio.run(scenario())
     assert ended == [1]
+
+
+def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_and_none_goes_back() -> None:
+    taken: list[int] = []
+
+    async def scenario() -> None:
+        replica: Any = Replica()
+        replica._version = 7
+
+        async def take(info: Any, version: int) -> None:
+            taken.append(version)
+
+        replica._take = take
+        await replica.init_weight_transfer_engine(*GROUP)
+        for version in (6, 7, 8):
+            await replica._load_from("g", {}, version)
+
+    asyncio.run(scenario())
+    assert taken == [7, 8]

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from urllib.parse import quote_plus
 
 import pytest
 
@@ -25,3 +26,13 @@ def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):
     finally:
         later.join()
         again.stop()
+
+
+def test_patience_does_not_help_a_wrong_password(tmp_path):
+    with RedisServer(tmp_path) as server:
+        wrong = tmp_path / "guessed"
+        wrong.write_text("guessed")
+        began = time.monotonic()
+        with pytest.raises(RunError, match="refuses the password"):
+            connect(server.url.replace(quote_plus(str(tmp_path / "password")), str(wrong)), patient=True)
+    assert time.monotonic() - began < 5.0

@@ -161,9 +161,10 @@ def test_a_port_in_use_is_named_before_anything_starts_or_is_written(
     assert [p.name for p in tmp_path.iterdir()] == (["tiny"] if before else [])
 
 
-def test_the_command_that_resumes_a_run_works_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
-) -> None:
+@pytest.fixture
+def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hora run` up to the moment at which its parts would start."""
+
     @contextmanager
     def away(*_args: object, **_how: object) -> Iterator[str]:
         raise RunError("the stack was reached")
@@ -171,6 +172,29 @@ def test_the_command_that_resumes_a_run_works_from_any_folder(
 
     monkeypatch.setattr("deploy.local.stack", away)
     monkeypatch.setattr("deploy.local.check_machine", lambda config: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        ("rollout.group_size=32", "must keep its configuration; changed: rollout.group_size"),
+        ("evaluation.prompts=50", "must keep its configuration; changed: evaluation.prompts"),
+        ("learner.max_bad_losses=10", "the stack was reached"),
+        ("generator.max_sequences=64", "the stack was reached"),
+    ],
+)
+def test_a_resumed_run_keeps_what_its_results_depend_on(
+    tmp_path: Path, without_a_stack: None, hora: Callable[..., Done], change: str, answer: str
+) -> None:
+    folder = f"run.folder={tmp_path}"
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.yaml").write_text(dump_yaml(load("tiny", [folder])))
+    assert_refused(hora("run", "tiny", "--resume", "-s", folder, "-s", change), answer)
+
+
+def test_the_command_that_resumes_a_run_works_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_a_stack: None, hora: Callable[..., Done]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert_refused(hora("run", "tiny", "-s", "run.folder=mine"), "the stack was reached")
     command = RunFile(tmp_path / "mine" / "tiny").read().resume

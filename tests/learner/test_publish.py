@@ -46,19 +46,19 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
         publisher.publish(1)
         while not told:
             time.sleep(0.01)
-        for version in (2, 3):
+        for version in (2, 3, 4):
             publisher.publish(version)
         publisher.wait()
         manifest = newest_now(client, "r")
         assert manifest is not None
-        assert manifest.version == 3
-        assert client.hget(Keys("r").state, "version") == b"3"
+        assert manifest.version == 4
+        assert client.hget(Keys("r").state, "version") == b"4"
         assert told == [1], "it is still at the first"
         kept = sorted(path.stem for path in (tmp_path / "weights").iterdir())
-        assert kept == ["00000002", "00000003"], "files do not pile up behind it"
+        assert kept == ["00000001", "00000003", "00000004"], "what it reads stays, and no more pile up"
         goes_on.set()
         publisher.close()
-        assert told == [1, 3], "what is newer was out already"
+        assert told == [1, 4], "what is newer was out already"
         assert len(list((tmp_path / "weights").iterdir())) == 2
 
 

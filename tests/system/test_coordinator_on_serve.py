@@ -11,14 +11,15 @@ from deploy.redis_server import RedisServer
 from tests.system.local_serve import local_serve
 
 pytestmark = pytest.mark.system
+OLD = b"what the one before gave up for"
 
 
 def error_after(folder, begun: bool) -> bytes | None:
-    """What stands in state.error after a coordinator that cannot start, of a run that has a plan or not."""
+    """What stands in state.error after a coordinator that cannot start, of a run that has a plan or not; OLD was there before."""
     config, keys = config_of("no-data", data={"path": str(folder / "gone.jsonl")}), Keys("no-data")
     with RedisServer(folder / "redis") as server, local_serve():
         client = connect(server.url)
-        client.hset(keys.state, "error", "what the one before gave up for")
+        client.hset(keys.state, "error", OLD)
         if begun:
             client.hset(keys.plans, "0:0", "a plan")
         options = {"ray_actor_options": {"num_cpus": 0}}
@@ -37,4 +38,4 @@ def test_the_reason_why_a_run_does_not_begin_is_left_where_every_view_finds_it(t
 
 
 def test_a_coordinator_that_cannot_start_does_not_end_a_run_that_another_one_may_be_doing(tmp_path):
-    assert error_after(tmp_path, begun=True) is None
+    assert error_after(tmp_path, begun=True) == OLD
