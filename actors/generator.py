@@ -11,7 +11,6 @@ go on. Only weights that broke off before one worker loaded anything (`file`, `g
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 import time
@@ -25,7 +24,6 @@ from ray import serve
 from common import logs
 from common.config import Config
 from common.errors import UNREACHED, NoRoom, StaleWeights
-from common.keys import Keys
 from common.redis import connect_async
 from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
@@ -46,7 +44,6 @@ class Generator:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
         self._redis = connect_async(redis_url)
-        self._keys = Keys(self._config.run.name)
         self._engine = Engine(self._config)
         self._update = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
@@ -188,13 +185,8 @@ class Generator:
 
     async def _take(self, info: Mapping[str, Any], version: int) -> None:
         if self._config.weights.transport == "file":
-            try:
-                # What is read here, the workers find in the page cache.
-                info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
-            except OSError as error:
-                if not _gone(error):
-                    raise
-                raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
+            # What is read here, the workers find in the page cache.
+            info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
         self._pause_s = await self._guarded("loading weights", self._engine.install(version))
         # A version never stands beside the checksum of another: watchers compare replicas by both.
@@ -213,7 +205,8 @@ class Generator:
             unreached, before = UNREACHED in str(error), self._unreached
             self._unreached = unreached
             lost = isinstance(error, TimeoutError) or (unreached and before)
-            if not _gone(error) and (lost or not (may_break_off and self._receives_aside())):
+            broken_off = isinstance(error, StaleWeights) or (may_break_off and self._receives_aside())
+            if lost or not broken_off:
                 self._failed = f"{what} failed: {type(error).__name__}: {error}"
             raise
         self._unreached = False
@@ -245,8 +238,3 @@ class Generator:
             self._beat.cancel()
         if hasattr(self, "_engine"):
             self._engine.shutdown()
-
-
-def _gone(error: BaseException) -> bool:
-    """Whether a file was removed, here or by another machine of a shared disk."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import redis
 
 from common.config import Config
+from common.errors import StaleWeights
 from common.keys import Keys
 
 # Only forwards: a restarted learner that repeats old steps cannot take the version back unseen.
@@ -43,9 +45,15 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
 
 
 def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the file of an update info and return what the workers are told. Raises ValueError when it is not the announced one."""
-    with open(info["path"], "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    """Read the file of an update info and return what the workers are told. Raises ValueError when it is not the announced one, and
+    StaleWeights when it is gone, for it was removed here or on another machine of a shared disk."""
+    try:
+        with open(info["path"], "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
+        raise
     if found != info["sha256"]:
         raise ValueError(
             f"weights {info['path']}: checksum {found[:12]} is not the announced {info['sha256'][:12]}; not loaded"

@@ -2,13 +2,14 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors import generator
 from actors.generator import Generator
-from common.errors import UNREACHED
+from common.errors import UNREACHED, StaleWeights
 from common.load import load
 
 GROUP = ({"rank_offset": 1, "join_s": 0.05}, ("generator/a",), "g")
@@ -109,3 +110,14 @@ def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_a
 
     asyncio.run(scenario())
     assert taken == [7, 8]
+
+
+def test_a_file_that_is_gone_is_no_fault_of_the_replica(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        replica: Any = Replica()
+        replica._config = load("tiny", ["weights.transport=file"])
+        with pytest.raises(StaleWeights, match="is gone"):
+            await replica._take({"path": str(tmp_path / "old"), "sha256": "", "version": 1}, 1)
+        assert replica._failed is None
+
+    asyncio.run(scenario())
