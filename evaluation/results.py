@@ -103,10 +103,9 @@ def write_result(folder: Path, result: Result) -> Path:
     (folder / f"{name}.md").write_text(markdown_table(result, found), encoding="utf-8")
     save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
     summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
-    path = folder / f"{name}.json"  # last: a reader that sees it finds the others
-    replace_text(
-        path, json.dumps(summary, indent=1) + "\n"
-    )  # its being there means that the evaluation is done
+    # Last: its being there means that the evaluation is done, and who sees it finds the others.
+    path = folder / f"{name}.json"
+    replace_text(path, json.dumps(summary, indent=1) + "\n")
     return path
 
 

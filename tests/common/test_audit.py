@@ -146,15 +146,21 @@ def test_a_finished_run_that_lost_its_last_records_is_not_one_in_the_middle(lost
     assert "step 2 is in a checkpoint and not in the records" in found
 
 
+def write(client: Any, facts: Facts, steps: int) -> None:
+    """The reports and the first `steps` steps of the ledger of run `a`, as a run writes them."""
+    keys = Keys("a")
+    for report in facts.reports:
+        client.hset(keys.shards, f"{report['batch']}:{report['shard']}", json.dumps(report))
+    for step in range(steps):
+        rows = [[group, "1-0", batch, 9] for group, batch in facts.ledger[step]]
+        client.hset(keys.ledger, str(step), json.dumps(rows))
+
+
 def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
     facts, keys = good_run(), Keys("a")
     with RedisServer(tmp_path / "redis") as server:
         client = connect(server.url)
-        for report in facts.reports:
-            client.hset(keys.shards, f"{report['batch']}:{report['shard']}", json.dumps(report))
-        for step, rows in facts.ledger.items():
-            if step < 2:
-                client.hset(keys.ledger, str(step), json.dumps([[g, "1-0", b, 9] for g, b in rows]))
+        write(client, facts, steps=2)
         for i in range(11):
             client.hset(keys.pushed, f"0:{i}", "1-0")
             client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
@@ -178,10 +184,7 @@ def test_a_run_that_goes_on_while_it_is_audited_is_right(tmp_path):
     facts, keys = good_run(), Keys("a")
     with RedisServer(tmp_path / "redis") as server:
         client = connect(server.url)
-        for report in facts.reports:
-            client.hset(keys.shards, f"{report['batch']}:{report['shard']}", json.dumps(report))
-        for step, rows in facts.ledger.items():
-            client.hset(keys.ledger, str(step), json.dumps([[g, "1-0", b, 9] for g, b in rows]))
+        write(client, facts, steps=len(facts.ledger))
         client.xadd(keys.groups, {b"id": b"\xff\xfe"})
 
         def read() -> list[str]:

@@ -2,8 +2,10 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,10 +28,22 @@ class Weights:
         return iter([("weight", self.hf.weight.detach())])
 
 
+@contextmanager
+def first_version(folder: Path) -> Iterator[tuple[Any, Any]]:
+    """(publisher that has published version 1, client of its Redis)."""
+    from learner.publish import Publisher
+
+    with RedisServer(folder / "redis") as server:
+        client, engine = connect(server.url), cast(Any, Weights())
+        publisher = Publisher(load("tiny", ["run.name=r"]), engine, client, folder, rank=0)
+        publisher.publish(1)
+        yield publisher, client
+
+
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.publish import BroadcastClient, Publisher
+    from learner.publish import BroadcastClient
 
     goes_on, told = threading.Event(), list[int]()
 
@@ -38,12 +52,7 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
         assert goes_on.wait(60)
 
     monkeypatch.setattr(BroadcastClient, "update_weights", stands_still)
-    config = load("tiny", ["run.name=r"])
-    with RedisServer(tmp_path / "redis") as server:
-        client = connect(server.url)
-        engine: Any = Weights()
-        publisher = Publisher(config, engine, client, tmp_path, rank=0)
-        publisher.publish(1)
+    with first_version(tmp_path) as (publisher, client):
         while not told:
             time.sleep(0.01)
         for version in (2, 3, 4):
@@ -64,18 +73,13 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
 def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from learner.publish import BroadcastClient, Publisher
+    from learner.publish import BroadcastClient
 
     def fails(client: BroadcastClient, info: Any) -> None:
         raise ValueError("of Serve's own making")
 
     monkeypatch.setattr(BroadcastClient, "update_weights", fails)
-    config = load("tiny", ["run.name=r"])
-    with RedisServer(tmp_path / "redis") as server:
-        client = connect(server.url)
-        engine: Any = Weights()
-        publisher = Publisher(config, engine, client, tmp_path, rank=0)
-        publisher.publish(1)
+    with first_version(tmp_path) as (publisher, client):
         publisher.close()
         assert client.hget(Keys("r").state, "version") == b"1"
     said = capfd.readouterr()
