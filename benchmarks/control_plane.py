@@ -27,11 +27,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.simulated import Fleet, Learner, coordinate, prompts
+from actors.coordinator.memory import freeze_heap, keep_freed_memory
 from common.config import Config
 from common.load import load
-from common.memory import freeze_heap, keep_freed_memory
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
+from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 COORDINATOR, REDIS, FEED = "coordinator", "Redis", "feed of the learner"
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from common.config import Config
 from common.load import load
 from common.types import Prompt
-from deploy.evaluation import in_flight, load_benchmark
+from deploy.launch.evaluation import in_flight, load_benchmark
 from evaluation.benchmarks import find_benchmark
 from evaluation.evaluate import evaluate, request_seed
 
@@ -33,7 +33,7 @@ WARM_UP = 16
 
 def direct(config: Config, problems: list[Prompt], samples: int, rounds: int) -> tuple[list[float], int]:
     """Tokens per second of each round, and the tokens of one."""
-    from actors.engine import Engine
+    from actors.generator.vllm_engine import Engine
 
     size = config.rollout.samples_per_request
 
@@ -70,7 +70,7 @@ def through_serve(
 
     from actors.calls import generator_calls, verifier_calls
     from deploy.app import APP
-    from deploy.local import stack
+    from deploy.launch.local import stack
 
     with stack(config, folder, Console(quiet=True), train=False):
         generate = generator_calls(serve.get_deployment_handle("generator", APP), config, 0)

@@ -24,21 +24,21 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from actors.shard import sample_seed
+from actors.coordinator.shard import sample_seed
 from common.config import Config
 from common.keys import Keys
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect
-from common.run_state import read_run
 from common.types import Phase
-from common.weights import Manifest, advance, announce
+from common.weight_versions import Manifest, advance, announce
+from deploy.monitor.run_state import read_run
 
 
 def direct(config: Config, batches: int) -> float:
     """Tokens per second of one engine given all requests of all batches at once."""
-    from actors.coordinator import render_prompts
-    from actors.engine import Engine
+    from actors.coordinator.deployment import render_prompts
+    from actors.generator.vllm_engine import Engine
     from common.prompts import load_tokenizer
 
     prompts = render_prompts(config, load_tokenizer(config.model.path))
@@ -78,8 +78,8 @@ def direct(config: Config, batches: int) -> float:
 
 def through_the_system(config: Config, batches: int, folder: Path) -> tuple[float, list[float]]:
     """Tokens per second into the queue over the same batches, and the seconds of each update's pause."""
-    from deploy.local import stack
-    from learner.broadcast import BroadcastClient
+    from deploy.launch.local import stack
+    from learner.weights.broadcast import BroadcastClient
 
     rollout = config.rollout
     with stack(config, folder, Console(quiet=True)) as url:
@@ -150,7 +150,7 @@ def main() -> None:
             "queue.capacity=100000",
         ],
     )
-    from deploy.ports import free_port
+    from deploy.launch.ports import free_port
 
     port = free_port()
     config = config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})

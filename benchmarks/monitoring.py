@@ -27,11 +27,11 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.synthetic_run import SyntheticRun, config_of
 from common.redis import connect
-from common.run_state import read_run
-from deploy.ports import free_port
-from deploy.redis_server import RedisServer
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.run_state import read_run
+from tests.support.synthetic_run import SyntheticRun, config_of
 
 READERS, ROUNDS, ROUND_S, RATE = 20, 5, 8.0, 20.0
 WAYS = ("nobody", "pages", "terminals")
@@ -54,7 +54,7 @@ asyncio.run(main())
 TERMINALS = """
 import sys, threading, time
 from common.redis import connect
-from common.run_state import read_run
+from deploy.monitor.run_state import read_run
 def one():
     client = connect(sys.argv[1])
     while True:

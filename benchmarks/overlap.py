@@ -21,10 +21,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.simulated import Fleet, Learner, coordinate, prompts
 from common.config import Config
 from common.load import load
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
+from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 WARM = 3  # steps that fill the pipeline
 

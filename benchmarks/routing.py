@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.calls import generator_calls, verifier_calls
-from actors.shard import Shard
+from actors.coordinator.shard import Shard
 from benchmarks.two_phase import RunShard, shards_of, two_phases
 from common.config import Config
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
-from deploy.ports import free_port
+from deploy.launch.ports import free_port
 
 IN_FLIGHT, SETTLE_S = 4, 2.5
 
@@ -88,7 +88,7 @@ def measure(routing: str, options: argparse.Namespace) -> list[Found]:
     from ray import serve
 
     from deploy.app import APP
-    from deploy.local import stack
+    from deploy.launch.local import stack
 
     config, found = configuration(routing, options.replicas), []
     with (

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.calls import generator_calls, verifier_calls
-from actors.coordinator import render_prompts
-from actors.shard import Allocation, Generate, Score, Shard, run_shard
+from actors.coordinator.deployment import render_prompts
+from actors.coordinator.shard import Allocation, Generate, Score, Shard, run_shard
 from allocator import allocate
 from common.config import Config
 from common.load import load
@@ -110,7 +110,7 @@ def measure(config: Config, count: int, rounds: int) -> dict[tuple[int, str], li
     from ray import serve
 
     from deploy.app import APP
-    from deploy.local import stack
+    from deploy.launch.local import stack
 
     found: dict[tuple[int, str], list[float]] = {}
 

@@ -1,4 +1,4 @@
-"""Files that a reader finds whole: as they are now, or as they were before."""
+"""Files that a reader finds whole, and that survive a machine that fails."""
 
 from __future__ import annotations
 
@@ -13,3 +13,19 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     new.touch(mode=mode)
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
+
+
+def sync(*paths: Path) -> None:
+    """These files, or the entries of these folders, on the disk."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Every file and folder below `folder`, and itself: files first, then the folders that name them."""
+    below = list(folder.rglob("*"))
+    sync(*(p for p in below if p.is_file()), folder, *(p for p in below if p.is_dir()))

@@ -7,7 +7,7 @@ contains what it taught. An unusable entry becomes a dead letter and its id goes
 sampled again and no step waits for ever. An entry is its group's only while `pushed` says so.
 
 A stream entry names a group; its rollouts stand in two keys beside it, written, renamed and removed in the same
-transactions: the pre-rollouts, which its shard's plan wrote (`common/plans.py`), and the additional ones. Redis takes
+transactions: the pre-rollouts, which its shard's plan wrote (`actors/coordinator/plans.py`), and the additional ones. Redis takes
 a long value over as it came, while a stream and a script each copy it twice.
 """
 

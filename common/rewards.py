@@ -4,7 +4,7 @@
 `accuracy`  1.0 where the text of the answer tag equals the gold answer, else 0.0. HORA's counts use this alone.
 
 Everything here is quick and safe on hostile text except `math_equal`, which asks math-verify: that one may run
-for ever or take all memory (`9**9**9`), so only the killable processes of `actors.verifier_pool` call it on a
+for ever or take all memory (`9**9**9`), so only the killable processes of `actors.verifier.pool` call it on a
 model's answers.
 """
 

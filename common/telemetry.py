@@ -1,8 +1,6 @@
-"""One reading of a run behind every view, and the few calls by which its parts report.
+"""How the parts of a run report: monotone counters (one Redis hash), a heartbeat each, and one record per optimizer step.
 
-Parts write: monotone counters (one Redis hash), a heartbeat each (what it is, when it was last alive), and the learner
-one record per step. `read_run` turns these into a `RunState`. It needs Redis and nothing else: whatever is down shows
-as silent, with a warning that says so.
+`deploy.monitor.run_state` turns these into what every view shows.
 """
 
 from __future__ import annotations
@@ -18,26 +16,15 @@ import redis
 import structlog
 
 from common.keys import Keys
-from common.run_state import FLOWS, HISTORY, Part, RunState, read_run
 from common.types import Group
-from common.watch import TELEMETRY
 
 log = structlog.get_logger(__name__)
 HEARTBEAT_S = 1.0
 
-__all__ = [
-    "FLOWS",
-    "Heart",
-    "Part",
-    "RunState",
-    "Telemetry",
-    "count_now",
-    "heartbeat_now",
-    "keep_beating",
-    "read_run",
-    "record_evaluation",
-    "record_step",
-]
+HISTORY = 100_000
+FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
+TELEMETRY = 2
+"""Version of what parts write about themselves; bump it on an incompatible change."""
 
 
 class Telemetry:

@@ -16,14 +16,14 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
-from actors.coordinator import Coordinator
-from actors.ingress import Ingress
-from actors.router import RESERVED
-from actors.verifier import Verifier
+from actors.coordinator.deployment import Coordinator
+from actors.generator.router import RESERVED
+from actors.verifier.deployment import Verifier
 from common.config import Config
 from common.load import check_paths, from_args
-from deploy.names import check_names
-from deploy.runs import redis_url
+from deploy.monitor.ingress import Ingress
+from deploy.preflight.names import check_names
+from deploy.runs.record import redis_url
 
 APP = "hora"
 LEAVING_S = 10.0
@@ -70,7 +70,7 @@ def build_sampler(config: Config) -> Application:
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     # vLLM is imported by the replicas alone: the rest of the application starts without it.
-    from actors.generator import Generator
+    from actors.generator.deployment import Generator
 
     generator = config.generator
     leaving_s = config.rollout.time_limit_s + config.weights.update_limit_s if drain else LEAVING_S
@@ -91,7 +91,7 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
 
 def _router(routing: str) -> RequestRouterConfig:
     name = "PrefixRouter" if routing == "prefix" else "BalanceRouter"
-    return RequestRouterConfig(request_router_class=f"actors.router.{name}")
+    return RequestRouterConfig(request_router_class=f"actors.generator.router.{name}")
 
 
 def _verifier(config: Config) -> serve.Deployment:

@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from common.load import load
-    from deploy.local import run_local
+    from deploy.launch.local import run_local
 
     run_local(load(config, set_ or ()), resume=resume, fresh=fresh)
 
@@ -50,7 +50,7 @@ def run(
 def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
     from common.load import load
-    from deploy.cluster import train_on_cluster
+    from deploy.launch.cluster import train_on_cluster
 
     train_on_cluster(load(config, set_ or ()))
 
@@ -58,7 +58,7 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
 @app.command()
 def check(config: ConfigPath, set_: Overrides = None) -> None:
     """Validate a configuration, its model folder and its data without starting anything."""
-    from deploy.check import check as run_check
+    from deploy.preflight.check import check as run_check
 
     run_check(config, set_ or ())
 
@@ -71,8 +71,8 @@ def monitor(
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too."""
-    from deploy.monitor import monitor as show
-    from deploy.runs import RunFile, folder_of, redis_of
+    from deploy.monitor.terminal import monitor as show
+    from deploy.runs.record import RunFile, folder_of, redis_of
 
     url, name = redis_of(config, set_ or ())
     show(url, name, json_=json, once=once, file=RunFile(folder_of(config, set_ or ())))
@@ -86,8 +86,8 @@ def page(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
 ) -> None:
     """Serve the live page of a run without Ray Serve: it works while the application is down."""
-    from deploy.monitor import serve_page
-    from deploy.runs import redis_of
+    from deploy.monitor.terminal import serve_page
+    from deploy.runs.record import redis_of
 
     serve_page(*redis_of(config, set_ or ()), host, port)
 
@@ -118,7 +118,7 @@ def evaluate(
 ) -> None:
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
     from common.load import load
-    from deploy.local import evaluate_local
+    from deploy.launch.local import evaluate_local
     from evaluation.benchmarks import parse_ks
 
     ks = parse_ks(k) if k else None
@@ -141,10 +141,10 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
     """The paper's tables and figures for any set of runs: one HTML file and PNGs."""
-    from deploy.progress import working
+    from deploy.monitor.progress import working
 
     with working(f"report of {len(runs)} runs"):
-        from evaluation.report import write_report
+        from evaluation.report.runs_report import write_report
 
         written = write_report(runs, out)
     print(written)
@@ -161,7 +161,7 @@ def study(
     ] = None,
 ) -> None:
     """Compare arms of an experiment over seeds at equal compute. The same command goes on after an interruption."""
-    from deploy.study_run import study as run_study
+    from deploy.study.runner import study as run_study
 
     if not run_study(file, out, parallel):
         raise typer.Exit(1)
@@ -171,8 +171,8 @@ def study(
 def doctor(config: ConfigPath, set_: Overrides = None) -> None:
     """Check this machine or cluster for a configuration and say how to mend what would fail."""
     from common.load import load
-    from deploy.doctor import doctor as examine
-    from deploy.doctor import http_options, show
+    from deploy.preflight.doctor import doctor as examine
+    from deploy.preflight.doctor import http_options, show
 
     if not show(examine(load(config, set_ or ()), http_options(config))):
         raise typer.Exit(1)
@@ -181,7 +181,7 @@ def doctor(config: ConfigPath, set_: Overrides = None) -> None:
 @app.command()
 def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
     """List the runs of a folder with state, step and last reward."""
-    from deploy.run_list import list_runs, show_runs
+    from deploy.runs.listing import list_runs, show_runs
 
     show_runs(list_runs(folder))
 
@@ -189,7 +189,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")]
 @app.command()
 def stop(run: RunFolder) -> None:
     """Stop a running `hora run` so that it can be resumed."""
-    from deploy.runs import stop as end
+    from deploy.runs.record import stop as end
 
     print(end(run))
 
@@ -203,7 +203,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
-    from deploy.export import export_run
+    from deploy.runs.export_run import export_run
 
     print(export_run(run, step, out))
 
@@ -211,7 +211,7 @@ def export(
 @app.command()
 def audit(run: RunFolder) -> None:
     """Prove from a run's records that no group is missing or doubled and that budgets and staleness held."""
-    from deploy.audit import audit_run
+    from deploy.runs.audit_run import audit_run
 
     if not audit_run(run):
         raise typer.Exit(1)
@@ -244,7 +244,7 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
 ) -> None:
     """Fit a prior offline on the Phase A outcomes of a run."""
-    from deploy.priors import fit as fit_prior
+    from deploy.runs.fit_prior import fit as fit_prior
 
     fit_prior(run, name, features, out)
 
@@ -258,7 +258,7 @@ def calibrate(
     ] = None,
 ) -> None:
     """Reliability and log-loss of a prior against the outcomes that followed."""
-    from deploy.priors import calibrate as show
+    from deploy.runs.fit_prior import calibrate as show
 
     show(run, name, features)
 

@@ -14,7 +14,7 @@ HEAD = """# Configuration
 One YAML file per experiment feeds `serve deploy` (as application arguments), the learner and the one-machine run.
 `hora check FILE` validates it; any value is changed on the command line with `-s section.key=value`. Unknown keys and
 impossible values are refused with the key and the reason. Γ is `rollout.prompts_per_batch`, G `rollout.group_size`, G0
-`rollout.pre_rollouts`. Generated from `common/config.py`.
+`rollout.pre_rollouts`. Generated from `common/config/`.
 """
 
 

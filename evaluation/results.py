@@ -94,7 +94,7 @@ def problem_set(problems: Sequence[Prompt]) -> str:
 
 def write_result(folder: Path, result: Result) -> Path:
     """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's path."""
-    from evaluation.figures import pass_at_k_figure, save
+    from evaluation.report.figures import pass_at_k_figure, save
 
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.benchmark}-step{result.step}"

@@ -18,7 +18,7 @@ import torch
 
 from common.config import Config
 from common.errors import ConfigError, RunError
-from learner.durable import sync, sync_tree
+from common.files import sync, sync_tree
 from learner.engine import Engine, effective_stage
 
 TAG = "state"

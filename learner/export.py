@@ -16,10 +16,10 @@ import torch
 
 from common.config import Config
 from common.errors import RunError
-from common.origin import write_origin
+from common.files import sync_tree
 from learner.checkpoint import TAG, checkpoints_in
-from learner.durable import sync_tree
 from learner.engine import DTYPES, Engine, load_model
+from learner.origin import write_origin
 
 
 def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:

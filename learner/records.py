@@ -14,11 +14,11 @@ import redis
 import torch
 
 from common.config import Config
+from common.files import sync
 from common.keys import Keys
 from common.rewards import total
 from common.telemetry import count_now, record_step
 from common.types import Group
-from learner.durable import sync
 
 
 class Records:

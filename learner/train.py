@@ -26,16 +26,16 @@ from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
 from common.telemetry import Heart
 from common.types import Group
-from common.weights import advance, available
+from common.weight_versions import advance, available
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
 from learner.export import export
-from learner.feed import Planner, Reader, Vocabulary
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
-from learner.publish import Publisher
 from learner.records import Records, records_of
+from learner.steps import Planner, Reader, Vocabulary
+from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
 # Of a step none of whose own are on its weights: hundreds of tokens for the price of one forward.

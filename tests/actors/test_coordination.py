@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordination import Coordination
-from benchmarks.simulated import Fleet, Learner, Stopped, coordinate, prompts, score
-from common.audit import audit, gather
+from actors.coordinator.leases import Leases
+from actors.coordinator.scheduler import Coordination
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.leases import Leases
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect
 from common.types import Completion, Group, Prompt
-from deploy.redis_server import RedisServer
-from learner.feed import Reader
-from tests.common.held import rollouts_held
+from deploy.launch.redis_server import RedisServer
+from evaluation.audit import audit, gather
+from learner.steps import Reader
+from tests.support.held import rollouts_held
+from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts, score
 
 PROMPTS, GROUP = 6, 5
 
@@ -225,7 +225,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
         await asyncio.sleep(60.0 if part == "verifiers" and prompt.index in first else 0.0)
         return await score(prompt, completions)
 
-    monkeypatch.setattr("benchmarks.simulated.score", slow_score)
+    monkeypatch.setattr("tests.support.simulated.score", slow_score)
     fleet = Fleet(
         seconds_of=lambda request, _: 60.0 if part == "generators" and request.order == 0 else 0.0,
         lengths_of=lambda n: np.full(n, 2),

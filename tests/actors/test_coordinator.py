@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import redis
 
-from actors.coordinator import Coordinator
+from actors.coordinator.deployment import Coordinator
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect_async
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 
 KEYS = Keys("gives-up")
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.cycles import Cycles
+from actors.coordinator.allocation import Cycles
+from actors.coordinator.leases import Leases
 from allocator import allocate
 from allocator.priors.base import Float, Int, State
 from allocator.priors.fixed import FixedPrior
-from benchmarks.simulated import Fleet, Learner, coordinate, prompts
 from common.config import Config
 from common.keys import Keys
-from common.leases import Leases
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect, connect_async
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
+from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
 

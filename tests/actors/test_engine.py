@@ -15,7 +15,7 @@ from common.types import Completion, Tokens
 @pytest.mark.system
 @pytest.mark.timeout(240)
 def test_a_completion_that_outlives_its_limit_is_cut_and_counted() -> None:
-    from actors.engine import Engine
+    from actors.generator.vllm_engine import Engine
 
     config = load("tiny", ["rollout.time_limit_s=600"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
@@ -55,7 +55,7 @@ async def _hurried(engine: Any, prompt: Tokens) -> list[Completion]:
 def test_a_pause_does_not_count_and_an_engine_that_stands_still_is_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from actors import engine as module
+    from actors.generator import vllm_engine as module
 
     monkeypatch.setattr(module, "STILL_S", 1.0)
     config = load("tiny", ["rollout.time_limit_s=1"])

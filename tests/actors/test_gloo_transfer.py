@@ -69,7 +69,7 @@ def snapshot(
     config: Config, version: int, factor: float = 1.0, breaks: int = 0, gate: threading.Event | None = None
 ) -> Any:
     """The initial weights times `factor`; sending them breaks off in the middle, `breaks` times, or waits there for `gate`."""
-    from learner.transfer_group import Snapshot
+    from learner.weights.transfer_group import Snapshot
 
     class Breaking(Snapshot):
         left = breaks
@@ -90,8 +90,8 @@ def snapshot(
 @pytest.mark.system
 @pytest.mark.timeout(280)
 def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
-    from actors.engine import Engine
-    from learner.transfer_group import ATTEMPTS, TransferGroup
+    from actors.generator.vllm_engine import Engine
+    from learner.weights.transfer_group import ATTEMPTS, TransferGroup
 
     config = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=30"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)

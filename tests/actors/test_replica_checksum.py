@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from actors.generator import Generator
+from actors.generator.deployment import Generator
 from common.load import load
 
 

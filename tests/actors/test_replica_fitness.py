@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors import generator
-from actors.generator import Generator
+from actors.generator import deployment as generator
+from actors.generator.deployment import Generator
 from common.errors import UNREACHED, StaleWeights
 from common.load import load
 

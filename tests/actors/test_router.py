@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from actors.router import ranked
+from actors.generator.router import ranked
 
 NAMES = [f"replica-{i}" for i in range(4)]
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.shard import Allocation, Shard, run_shard, sample_seed
+from actors.coordinator.shard import Allocation, Shard, run_shard, sample_seed
 from common.types import Completion, Group, Plan, Prompt, SamplingRequest, VersionSpan
 
 

@@ -1,6 +1,6 @@
 """Only the time in which a sequence gets tokens counts against its limit."""
 
-from actors.time_limit import Clock
+from actors.generator.time_limit import Clock
 
 
 def test_a_sequence_is_overdue_when_it_got_tokens_for_longer_than_its_limit() -> None:

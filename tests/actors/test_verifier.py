@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.verifier_pool import VerifierPool, VerifierUnavailable
+from actors.verifier.pool import VerifierPool, VerifierUnavailable
 from common.config import Reward
 
 pytestmark = pytest.mark.system
@@ -199,7 +199,7 @@ def test_a_users_reward_that_fails_raises_and_names_itself(own: None) -> None:
 
 PARENT = """
 import asyncio, os, sys
-from actors.verifier_pool import VerifierPool
+from actors.verifier.pool import VerifierPool
 from common.config import Reward
 
 async def main():

@@ -10,11 +10,11 @@ import pytest
 import ray
 from ray import serve
 
-from actors.verifier import Verifier
+from actors.verifier.deployment import Verifier
 from common.config import Config
 from common.keys import Keys
 from common.redis import connect
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 
 RUN = "judged"
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from common.load import load
 from common.redis import connect
-from common.weights import Manifest, announce, available
-from deploy.redis_server import RedisServer
+from common.weight_versions import Manifest, announce, available
+from deploy.launch.redis_server import RedisServer
 
 
 def test_only_an_announced_file_that_is_still_there_spares_publishing(tmp_path: Path) -> None:

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.coordinator.leases import Leases
 from common.config import Config
 from common.errors import RunError, WireError
 from common.keys import Keys
-from common.leases import Leases
 from common.queue import Consumer, Ledger, Producer, Row
 from common.redis import connect, connect_async, hidden
 from common.types import Group, Rollout, VersionSpan
-from common.weights import Manifest, advance, announce, newest_now
+from common.weight_versions import Manifest, advance, announce, newest_now
 from common.wire import decode_group
-from deploy.redis_server import RedisServer
-from tests.common.held import rollouts_held
+from deploy.launch.redis_server import RedisServer
+from tests.support.held import rollouts_held
 
 CONFIG = Config.model_validate(
     {

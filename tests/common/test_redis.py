@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import RunError
 from common.redis import connect
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 
 
 def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):

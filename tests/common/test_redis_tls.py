@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import RunError
 from common.redis import connect, connect_async
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

@@ -1,6 +1,6 @@
 import pytest
 
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import RunError
-from deploy.audit import audit_run
-from deploy.runs import RunFile
+from deploy.runs.audit_run import audit_run
+from deploy.runs.record import RunFile
 
 
 def test_a_folder_without_a_run_or_without_steps_is_named(tmp_path: Path) -> None:

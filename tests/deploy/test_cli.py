@@ -17,8 +17,8 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
 from deploy.cli import main
-from deploy.local import _prepare, run_local
-from deploy.runs import RunFile, write_config
+from deploy.launch.local import _prepare, run_local
+from deploy.runs.record import RunFile, write_config
 
 HORA = str(Path(sys.executable).with_name("hora"))
 Done = subprocess.CompletedProcess[str]
@@ -170,8 +170,8 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RunError("the stack was reached")
         yield ""
 
-    monkeypatch.setattr("deploy.local.stack", away)
-    monkeypatch.setattr("deploy.local.check_machine", lambda config: None)
+    monkeypatch.setattr("deploy.launch.local.stack", away)
+    monkeypatch.setattr("deploy.launch.local.check_machine", lambda config: None)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_sai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
 ) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr("deploy.local.evaluate_local", lambda config, *_: seen.append(config))
+    monkeypatch.setattr("deploy.launch.local.evaluate_local", lambda config, *_: seen.append(config))
     model = tmp_path / "RUN" / "model"
     shutil.copytree(load("tiny").model.path, model)
     alone = hora("eval", str(model))

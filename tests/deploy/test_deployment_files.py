@@ -11,10 +11,10 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from actors.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
-from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.load import load
-from common.telemetry import read_run
+from deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
+from deploy.monitor.run_state import read_run
+from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 SERVE_FILES = sorted(DEPLOY.glob("hora*.yaml"))

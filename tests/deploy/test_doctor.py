@@ -5,10 +5,12 @@ import pytest
 from common.errors import ConfigError
 from common.load import from_args
 from common.redis import connect
-from deploy import check, doctor_machine, doctor_services
-from deploy.check import memory_gib
-from deploy.doctor import CHECKS, doctor, http_options, show
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
+from deploy.preflight import check
+from deploy.preflight import machine as doctor_machine
+from deploy.preflight import services as doctor_services
+from deploy.preflight.check import memory_gib
+from deploy.preflight.doctor import CHECKS, doctor, http_options, show
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
 
 
 def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_accept_it():
-    from deploy.cluster import LOCAL
+    from deploy.launch.cluster import LOCAL
 
     serve = yaml.safe_load(documents("actors")[0]["spec"]["serveConfigV2"])
     ServeDeploySchema.model_validate(serve)

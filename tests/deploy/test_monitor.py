@@ -13,17 +13,18 @@ import zlib
 import pytest
 from rich.console import Console
 
-from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect
-from common.telemetry import heartbeat_now, read_run, record_evaluation
-from deploy.monitor import monitor
-from deploy.redis_server import RedisServer
-from deploy.runs import RunFile
-from deploy.screen import screen, sparkline
+from common.telemetry import heartbeat_now, record_evaluation
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.run_state import read_run
+from deploy.monitor.screen import screen, sparkline
+from deploy.monitor.terminal import monitor
+from deploy.runs.record import RunFile
+from tests.support.synthetic_run import SyntheticRun, config_of, play
 
-MONITOR = "import sys; from deploy.monitor import monitor; monitor(sys.argv[1], sys.argv[2])"
+MONITOR = "import sys; from deploy.monitor.terminal import monitor; monitor(sys.argv[1], sys.argv[2])"
 
 
 @pytest.fixture
@@ -167,8 +168,8 @@ def test_a_terminal_that_watches_a_finished_run_keeps_its_last_screen_and_ends(r
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_monitor_ends_with_a_run_whose_redis_is_gone_and_says_how(tmp_path, monkeypatch, capsys, terminal):
-    monkeypatch.setattr("deploy.monitor.PERIOD_S", 0.05)
-    monkeypatch.setattr("deploy.monitor.LINE_PERIOD_S", 0.05)
+    monkeypatch.setattr("deploy.monitor.terminal.PERIOD_S", 0.05)
+    monkeypatch.setattr("deploy.monitor.terminal.LINE_PERIOD_S", 0.05)
     monkeypatch.setattr(Console, "is_terminal", property(lambda _: terminal))
     file = RunFile(tmp_path / "demo")
     file.start("demo", os.getpid(), http_port=8000, resume="hora run X --resume")

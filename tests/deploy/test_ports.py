@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import RunError
-from deploy import ports
-from deploy.ports import check_port, free_port
+from deploy.launch import ports
+from deploy.launch.ports import check_port, free_port
 
 
 def test_a_free_port_is_not_one_the_kernel_gives_to_whoever_asks() -> None:

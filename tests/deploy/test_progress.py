@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from deploy.progress import working
+from deploy.monitor.progress import working
 
 
 def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_left_of_it():

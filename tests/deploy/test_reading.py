@@ -4,13 +4,14 @@ import time
 
 import pytest
 
-from actors.prometheus import gauges
-from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
-from common.telemetry import Heart, heartbeat_now, read_run, record_step
-from common.watch import TELEMETRY
+from common.telemetry import Heart, heartbeat_now, record_step
+from deploy.monitor.prometheus import gauges
+from deploy.monitor.run_state import read_run
+from deploy.monitor.warnings import TELEMETRY
+from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
 def exported(state) -> dict[str, float]:

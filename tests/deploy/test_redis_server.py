@@ -13,11 +13,11 @@ import pytest
 
 from common.errors import RunError
 from common.redis import connect
-from deploy.redis_server import RedisServer, executable
+from deploy.launch.redis_server import RedisServer, executable
 
 OWNER = """
 import pathlib, sys, time
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 server = RedisServer(pathlib.Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)
@@ -136,7 +136,7 @@ def test_a_password_file_that_was_never_written_is_made_anew(tmp_path: Path) -> 
 
 def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
-    monkeypatch.setattr("deploy.redis_server._version", lambda path: (6, 2))
+    monkeypatch.setattr("deploy.launch.redis_server._version", lambda path: (6, 2))
     with pytest.raises(RunError, match=r"written by Redis 7 or newer, and .* is older"):
         RedisServer(tmp_path / "redis").start()
 

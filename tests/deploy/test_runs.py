@@ -14,15 +14,15 @@ from rich.console import Console
 from common.errors import RunError
 from common.load import dump_yaml, load
 from common.redis import connect
-from deploy.redis_server import RedisServer
-from deploy.run_list import list_runs, show_runs
-from deploy.runs import RunFile, issue_token, redis_of, stop, write_config
+from deploy.launch.redis_server import RedisServer
+from deploy.runs.listing import list_runs, show_runs
+from deploy.runs.record import RunFile, issue_token, redis_of, stop, write_config
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
 import sys, time
 from rich.console import Console
-from deploy.runs import RunFile
+from deploy.runs.record import RunFile
 with RunFile(sys.argv[1]).recorded("demo", "hora run --resume", Console(stderr=True), http_port=8000):
     print("up", flush=True)
     try:
@@ -121,7 +121,7 @@ def test_a_run_that_is_up_is_not_started_again(tmp_path, launcher):
 
 
 def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("deploy.runs.BEAT_S", 0.01)
+    monkeypatch.setattr("deploy.runs.record.BEAT_S", 0.01)
     with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
         first = RunFile(tmp_path).read()
         time.sleep(0.3)
@@ -130,11 +130,11 @@ def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
 
 
 def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher(tmp_path, monkeypatch):
-    monkeypatch.setattr("deploy.runs.BEAT_S", 0.01)
+    monkeypatch.setattr("deploy.runs.record.BEAT_S", 0.01)
     full = OSError(28, "No space left on device")
     with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
         with monkeypatch.context() as broken:
-            broken.setattr("deploy.runs.replace_text", Mock(side_effect=full))
+            broken.setattr("deploy.runs.record.replace_text", Mock(side_effect=full))
             time.sleep(0.1)
         first = RunFile(tmp_path).read()
         time.sleep(0.3)

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from common.errors import ConfigError
-from deploy.study import STUDIES, cells, load_study, same_at_step_0
-from deploy.study_run import at_once
+from deploy.study.cells import STUDIES, cells, load_study, same_at_step_0
+from deploy.study.runner import at_once
 
 GOOD = {
     "name": "mini",

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from common.errors import ConfigError
 from common.load import dump_yaml
-from deploy.runs import RunFile
-from deploy.study import Cell, cells, load_study
-from deploy.study_run import _finished, _run_all
+from deploy.runs.record import RunFile
+from deploy.study.cells import Cell, cells, load_study
+from deploy.study.runner import _finished, _run_all
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
 
@@ -25,7 +25,7 @@ STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"alloca
 WAITING = """
 import subprocess, sys
 from pathlib import Path
-from deploy import study_run
+from deploy.study import runner as study_run
 
 def start(cell, out):
     run = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
@@ -106,7 +106,7 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
                 [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
             )
 
-    monkeypatch.setattr("deploy.study_run._start", start)
+    monkeypatch.setattr("deploy.study.runner._start", start)
     with open(os.devnull, "w") as nowhere:
         failed = _run_all(plan, [cell], tmp_path, 1, Console(file=nowhere))
     assert failed == [(cell, "ValueError: worse")]

@@ -19,10 +19,9 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
-from common.origin import write_origin
 from common.redis import connect
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
-from deploy.evaluation import (
+from deploy.launch.evaluation import (
     evaluate_benchmark,
     evaluate_run,
     in_flight,
@@ -32,11 +31,12 @@ from deploy.evaluation import (
     warn_of_leaks,
     weights_digest,
 )
-from deploy.local import evaluate_local
-from deploy.redis_server import RedisServer
+from deploy.launch.local import evaluate_local
+from deploy.launch.redis_server import RedisServer
 from evaluation.benchmarks import find_benchmark
 from evaluation.evaluate import Counts
 from evaluation.results import Result, make_result
+from learner.origin import write_origin
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_results_are_labelled_with_the_steps_behind_the_weights(
     shutil.copytree(load("tiny").model.path, model)
     if said is not None:
         write_origin(model, "tiny", said)
-    monkeypatch.setattr("deploy.local.stack", lambda *args, **kwargs: nullcontext("no Redis"))
-    monkeypatch.setattr("deploy.local.evaluate_benchmark", lambda *args: labels.append(args[4]))
+    monkeypatch.setattr("deploy.launch.local.stack", lambda *args, **kwargs: nullcontext("no Redis"))
+    monkeypatch.setattr("deploy.launch.local.evaluate_benchmark", lambda *args: labels.append(args[4]))
     names = [benchmark_file(tmp_path, ROWS)]
     evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
     assert labels == [label]
@@ -140,7 +140,7 @@ def test_a_trained_models_samples_are_asked_of_the_only_version_there_is(
         counts = Counts(4, *np.array([[0, 1], [1, 2], [4, 4], [9, 9], [0, 0]]))
         return make_result(args[1], counts, args[2], "m", args[4], 1.0, 0)
 
-    monkeypatch.setattr("deploy.evaluation.sample", sample)
+    monkeypatch.setattr("deploy.launch.evaluation.sample", sample)
     config = load("tiny")
     benchmark = find_benchmark(benchmark_file(tmp_path, ROWS)).sized(4, (1,))
     evaluate_benchmark(config, benchmark, load_benchmark(config, benchmark, console), tmp_path, 60, console)

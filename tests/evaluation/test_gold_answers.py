@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.verifier_pool import VerifierPool
+from actors.verifier.pool import VerifierPool
 from common.config import Data, Reward
 from common.datasets import load_dataset
 from common.rewards import bare, canonical_number, math_equal, quick_verdict, usable_gold

@@ -13,15 +13,15 @@ import pytest
 import yaml
 
 from common.types import Prompt
-from deploy.summary import phase_b_share
+from deploy.launch.summary import phase_b_share
 from evaluation.benchmarks import BENCHMARKS
 from evaluation.evaluate import Counts
 from evaluation.pass_at_k import pass_at_k
-from evaluation.report import write_report
+from evaluation.report.runs_report import write_report
+from evaluation.report.smoothing import moving_average
+from evaluation.report.tables import summarise, table_1
 from evaluation.results import Result, ResultError, make_result, read_result, write_result
-from evaluation.runs import Run, RunFolderError, load_run
-from evaluation.smoothing import moving_average
-from evaluation.tables import summarise, table_1
+from evaluation.run_folders import Run, RunFolderError, load_run
 
 G, G0, PROMPTS = 32, 8, 15
 MODEL = "hub/Qwen2.5-7B"

@@ -8,11 +8,18 @@ import pytest
 import yaml
 from scipy import stats
 
-from evaluation.figures import allocation_figure
+from evaluation.report.figures import allocation_figure
+from evaluation.report.study_report import write_study_report
+from evaluation.report.study_statistics import (
+    estimate,
+    half_widths,
+    mean_over_seeds,
+    paired,
+    per_problem,
+    unmatched,
+)
 from evaluation.results import Result
-from evaluation.runs import RunFolderError, load_run
-from evaluation.study import write_study_report
-from evaluation.study_statistics import estimate, half_widths, mean_over_seeds, paired, per_problem, unmatched
+from evaluation.run_folders import RunFolderError, load_run
 
 KS = [1, 4, 16]
 

@@ -15,10 +15,10 @@ from common.load import load
 from common.redis import connect
 from common.types import Group, Rollout, VersionSpan
 from common.wire import encode_additional, encode_pre_rollouts
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.feed import Planner, Vocabulary
-from tests.learner.filling import fill
+from learner.steps import Planner, Vocabulary
+from tests.support.filling import fill
 
 VOCABULARY = Vocabulary("tok", 64)
 GAMMA = 4

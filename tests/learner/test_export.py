@@ -7,10 +7,10 @@ import torch
 
 from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
-from common.origin import step_of
-from deploy.export import export_run
+from deploy.runs.export_run import export_run
 from learner.checkpoint import TAG
 from learner.engine import load_model
+from learner.origin import step_of
 
 
 def run_folder(tmp_path: Path, *steps: int) -> Path:

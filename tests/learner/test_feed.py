@@ -16,9 +16,9 @@ from common.queue import Row
 from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group, Rollout, VersionSpan
-from deploy.redis_server import RedisServer
-from learner.feed import Planner, Reader, Vocabulary, divide
-from tests.learner.filling import fill
+from deploy.launch.redis_server import RedisServer
+from learner.steps import Planner, Reader, Vocabulary, divide
+from tests.support.filling import fill
 
 GAMMA = 3
 VOCABULARY = Vocabulary("tok", 9)

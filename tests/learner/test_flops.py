@@ -6,8 +6,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.queue import Row
 from learner.batch import Sample
-from learner.feed import divide
 from learner.flops import Shape, peak_flops
+from learner.steps import divide
 
 
 def sample(prompt: int, tokens: int) -> Sample:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from common.config import Config
 from common.load import load
 from common.types import Group, Rollout
-from tests.learner.real_learner import recorded, trained
+from tests.support.real_learner import recorded, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 EPSILON = 1e6

@@ -9,7 +9,7 @@ import ray
 
 from common.errors import RunError
 from common.load import load
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 from learner import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -13,8 +13,8 @@ import torch
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
-from common.weights import newest_now
-from deploy.redis_server import RedisServer
+from common.weight_versions import newest_now
+from deploy.launch.redis_server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports vLLM
 
@@ -31,7 +31,7 @@ class Weights:
 @contextmanager
 def first_version(folder: Path) -> Iterator[tuple[Any, Any]]:
     """(publisher that has published version 1, client of its Redis)."""
-    from learner.publish import Publisher
+    from learner.weights.publisher import Publisher
 
     with RedisServer(folder / "redis") as server:
         client, engine = connect(server.url), cast(Any, Weights())
@@ -43,7 +43,7 @@ def first_version(folder: Path) -> Iterator[tuple[Any, Any]]:
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.publish import BroadcastClient
+    from learner.weights.publisher import BroadcastClient
 
     goes_on, told = threading.Event(), list[int]()
 
@@ -73,7 +73,7 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
 def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from learner.publish import BroadcastClient
+    from learner.weights.publisher import BroadcastClient
 
     def fails(client: BroadcastClient, info: Any) -> None:
         raise ValueError("of Serve's own making")

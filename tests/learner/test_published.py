@@ -7,9 +7,9 @@ import pytest
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
-from deploy.redis_server import RedisServer
-from tests.learner.filling import fill
-from tests.learner.real_learner import finish, recorded, start
+from deploy.launch.redis_server import RedisServer
+from tests.support.filling import fill
+from tests.support.real_learner import finish, recorded, start
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 GAMMA = 2

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from common.config import Config
 from common.keys import Keys
 from common.load import load
-from common.origin import step_of
 from common.redis import connect
 from common.types import Group
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 from learner.export import export_checkpoint
-from tests.learner.filling import fill
-from tests.learner.real_learner import finish, recorded, said, start, trained
+from learner.origin import step_of
+from tests.support.filling import fill
+from tests.support.real_learner import finish, recorded, said, start, trained
 
 STEPS, GAMMA = 6, 4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -10,7 +10,7 @@ import pytest
 from common.load import load
 from common.redis import connect
 from common.telemetry import heartbeat_now
-from deploy.redis_server import RedisServer
+from deploy.launch.redis_server import RedisServer
 
 pytestmark = pytest.mark.system  # vLLM takes seconds to import
 
@@ -22,8 +22,8 @@ def client(tmp_path: Path) -> Iterator[Any]:
 
 
 def group(client: Any, sent_s_ago: float) -> Any:
-    from learner.broadcast import BroadcastClient
-    from learner.transfer_group import TransferGroup
+    from learner.weights.broadcast import BroadcastClient
+    from learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
     made = TransferGroup(config, client, BroadcastClient(config))

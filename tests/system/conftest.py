@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.audit import audit_run
+from deploy.runs.audit_run import audit_run
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SMALL = {

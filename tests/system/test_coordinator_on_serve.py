@@ -3,12 +3,12 @@
 import pytest
 from ray import serve
 
-from actors.coordinator import Coordinator
-from benchmarks.synthetic_run import config_of
+from actors.coordinator.deployment import Coordinator
 from common.keys import Keys
 from common.redis import connect
-from deploy.redis_server import RedisServer
-from tests.system.local_serve import local_serve
+from deploy.launch.redis_server import RedisServer
+from tests.support.local_serve import local_serve
+from tests.support.synthetic_run import config_of
 
 pytestmark = pytest.mark.system
 OLD = b"what the one before gave up for"

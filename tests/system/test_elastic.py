@@ -22,10 +22,10 @@ from common.errors import RunError
 from common.keys import Keys
 from common.load import ROOT, from_args
 from common.redis import connect
-from common.run_state import read_run
-from deploy.ports import free_port
-from deploy.redis_server import RedisServer
-from deploy.runs import RunFile
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.run_state import read_run
+from deploy.runs.record import RunFile
 
 BIN = Path(sys.executable).parent
 STEPS = 5000  # more than any test waits for: each ends its run when it has seen enough

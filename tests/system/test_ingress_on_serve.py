@@ -9,12 +9,12 @@ import httpx
 import pytest
 from ray import serve
 
-from actors.ingress import Ingress
-from actors.prometheus import EXPORTED
-from benchmarks.synthetic_run import SyntheticRun, config_of, play
-from deploy.ports import free_port
-from deploy.redis_server import RedisServer
-from tests.system.local_serve import local_serve
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.ingress import Ingress
+from deploy.monitor.prometheus import EXPORTED
+from tests.support.local_serve import local_serve
+from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 pytestmark = pytest.mark.system
 CLIENTS = 20

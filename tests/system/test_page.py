@@ -11,19 +11,19 @@ import urllib.request
 
 import pytest
 
-from actors.web import PAGE
-from benchmarks.synthetic_run import SyntheticRun, config_of, play
 from common.telemetry import record_evaluation
-from deploy.ports import free_port
-from deploy.redis_server import RedisServer
-from tests.system.browser import Browser, needs_chromium, until
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.web import PAGE
+from tests.support.browser import Browser, needs_chromium, until
+from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 pytestmark = [pytest.mark.system, needs_chromium]
 SERVER = """
 import sys
 from pathlib import Path
-from actors import web
-from deploy.monitor import serve_page
+from deploy.monitor import web
+from deploy.monitor.terminal import serve_page
 web.PAGE = Path(sys.argv[4])
 serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))
 """

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.system.browser import Browser, needs_chromium, until
+from tests.support.browser import Browser, needs_chromium, until
 
 pytestmark = [pytest.mark.system, needs_chromium]
 HORA = str(Path(sys.executable).with_name("hora"))

@@ -8,9 +8,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from actors.calls import retry
-from actors.router import RESERVED
+from actors.generator.router import RESERVED
 from common.errors import NoRoom
-from tests.system.local_serve import local_serve
+from tests.support.local_serve import local_serve
 
 pytestmark = pytest.mark.system
 PLACES, SECONDS = 2, 3.0
@@ -47,7 +47,7 @@ def test_a_call_to_all_replicas_does_not_wait_for_samples(cluster: None, router:
         name="generator",
         num_replicas=2,
         max_ongoing_requests=PLACES + RESERVED,
-        request_router_config=RequestRouterConfig(request_router_class=f"actors.router.{router}"),
+        request_router_config=RequestRouterConfig(request_router_class=f"actors.generator.router.{router}"),
         ray_actor_options={"num_cpus": 0},
     ).bind()
     handle = serve.run(application, name=router, route_prefix=None)

@@ -12,9 +12,9 @@ import redis
 
 from common.keys import Keys
 from common.redis import connect
-from deploy.audit import audit_run
-from deploy.redis_server import RedisServer
-from tests.common.held import rollouts_held
+from deploy.launch.redis_server import RedisServer
+from deploy.runs.audit_run import audit_run
+from tests.support.held import rollouts_held
 
 STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
 
@@ -117,7 +117,7 @@ def test_the_last_checkpoint_is_exported_as_the_runs_own_model(
     import torch
     from safetensors.torch import load_file
 
-    from deploy.export import export_run
+    from deploy.runs.export_run import export_run
 
     _, run = finished
     assert "the model after step 4" in export_run(run, None, tmp_path / "out")

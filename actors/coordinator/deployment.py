@@ -1,0 +1,139 @@
+"""Serve deployment `coordinator`: loads data and tokenizer, then lets `Coordination` run in the background.
+
+When the data of a new run cannot be used, or a shard not be finished, the reason goes to Redis, where the learner, the launcher
+and every view find it. After a shard the replica stays up and idle, because restarting would only run into the same wall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import redis
+import structlog
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from actors.calls import generator_calls, verifier_calls
+from actors.coordinator.allocation import Cycles
+from actors.coordinator.leases import Leases
+from actors.coordinator.memory import freeze_heap, keep_freed_memory
+from actors.coordinator.prompt_features import prior_of
+from actors.coordinator.scheduler import Coordination, Services
+from common import logs
+from common.config import Config
+from common.datasets import load_dataset
+from common.errors import HoraError
+from common.keys import Keys
+from common.prompts import fingerprint, load_tokenizer, render
+from common.queue import Producer
+from common.redis import connect_async
+from common.rewards import usable_gold
+from common.telemetry import Telemetry, keep_beating
+from common.types import Prompt
+
+log = structlog.get_logger(__name__)
+ALIVE_S = 5.0  # a coordinator says every second that it is there
+
+
+class Coordinator:
+    """`config` is a dumped `Config`; the handles lead to the generator and verifier deployments."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle, verifier: DeploymentHandle
+    ) -> None:
+        self._config = Config.model_validate(config)
+        logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
+        keep_freed_memory()
+        self._redis = connect_async(redis_url)
+        self._keys = Keys(self._config.run.name)
+        self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
+        # For views, while the data is read; whether this run may go on with it is settled after that.
+        await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
+        try:
+            self._coordination = await asyncio.to_thread(self._build, generator, verifier)
+        except HoraError as error:
+            # A run that has begun goes on with other coordinators or another start, and so it may begin without this one.
+            if not (await self._redis.exists(self._keys.plans) or await self._others()):
+                await self._give_up(str(error))
+            raise
+        freeze_heap()
+        loop = asyncio.get_running_loop()
+        self._work = loop.create_task(self._run())
+        beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
+        self._beat = loop.create_task(beating)
+
+    def _build(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
+        config = self._config
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        prompts = render_prompts(config, tokenizer)
+        services = Services(
+            generate_at=lambda version: generator_calls(generator, config, version),
+            score=verifier_calls(verifier, config),
+            producer=Producer(self._redis, config),
+            cycles=Cycles(self._redis, config, prior_of(config, prompts), len(prompts)),
+            leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
+            telemetry=Telemetry(self._redis, config.run.name),
+        )
+        return Coordination(config, prompts, fingerprint(tokenizer), self._redis, services)
+
+    async def status(self) -> dict[str, Any]:
+        return {"waiting_for": self._coordination.waiting_for}
+
+    async def check_health(self) -> None:
+        if self._work.cancelled():
+            raise RuntimeError(f"{self._name} was cancelled")
+        if self._work.done() and self._work.exception() is not None:
+            raise RuntimeError(f"{self._name} stopped: {self._work.exception()}")
+
+    async def _run(self) -> None:
+        try:
+            await self._coordination.run()
+        except (redis.exceptions.RedisError, OSError):
+            raise  # Redis or the network is away: there is nowhere to leave the reason, and another start may help
+        except HoraError as error:
+            await self._give_up(str(error))
+        except Exception as error:
+            # Calls have been repeated already, and a rule or a prior that fails would fail again after another start.
+            log.exception("coordinator failed")
+            await self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+    async def _others(self) -> bool:
+        """Whether another coordinator is at work."""
+        parts = await self._redis.hgetall(self._keys.parts)
+        told = [json.loads(text)["seen"] for name, text in parts.items() if name.startswith(b"coordinator/")]
+        return any(seen > time.time() - ALIVE_S for seen in told)
+
+    async def _give_up(self, reason: str) -> None:
+        log.error("coordinator stopped", reason=reason)
+        await self._redis.hset(self._keys.state, "error", reason)
+
+    def _state(self) -> dict[str, Any]:
+        return {"state": "working", "waiting_for": self._coordination.waiting_for}
+
+    async def __del__(self) -> None:
+        for task in (getattr(self, "_work", None), getattr(self, "_beat", None)):
+            if task is not None:
+                task.cancel()
+
+
+def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
+    """The usable rows of the data set as prompts; row i of the result is prompt i for the whole run.
+
+    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable answer.
+    """
+    dataset = load_dataset(config.data, usable_gold)
+    for rejected in dataset.rejected:
+        log.warning("row left out", place=rejected.place, reason=rejected.reason)
+    prompts: list[Prompt] = []
+    for row in dataset.rows:
+        tokens = render(tokenizer, row.problem, config.data)
+        if len(tokens) > config.rollout.max_prompt_tokens:
+            log.warning(
+                "prompt left out", row=row.index, tokens=len(tokens), limit=config.rollout.max_prompt_tokens
+            )
+        else:
+            prompts.append(Prompt(index=len(prompts), text=row.problem, answer=row.answer, tokens=tokens))
+    return prompts

@@ -1,0 +1,97 @@
+"""What a run keeps from its first plan to its end: its configuration, but for what may change, and its prompts.
+
+Which prompts a batch holds follows from seed, Γ and the number of prompts. A coordinator with other settings or other
+data would take half-done batches for others, and pass over prompts that nobody would miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.load import differences
+from common.state import read_config
+from common.types import Prompt
+
+# Where the parts are, how many there are, how much they do at a time, and how long it may take.
+MAY_CHANGE = (
+    "run.folder",
+    "rollout.shards_in_flight",
+    "rollout.samples_per_request",
+    "rollout.time_limit_s",
+    "rollout.attempts",
+    "reward.time_limit_s",
+    "generator.",
+    "verifier.",
+    "coordinator.",
+    "queue.",
+    "learner.steps",
+    "learner.workers",
+    "learner.threads",
+    "learner.tokens_per_microbatch",
+    "learner.logit_chunk",
+    "learner.gradient_checkpointing",
+    "learner.checkpoint_every",
+    "learner.keep_checkpoints",
+    "learner.group_cache_gib",
+    "learner.max_",
+    "learner.wait_limit_s",
+    "learner.wandb",
+    "weights.update_limit_s",
+    "weights.drift_alarm",
+    "telemetry.",
+    "evaluation.",
+)
+
+
+# The first coordinator's prompts are the run's, unless settings by which nothing was sampled are replaced by others.
+SETTLE = """
+if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then redis.call('HDEL', KEYS[3], 'prompts') end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('HSETNX', KEYS[3], 'prompts', ARGV[2])
+return redis.call('HGET', KEYS[3], 'prompts')
+"""
+
+
+async def settle(redis: Any, config: Config, prompts: Sequence[Prompt]) -> None:
+    """Store a coordinator's configuration and what its prompts are; both may be others while the run has no plan.
+
+    Raises RunError when the run has begun with other settings, which it names, or with other prompts. `redis` is an asyncio
+    client that returns bytes.
+    """
+    name, keys = config.run.name, Keys(config.run.name)
+    stored = await redis.get(keys.config)
+    if stored is not None and await redis.exists(keys.plans):
+        _refuse_changes(name, read_config(stored, name), config)
+    here = {"n": len(prompts), "fingerprint": fingerprint(prompts)}
+    args = [config.model_dump_json(), json.dumps(here)]
+    begun = json.loads(await redis.eval(SETTLE, 3, keys.config, keys.plans, keys.state, *args))
+    if begun != here:
+        raise RunError(
+            f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the data here gives "
+            f"{here['n']} others ({here['fingerprint']}): bring back its data ({config.data.path}) and tokenizer "
+            f"({config.model.path}) as they were, or start anew under another run.name"
+        )
+
+
+def fingerprint(prompts: Sequence[Prompt]) -> str:
+    """16 hex digits that two lists of prompts share if and only if they ask the same, in the same tokens and order, for the
+    same answers."""
+    digest = hashlib.blake2b(digest_size=8)
+    for p in prompts:
+        digest.update(json.dumps([p.text, p.answer, p.tokens.tolist()]).encode())
+    return digest.hexdigest()
+
+
+def _refuse_changes(name: str, begun: Config, here: Config) -> None:
+    changed = [d for d in differences(begun, here) if not d.startswith(MAY_CHANGE)]
+    if changed:
+        raise RunError(
+            f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it with its own, or "
+            "start anew under another run.name"
+        )

@@ -1,0 +1,293 @@
+"""What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the queue.
+
+It waits for weights (the staleness bound), the cycles that a batch's allocation must know, room (a full queue), an operator (a
+pause), or requests of the shards in flight, and says which. Position needs no record of its own: a shard is done when its
+report is in Redis, half done when its plan is, so a restarted coordinator goes on exactly where the last one fell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from actors.coordinator.allocation import Cycles
+from actors.coordinator.identity import settle
+from actors.coordinator.leases import Leases
+from actors.coordinator.plans import Plans
+from actors.coordinator.shard import Allocation, Generate, Score, Shard, run_shard
+from common import logs
+from common.config import Config
+from common.keys import Keys
+from common.order import batch_rows
+from common.queue import Producer
+from common.staleness import may_start
+from common.telemetry import Telemetry
+from common.types import Completion, Group, Plan, Prompt, SamplingRequest
+
+log = structlog.get_logger(__name__)
+POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Services:
+    """What a coordinator works with. `generate_at(min_version)` gives a `generate` on weights at least so new."""
+
+    generate_at: Callable[[int], Generate]
+    score: Score
+    producer: Producer
+    cycles: Cycles
+    leases: Leases
+    telemetry: Telemetry
+
+
+class Coordination:
+    """Runs the shards of one run; knows no Serve. `redis` is an asyncio client that returns bytes."""
+
+    def __init__(
+        self,
+        config: Config,
+        prompts: list[Prompt],
+        tokenizer: str,
+        redis: Any,
+        services: Services,
+    ) -> None:
+        self._config = config
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._redis = redis
+        self._keys = Keys(config.run.name)
+        self._plans = Plans(redis, config.run.name, config.queue.max_group_bytes)
+        self._with = services
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._again: set[str] = set()
+        self._asked = dict.fromkeys(("generators", "verifiers"), 0)
+        self._blocked = "start"
+
+    @property
+    def waiting_for(self) -> str:
+        """What keeps the next shard from starting, else what shards in flight wait for."""
+        asked = ", ".join(f"{n} at {part}" for part, n in self._asked.items())
+        return self._blocked or f"requests: {asked}"
+
+    async def run(self) -> None:
+        """Work until every shard of every batch is complete. Raises the first error of any shard, and RunError when the run
+        has begun with other settings or prompts than these."""
+        await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
+        await settle(self._redis, self._config, self._prompts)
+        try:
+            await self._run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        rollout, steps = self._config.rollout, self._config.learner.steps
+        todo = [(b, s) for b in range(steps) for s in range(rollout.shards)]
+        done = {_pair(f) for f in await self._redis.hkeys(self._keys.shards)}
+        todo = [pair for pair in todo if pair not in done]
+        while todo or self._tasks:
+            await self._redo()
+            self._collect()
+            taken = await self._next(todo)
+            if taken is None:
+                await self._pause()
+                continue
+            todo.remove(taken)
+            self._start(self._run_leased(*taken))
+        while not await self._finished():
+            await self._redo()
+            self._collect()
+            self._blocked = "" if self._tasks else "nothing: all batches are generated"
+            await asyncio.sleep(1.0)
+
+    async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
+        """Lease the oldest shard that may start; None while there is none. Sets what is waited for."""
+        if len(self._tasks) >= self._config.rollout.shards_in_flight:
+            self._blocked = ""
+            return None
+        state = await self._redis.hmget(self._keys.state, ["version", "paused"])
+        version, paused = int(state[0] or 0), state[1] == b"1"
+        if paused:
+            self._blocked = "an operator: the run is paused"
+            return None
+        if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
+            # The learner may wait for shards in flight, and then it is not the one to be waited for.
+            wanted = todo[0][0] - self._config.rollout.max_staleness
+            self._blocked = "" if self._tasks else f"weights of version {wanted}"
+            return None
+        if todo and await self._with.producer.depth() >= self._config.capacity:
+            self._blocked = "room in the queue"
+            return None
+        for batch, shard in list(todo):
+            if not may_start(batch, version, self._config.rollout.max_staleness):
+                break
+            if not await self._with.cycles.known(batch):
+                needed = batch - 1 - self._config.rollout.max_staleness
+                self._blocked = "" if self._tasks else f"the last shard of batch {needed}"
+                return None
+            if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
+                todo.remove((batch, shard))  # Another coordinator finished it.
+            elif await self._with.leases.acquire(f"{batch}:{shard}"):
+                self._blocked = ""
+                return batch, shard
+        self._blocked = "" if self._tasks else "shards that another coordinator has leased"
+        return None
+
+    async def _run_leased(self, batch: int, index: int) -> None:
+        name = f"{batch}:{index}"
+        with logs.bound(shard=name):
+            await self._run_once(name, batch, index)
+
+    async def _run_once(self, name: str, batch: int, index: int) -> None:
+        async with self._with.leases.held(name):
+            # The lease may have passed on from a coordinator that finished the shard in the meantime.
+            if not await self._redis.hexists(self._keys.shards, name):
+                await self._run_shard(self._shard(batch, index))
+
+    async def _run_shard(self, shard: Shard) -> None:
+        """Phase A, allocation, Phase B, push; then the report that says the shard is complete."""
+        started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
+        plan = await self._plans.load(name, shard.ids)
+
+        async def remember(made: Plan) -> Plan:
+            nonlocal plan
+            plan = await self._plans.remember(name, made)
+            return plan
+
+        generate, score = self._calls(shard.batch)
+        allocate = partial(self._with.cycles.allocate, shard.batch)
+        groups = run_shard(shard, generate, score, allocate, plan, remember)
+        async for group in groups:
+            await self._push(group, planned=True)
+        assert plan is not None
+        await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
+        self._with.telemetry.allocation(plan.successes, plan.extra)
+        await self._with.telemetry.flush()
+
+    async def _redo(self) -> None:
+        """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
+        for group_id, batch in (await self._with.producer.redo()).items():
+            if group_id in self._again:
+                continue
+            fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
+            found = await self._redis.hmget(self._keys.shards, fields)
+            report = next((r for r in map(json.loads, filter(None, found)) if group_id in r["groups"]), None)
+            # Without a report its shard is not complete: the group comes with it, or is asked for again.
+            if report is not None:
+                self._again.add(group_id)
+                self._start(self._run_again(group_id, report))
+
+    async def _run_again(self, group_id: str, report: dict[str, Any]) -> None:
+        row = report["groups"].index(group_id)
+        extra = np.array([report["extra"][row]], dtype=np.int64)
+        fixed = Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
+
+        async def allocate(prompts: Any, successes: Any) -> Allocation:
+            return fixed
+
+        shard = self._shard(report["batch"], report["shard"])
+        one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
+        generate, score = self._calls(shard.batch)
+        async for group in run_shard(one, generate, score, allocate):
+            await self._push(group, planned=False)
+        self._again.discard(group_id)
+
+    def _calls(self, batch: int) -> tuple[Generate, Score]:
+        """`generate` and `score` for a batch, counted while they are under way."""
+        generate_at = self._with.generate_at(max(0, batch - self._config.rollout.max_staleness))
+
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            with self._asking("generators"):
+                return await generate_at(request)
+
+        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+            with self._asking("verifiers"):
+                return await self._with.score(prompt, completions)
+
+        return generate, score
+
+    @contextmanager
+    def _asking(self, part: str) -> Iterator[None]:
+        self._asked[part] += 1
+        try:
+            yield
+        finally:
+            self._asked[part] -= 1
+
+    async def _push(self, group: Group, planned: bool) -> None:
+        if await self._with.producer.push(group, planned=planned):
+            self._with.telemetry.group_in(group)
+            await self._with.telemetry.flush()
+
+    def _shard(self, batch: int, index: int) -> Shard:
+        rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
+        places = batch_rows(
+            batch,
+            rollout.prompts_per_batch,
+            len(self._prompts),
+            self._config.run.seed,
+            self._config.data.shuffle,
+        )[index * n : (index + 1) * n]
+        return Shard(
+            run=self._config.run.name,
+            batch=batch,
+            index=index,
+            epochs=tuple(epoch for epoch, _ in places),
+            prompts=tuple(self._prompts[row] for _, row in places),
+            pre_rollouts=rollout.pre_rollouts,
+            seed=self._config.run.seed,
+            tokenizer=self._tokenizer,
+            samples_per_request=rollout.samples_per_request,
+            order=batch * rollout.shards + index,
+        )
+
+    def _start(self, work: Awaitable[None]) -> None:
+        self._tasks.add(asyncio.ensure_future(work))
+
+    def _collect(self) -> None:
+        """Forget finished shards; raise what stopped one."""
+        for task in [t for t in self._tasks if t.done()]:
+            self._tasks.discard(task)
+            task.result()
+
+    async def _pause(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(POLL_S)
+
+    async def _finished(self) -> bool:
+        return int(await self._redis.hget(self._keys.state, "step") or 0) >= self._config.learner.steps
+
+
+def _pair(field: bytes) -> tuple[int, int]:
+    batch, shard = field.decode().split(":")
+    return int(batch), int(shard)
+
+
+def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
+    """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation figure."""
+    return {
+        "batch": shard.batch,
+        "shard": shard.index,
+        "groups": list(shard.ids),
+        "prompts": [p.index for p in shard.prompts],
+        "rule": plan.rule,
+        "priors": [list(prior) for prior in plan.priors],
+        "trials": shard.pre_rollouts,
+        "successes": list(plan.successes),
+        "extra": list(plan.extra),
+        "format": plan.format,
+        "accuracy": plan.accuracy,
+        "seconds": seconds,
+    }

@@ -1,0 +1,190 @@
+"""The worker sides of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published safetensors file, or what
+the learner broadcasts to a group that they and it form.
+
+Registered by `actors/generator/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is vLLM's own engine and
+needs nothing from here. Nothing reaches the model that is not whole: the replica checks a file before it lets its workers load
+it (`common.weight_versions.check_file`), and a broadcast is loaded when its last tensor is there. Until then generation goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+from vllm.platforms import current_platform
+
+from common.errors import UNREACHED
+
+
+@dataclass
+class FileInitInfo(WeightTransferInitInfo):
+    """Nothing to rendezvous: the file system is the channel."""
+
+
+@dataclass
+class FileUpdateInfo(WeightTransferUpdateInfo):
+    """One published version. `path` is a safetensors file with Hugging Face parameter names."""
+
+    version: int
+    path: str
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """The learner's rendezvous, and this worker's place: the learner has rank 0, the first worker `rank_offset`."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    rank_offset: int
+    join_s: float
+    limit_s: float
+
+
+class _Arriving(WeightTransferEngine[Any, Any]):
+    """Puts a second checkpoint into place, whole: the model is opened when everything has arrived."""
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: a transfer that fails leaves the model as it was."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Return at once (the base class would synchronise an accelerator): what comes, comes while the model runs."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def arrived(self) -> bool:
+        """Whether all weights are here. Raises what kept them from it."""
+        raise NotImplementedError
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """What has arrived, once."""
+        raise NotImplementedError
+
+    def finish_weight_update(self) -> None:
+        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into place.
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(self.weights())
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._repack_tied_heads()
+
+    def _repack_tied_heads(self) -> None:
+        """A head tied to the embedding loads nothing of its own, so on CPU it would keep multiplying by its packed
+        copy of the old weights. Pack it again from the tensor it shares."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        if not current_platform.is_cpu():
+            return
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
+
+
+class FileWeightTransferEngine(_Arriving):
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
+    _file: Any = None
+
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
+        del init_info
+
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        # Open, the file stays when its name is removed for newer ones.
+        self._file = safe_open(update_info.path, framework="pt")
+
+    def arrived(self) -> bool:
+        return True
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        with self._file as file:
+            for name in file.keys():  # noqa: SIM118
+                yield name, file.get_tensor(name)
+
+
+class GlooWeightTransferEngine(_Arriving):
+    init_info_cls = GlooInitInfo
+    update_info_cls = NCCLWeightTransferUpdateInfo  # what vLLM's trainer side sends for either
+    _group: Any = None
+    _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to that."""
+        join = timedelta(seconds=init_info.join_s)
+        rank = init_info.rank_offset + self.parallel_config.rank
+        address, port = init_info.master_address, init_info.master_port
+        try:
+            store = TCPStore(address, port, timeout=join, wait_for_workers=False)
+        except Exception as error:
+            raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
+        self._group = ProcessGroupGloo(store, rank, init_info.world_size, join)
+        self._group._set_default_timeout(timedelta(seconds=init_info.limit_s))
+
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
+        if self._group is None:
+            raise RuntimeError("weights came before this worker joined a transfer group")
+        aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._receiving = aside.submit(self._receive, update_info)
+        aside.shutdown(wait=False)
+
+    def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
+        received = []
+        try:
+            for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+                self._group.broadcast(tensor, 0).wait()
+                received.append((name, tensor))
+        except BaseException:
+            self.shutdown()  # Gloo passes weights on along a tree: those below us would wait for what cannot come.
+            raise
+        return received
+
+    def arrived(self) -> bool:
+        assert self._receiving is not None
+        if not self._receiving.done():
+            return False
+        self._receiving.result()
+        return True
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        assert self._receiving is not None
+        receiving, self._receiving = self._receiving, None
+        return receiving.result()
+
+    def shutdown(self) -> None:
+        if self._group is not None:
+            self._group.shutdown()
+            self._group = None
+
+
+class Arrivals:
+    """A method more of vLLM's workers (`worker_extension_cls`)."""
+
+    weight_transfer_engine: Any
+    _weight_update_active: bool
+
+    def weights_arrived(self) -> bool:
+        """Whether the weights of the update that was begun are all here. An update that failed is over, as in vLLM's own."""
+        try:
+            return bool(self.weight_transfer_engine.arrived())
+        except BaseException:
+            self._weight_update_active = False
+            self.weight_transfer_engine.reset_weight_update_target()
+            raise

@@ -1,0 +1,81 @@
+"""A verifier replica: scores completions in worker processes that a hostile answer can kill and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ray import serve
+
+from actors.verifier.pool import Item, VerifierPool, VerifierUnavailable
+from common import logs
+from common.config import Config
+from common.redis import connect_async
+from common.telemetry import HEARTBEAT_S, keep_beating
+
+FAULTS_IN_A_ROW = 3
+"""So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces it."""
+
+
+class Verifier:
+    """Serve deployment `verifier`. `config` is a dumped `Config`, `redis_url` where its heartbeat goes."""
+
+    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
+        checked = Config.model_validate(config)
+        logs.configure(checked.telemetry.logs, run=checked.run.name, part="verifier")
+        self._run, self._redis = checked.run.name, connect_async(redis_url)
+        self._name = f"verifier/{serve.get_replica_context().replica_id.unique_id}"
+        self._processes = checked.verifier.processes
+        self._pool = VerifierPool(checked.reward, self._processes)
+        self._faults = 0
+        self._scored, self._at = 0, time.monotonic()
+        beating = keep_beating(self._redis, self._run, self._name, self._state)
+        self._beat = asyncio.get_running_loop().create_task(beating)
+
+    async def score(self, items: Sequence[Item]) -> list[dict[str, float]]:
+        """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
+
+        Raises VerifierUnavailable when no answer was judged (ask again) and ValueError when a user's reward fails.
+        """
+        try:
+            scored = await self._pool.score_batch(items)
+        except VerifierUnavailable:
+            self._faults += 1
+            raise
+        self._faults = 0
+        return scored
+
+    async def stats(self) -> dict[str, int]:
+        """Counters of this replica since its start."""
+        return self._pool.stats()
+
+    async def check_health(self) -> None:
+        """Never waits behind answers: a replica busy with hostile ones is healthy."""
+        if self._faults >= FAULTS_IN_A_ROW:
+            raise RuntimeError(f"the process pool failed {self._faults} times in a row")
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_beat"):
+            self._beat.cancel()
+        if hasattr(self, "_pool"):  # not there where the configuration was refused
+            self._pool.close()
+
+    def _state(self) -> dict[str, Any]:
+        """What waits here, and the rate since the beat before. It costs no answer its place."""
+        stats, now = self._pool.stats(), time.monotonic()
+        rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
+        self._scored, self._at = stats["scored"], now
+        return {
+            "state": "failing" if self._faults else "serving",
+            "answers_per_s": round(rate, 2),
+            "waiting": self._pool.waiting,
+            "scored": self._scored,
+            "killed": stats["killed"],
+            "processes": self._processes,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }

@@ -1,0 +1,88 @@
+"""The configuration of one experiment: one YAML file for `serve deploy`, the learner and the one-machine run.
+
+Unknown keys and impossible values are refused with the key's path, both values and the reason. Names are the
+paper's where it has one: Γ = rollout.prompts_per_batch, G = rollout.group_size, G0 = rollout.pre_rollouts.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from common.config.allocation import Allocation, WarmUp
+from common.config.base import Section
+from common.config.data import Data, Model, Run
+from common.config.learner import Learner, Objective, Optimizer, Weights
+from common.config.reward import Reward, Verifier
+from common.config.rollout import Rollout
+from common.config.services import Coordinator, Generator, Queue
+from common.config.telemetry import Evaluation, Telemetry
+
+__all__ = [
+    "Allocation",
+    "Config",
+    "Coordinator",
+    "Data",
+    "Evaluation",
+    "Generator",
+    "Learner",
+    "Model",
+    "Objective",
+    "Optimizer",
+    "Queue",
+    "Reward",
+    "Rollout",
+    "Run",
+    "Telemetry",
+    "Verifier",
+    "WarmUp",
+    "Weights",
+]
+
+
+class Config(Section):
+    run: Run = Run()
+    model: Model
+    data: Data
+    rollout: Rollout = Rollout()
+    allocation: Allocation = Allocation()
+    reward: Reward = Reward()
+    generator: Generator = Generator()
+    verifier: Verifier = Verifier()
+    coordinator: Coordinator = Coordinator()
+    queue: Queue = Queue()
+    learner: Learner = Learner()
+    weights: Weights = Weights()
+    telemetry: Telemetry = Telemetry()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        needed = (self.rollout.max_staleness + 1) * self.rollout.prompts_per_batch
+        if self.queue.capacity is not None and self.queue.capacity < needed:
+            raise ValueError(
+                f"queue.capacity ({self.queue.capacity}) must be at least (rollout.max_staleness + 1)·rollout.prompts_per_batch "
+                f"= {self.rollout.max_staleness + 1}·{self.rollout.prompts_per_batch} = {needed}, or the oldest batch could wait behind newer ones for ever"
+            )
+        longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
+        if self.learner.tokens_per_microbatch < longest:
+            raise ValueError(
+                f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest completion: rollout.max_prompt_tokens "
+                f"+ rollout.max_response_tokens = {self.rollout.max_prompt_tokens} + {self.rollout.max_response_tokens} = {longest}"
+            )
+        if self.learner.attention == "flash_attention_2" and self.model.dtype == "float32":
+            raise ValueError(
+                "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: use bfloat16, or sdpa"
+            )
+        cap = self.allocation.max_group_size
+        if cap is not None and cap < self.rollout.group_size:
+            raise ValueError(
+                f"allocation.max_group_size ({cap}) must be at least rollout.group_size ({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
+            )
+        return self
+
+    @property
+    def capacity(self) -> int:
+        """Untrained groups the queue holds before producers wait."""
+        return self.queue.capacity or (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch

@@ -1,0 +1,36 @@
+"""Rule, prior and warm-up."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from common.config.base import Count, Section
+
+
+class WarmUp(Section):
+    """Uniform allocation until the format is learned (paper, appendix C)."""
+
+    enabled: bool = Field(True, description="Start with plain GRPO (uniform).")
+    format_reward: float = Field(0.85, ge=0, le=1, description="Mean format reward that counts as learned.")
+    cycles: Count = Field(
+        3, description="Consecutive generation cycles at or above it before HORA takes over for good."
+    )
+
+
+class Allocation(Section):
+    rule: str = Field(
+        "hit_utility",
+        description="hit_utility, uniform, hard_first, variance, knapsack, or package.module:function.",
+    )
+    prior: str = Field(
+        "fixed", description="fixed, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
+    )
+    alpha: float = Field(1.0, gt=0, description="α0 of the fixed Beta prior.")
+    beta: float = Field(1.0, gt=0, description="β0 of the fixed Beta prior.")
+    max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
+    prior_state: str | None = Field(None, description="File of a prior fitted offline by `hora prior fit`.")
+    features: str | None = Field(
+        None,
+        description="Sentence-embedding model (name or path) for mpnet-dual and gp; hidden-* use model.path.",
+    )
+    warmup: WarmUp = WarmUp()

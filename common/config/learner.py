@@ -1,0 +1,89 @@
+"""Optimizer, objective, learner and the way of its weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from common.config.base import Beta, Count, Seconds, Section
+
+
+class Optimizer(Section):
+    learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
+    schedule: Literal["linear", "constant", "cosine"] = Field(
+        "linear", description="Decay over learner.steps."
+    )
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear increase at the start.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
+    betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's betas.")
+    epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
+
+
+class Objective(Section):
+    """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i)."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = Field(
+        "grpo", description="(R-mean)/(std+1e-4), R-mean, or leave one out."
+    )
+    normalisation: Literal["constant", "sequence"] = Field(
+        "constant", description="Z: max_response_tokens (Dr.GRPO) or the own length."
+    )
+    clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")
+    importance: Literal["token_truncate", "token_mask", "sequence_mask", "none"] = Field(
+        "token_truncate", description="Correction of π_prox/π_gen."
+    )
+    importance_cap: float = Field(3.0, gt=0, description="C of the correction.")
+    kl: float = Field(
+        0.0, ge=0, description="Coefficient of the k3 KL estimate to the frozen initial policy."
+    )
+    updates_per_batch: Count = Field(
+        1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
+    )
+
+
+class Learner(Section):
+    steps: Count = Field(200, description="Optimizer steps of the run.")
+    workers: Count = Field(1, description="Data-parallel ranks.")
+    threads: Count = Field(1, description="CPU threads of one rank.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 1 in 16 bits.")
+    tokens_per_microbatch: Count = Field(
+        16384, description="Prompt and completion tokens of one micro-batch."
+    )
+    logit_chunk: Count = Field(1024, description="Tokens whose logits exist in float32 at a time.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
+        "sdpa",
+        description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and its package.",
+    )
+    optimizer: Optimizer = Optimizer()
+    objective: Objective = Objective()
+    checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
+    keep_checkpoints: Count = Field(2, description="Newest checkpoints kept.")
+    group_cache_gib: float = Field(
+        4.0,
+        ge=0,
+        description="Host memory in which rank 0 keeps validated groups until their step, to read them once.",
+    )
+    max_dead_in_a_row: Count = Field(10, description="So many unusable groups in a row stop the run.")
+    max_bad_losses: Count = Field(3, description="So many steps without a finite loss stop the run.")
+    wait_limit_s: Seconds = Field(
+        1800.0, description="No group for so long stops the learner with the reason."
+    )
+    wandb: str | None = Field(None, description="Weights & Biases project; none: off.")
+
+
+class Weights(Section):
+    transport: Literal["file", "gloo", "nccl"] = Field(
+        "file",
+        description="file: any machine that shares run.folder; gloo: over the network; nccl: GPU to GPU.",
+    )
+    update_limit_s: Seconds = Field(120.0, description="Deadline of every phase of an update.")
+    drift_alarm: float = Field(
+        0.1,
+        gt=0,
+        description="Mean |log-prob difference| of generator and learner, same version, above which an alarm is raised.",
+    )

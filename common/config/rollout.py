@@ -1,0 +1,81 @@
+"""Sampling: batch, groups, limits."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from common.config.base import Count, Seconds, Section
+
+
+class Rollout(Section):
+    prompts_per_batch: Count = Field(60, description="Γ: prompts of one optimizer step.")
+    group_size: Count = Field(
+        32, description="G: mean rollouts per prompt; Γ·G is the budget of a batch, whatever the rule."
+    )
+    pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
+    shards: Count = Field(4, description="A batch is cut into so many shards, each allocated on its own.")
+    shards_in_flight: Count = Field(8, description="Shards that one coordinator works on at the same time.")
+    max_staleness: int = Field(
+        1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
+    )
+    temperature: float = Field(
+        0.7, gt=0, le=2, description="Sampling temperature, in training and evaluation; vLLM takes at most 2."
+    )
+    top_p: float = Field(
+        1.0, description="Must be 1: a truncated distribution biases the importance weights."
+    )
+    top_k: int = Field(0, description="Must be 0, for the same reason.")
+    max_prompt_tokens: Count = Field(2048, description="Longer prompts are reported and left out.")
+    max_response_tokens: Count = Field(
+        2048, description="A completion is cut here; Z of `constant` normalisation."
+    )
+    samples_per_request: Count = Field(
+        16,
+        description="Most completions of one request: a large Δ_i is split so that no replica keeps the tail.",
+    )
+    time_limit_s: Seconds = Field(
+        600.0,
+        description="A completion that decodes for longer is cut as if at its token limit, and counted; waiting in line and pauses for weights do not count.",
+    )
+    attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
+
+    @field_validator("top_p")
+    @classmethod
+    def _top_p(cls, value: float) -> float:
+        if value != 1.0:
+            raise ValueError(
+                f"must be 1.0, not {value}: truncation renormalises the sampling distribution and biases the importance weights"
+            )
+        return value
+
+    @field_validator("top_k")
+    @classmethod
+    def _top_k(cls, value: int) -> int:
+        if value != 0:
+            raise ValueError(
+                f"must be 0, not {value}: truncation renormalises the sampling distribution and biases the importance weights"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.pre_rollouts >= self.group_size:
+            raise ValueError(
+                f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than rollout.group_size ({self.group_size})"
+            )
+        if self.prompts_per_batch % self.shards:
+            raise ValueError(
+                f"rollout.shards ({self.shards}) must divide rollout.prompts_per_batch ({self.prompts_per_batch})"
+            )
+        return self
+
+    @property
+    def prompts_per_shard(self) -> int:
+        return self.prompts_per_batch // self.shards
+
+    @property
+    def shard_budget(self) -> int:
+        """Phase B rollouts of one shard: (Γ/shards)·(G - G0)."""
+        return self.prompts_per_shard * (self.group_size - self.pre_rollouts)

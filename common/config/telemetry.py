@@ -1,0 +1,43 @@
+"""What a run shows of itself, and how it is evaluated."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from common.config.base import Count, Seconds, Section
+
+
+class Telemetry(Section):
+    logs: Literal["text", "json"] = Field("text", description="Form of log lines.")
+    stall_s: Seconds = Field(
+        300.0, description="No progress for so long: the run says which part it waits for."
+    )
+    http_host: str = Field(
+        "127.0.0.1", description="Address of the HTTP endpoint; loopback unless you expose it."
+    )
+    http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
+
+
+class Evaluation(Section):
+    """Pass@K on held-out problems, before and after a `hora run`."""
+
+    path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
+    prompts: Count = Field(100, description="Problems of one evaluation.")
+    samples: Count = Field(64, description="N: completions per problem.")
+    k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
+
+    @field_validator("k")
+    @classmethod
+    def _rising(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted(set(value)))
+
+    @model_validator(mode="after")
+    def _k_within_n(self) -> Self:
+        bad = [k for k in self.k if not 1 <= k <= self.samples]
+        if bad:
+            raise ValueError(
+                f"evaluation.k ({bad[0]}) must be between 1 and evaluation.samples ({self.samples}): Pass@K needs N >= K"
+            )
+        return self

@@ -1,0 +1,94 @@
+"""`hora train`: the learner beside an application that `serve deploy` started, on the same Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, HoraError, RunError
+from common.keys import Keys
+from common.load import differences
+from common.redis import connect
+from deploy.app import APP
+from deploy.monitor.progress import progress, working
+from deploy.preflight.check import check_packages
+from deploy.preflight.names import check_context
+from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
+
+# Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
+LOCAL = (
+    "queue.url",
+    "run.folder",
+    "telemetry.",
+    "generator.replicas",
+    "verifier.replicas",
+    "coordinator.replicas",
+)
+WAIT_S = 120.0
+SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replaces is gone
+
+
+def train_on_cluster(config: Config) -> None:
+    """Train until the last step. Raises when no application serves this run, or one with another configuration."""
+    import ray
+
+    from learner import launch
+
+    console = Console()
+    url = redis_url(config)
+    # Rule, prior and rewards are the coordinator's, and were looked up when it was deployed.
+    check_context(config)
+    check_packages(config)
+    check_agreement(config, url)
+    try:
+        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+    except ConnectionError:
+        raise RunError(
+            "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
+        ) from None
+    config = settled(config)
+    run_dir = Path(config.run.folder) / config.run.name
+    with RunFile(run_dir).recorded(config.run.name, f"hora train {run_dir / CONFIG}", console):
+        write_config(run_dir, config)
+        try:
+            with progress(config, url, console):
+                launch.run(config, url, str(run_dir))
+        finally:
+            ray.shutdown()
+    console.print(f"done; model: {run_dir / 'model'}", markup=False)
+
+
+def check_agreement(config: Config, url: str) -> None:
+    """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and ConfigError naming every
+    key in which its configuration differs."""
+    redis, began = connect(url), time.monotonic()
+    with working("waiting for the coordinator"):
+        while (trouble := _disagreement(redis, config)) is not None:
+            if time.monotonic() > began + (WAIT_S if isinstance(trouble, _Absent) else SETTLE_S):
+                raise trouble
+            time.sleep(1.0)
+
+
+class _Absent(RunError):
+    """No coordinator has written anything."""
+
+
+def _disagreement(redis: Any, config: Config) -> HoraError | None:
+    keys = Keys(config.run.name)
+    theirs, error = redis.get(keys.config), redis.hget(keys.state, "error")
+    if not theirs:
+        return _Absent(
+            f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file "
+            f"first (application {APP!r}), or check run.name and queue.url"
+        )
+    if error:
+        return RunError(f"the coordinator stopped: {error.decode()}")
+    changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
+    return (
+        ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}") if changed else None
+    )

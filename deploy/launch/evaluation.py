@@ -1,0 +1,246 @@
+"""Pass@K on the running generators and verifiers: a run's held-out problems, and `hora eval` on the benchmarks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from common.config import Config, Data
+from common.datasets import Dataset, load_dataset, load_held_out
+from common.errors import ConfigError, RunError
+from common.keys import Keys
+from common.prompts import load_tokenizer, render
+from common.redis import connect
+from common.rewards import usable_gold
+from common.telemetry import record_evaluation
+from common.types import Completion, Prompt, SamplingRequest
+from common.weight_versions import newest_now
+from deploy.app import APP
+from deploy.preflight.names import check_context
+from evaluation.benchmarks import Benchmark, held_out, known_leaks
+from evaluation.evaluate import Generate, evaluate
+from evaluation.evaluate import Progress as Reading
+from evaluation.results import Result, make_result, markdown_table, read_result, write_result
+from learner.records import log_evaluation
+
+LEAKS_SHOWN = 5
+PROBE_BYTES = 2**20
+
+
+def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
+    """The run's held-out problems on weights of version `step`; RUN/evaluation/<name>-step<step>.json.
+
+    Does nothing when the run has no held-out problems or this evaluation is there already. Generators hold the newest
+    weights alone: when these are past `step`, one line says that its evaluation is left out.
+    """
+    if (
+        config.evaluation.path is None
+        or (run_dir / "evaluation" / f"{held_out(config).name}-step{step}.json").exists()
+    ):
+        return
+    held = newest_version(config, url)
+    if held > step:
+        console.print(
+            f"step {step} is not evaluated: the generators hold version {held} by now, and older weights cannot be "
+            f"sampled; `hora eval` measures a model folder",
+            markup=False,
+            soft_wrap=True,
+        )
+        return
+    problems = prompts(config, config.data, load_held_out(config, usable_gold), console)
+    result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console, version=step)
+    values = {f"pass@{e.k}": e.value for e in result.estimates()}
+    record_evaluation(connect(url, patient=True), config.run.name, step, values)
+    log_evaluation(config, run_dir, step, values)
+
+
+def newest_version(config: Config, url: str) -> int:
+    """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the first."""
+    client: Any = connect(url)
+    manifest = newest_now(client, config.run.name)
+    confirmed = client.hget(Keys(config.run.name).state, "version")
+    return max(manifest.version if manifest else 0, int(confirmed or 0))
+
+
+def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
+    """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found here,
+    before a generator is started.
+    """
+    data = benchmark.data(config.data)
+    return prompts(config, data, load_dataset(data, usable_gold), console)
+
+
+def evaluate_benchmark(
+    config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, step: int, console: Console
+) -> Result:
+    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints the table."""
+    result = sample(config, benchmark, problems, out, step, console, version=0)
+    console.print(Markdown(markdown_table(result, result.estimates())))
+    return result
+
+
+def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
+    """Rendered problems; says which rows are left out and why.
+
+    Raises ConfigError when a problem does not fit: Pass@K over the short problems would pass for that over all.
+    """
+    for rejected in dataset.rejected:
+        console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    found = [Prompt(r.index, r.problem, r.answer, render(tokenizer, r.problem, data)) for r in dataset.rows]
+    limit, longest = config.rollout.max_prompt_tokens, max(len(p.tokens) for p in found)
+    if longest > limit:
+        long = sum(len(p.tokens) > limit for p in found)
+        raise ConfigError(
+            f"{dataset.name}: {long} of {len(found)} prompts are longer than rollout.max_prompt_tokens = {limit}; "
+            f"set it to {longest} (-s rollout.max_prompt_tokens={longest}) if the model's context holds that and an answer"
+        )
+    check_context(config)
+    return found
+
+
+def warn_of_leaks(config: Config, console: Console) -> None:
+    """Say which training problems are problems of a benchmark, or of the run's own held-out set."""
+    found = known_leaks(config, load_dataset(config.data).rows)
+    for leak in found[:LEAKS_SHOWN]:
+        console.print(
+            f"warning: training row {leak.index} equals row {leak.row} of {leak.benchmark}",
+            markup=False,
+            soft_wrap=True,
+        )
+    if len(found) > LEAKS_SHOWN:
+        console.print(
+            f"warning: {len(found)} training rows equal benchmark problems; Pass@K on these measures memory"
+        )
+
+
+def sample(
+    config: Config,
+    benchmark: Benchmark,
+    problems: list[Prompt],
+    folder: Path,
+    step: int,
+    console: Console,
+    *,
+    version: int,
+) -> Result:
+    """Draw what is missing, write the result. Every replica works on it; an interrupted call is gone on with.
+
+    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has done: 0 for
+    the model of the configuration, trained or not.
+    """
+    from ray import serve
+
+    from actors.calls import generator_calls, verifier_calls
+
+    generate = generator_calls(
+        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
+    )
+    score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
+    with _bar(console) as bar:
+        task = bar.add_task(
+            f"{benchmark.title}, step {step}", total=len(problems) * benchmark.samples, figures=""
+        )
+        counts = asyncio.run(
+            evaluate(
+                problems,
+                on_version(generate, version),
+                score,
+                benchmark.samples,
+                folder / f"{benchmark.name}-step{step}.samples.jsonl",
+                about=_about(config, benchmark, step),
+                seed=config.run.seed,
+                samples_per_request=config.rollout.samples_per_request,
+                in_flight=in_flight(config),
+                progress=lambda p: bar.update(task, completed=p.done, figures=_figures(p)),
+            )
+        )
+    model = config.run.name if version else config.model.path
+    result = make_result(
+        benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
+    )
+    write_result(folder, result)
+    return result
+
+
+def on_version(generate: Generate, version: int) -> Generate:
+    """`generate` that raises RunError unless every token is from weights `version`."""
+
+    async def checked(request: SamplingRequest) -> list[Completion]:
+        completions = await generate(request)
+        wrong = {s.version for c in completions for s in c.spans} - {version}
+        if wrong:
+            raise RunError(
+                f"an evaluation of version {version} was answered by version {min(wrong)}: "
+                "weights changed while it ran; nothing of this answer is kept"
+            )
+        return completions
+
+    return checked
+
+
+def in_flight(config: Config) -> int:
+    """Requests asked for at a time: twice what all replicas sample at once, so that none waits while answers are judged."""
+    per_replica = -(-2 * config.generator.max_sequences // config.rollout.samples_per_request)
+    return min(per_replica, config.generator.max_requests) * config.generator.replicas
+
+
+def read_run_results(config: Config, run_dir: Path) -> list[Result]:
+    """The run's own evaluations that are there, by step."""
+    if config.evaluation.path is None:
+        return []
+    found = (run_dir / "evaluation").glob(f"{held_out(config).name}-step*.json")
+    return sorted((read_result(p) for p in found), key=lambda r: r.step)
+
+
+def weights_digest(folder: Path) -> str | None:
+    """16 hex digits that change when a model folder is trained or replaced; None for a hub name.
+
+    Of the names, sizes, first and last mebibyte of its weight files: 15 GB are not read to be recognised.
+    """
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else []
+    if not files:
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size};".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(PROBE_BYTES))
+            file.seek(max(0, size - PROBE_BYTES))
+            digest.update(file.read(PROBE_BYTES))
+    return digest.hexdigest()
+
+
+def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
+    return {
+        "benchmark": benchmark.name,
+        "model": config.model.path,
+        "weights": weights_digest(Path(config.model.path)),
+        "dtype": config.model.dtype,
+        "step": step,
+        "temperature": config.rollout.temperature,
+        "max_response_tokens": config.rollout.max_response_tokens,
+    }
+
+
+def _figures(p: Reading) -> str:
+    minutes, seconds = divmod(round(p.left_s or 0), 60)
+    return f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
+
+
+def _bar(console: Console) -> Progress:
+    columns: Sequence[Any] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    return Progress(*columns, console=console, transient=True)

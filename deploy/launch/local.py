@@ -1,0 +1,249 @@
+"""One machine, everything: Redis, Ray, Serve, learner, in one foreground command that cleans up after itself.
+
+Order of shutdown, on success, failure and Ctrl-C alike, each step even if the one before failed:
+  1. the learner stops first (its trainer ends with the exception that brought us here): nobody trains on;
+  2. the Serve application: the coordinator takes no new shard, generators and verifiers end their processes;
+  3. Ray, with every process that it started;
+  4. Redis last: it holds the groups that no checkpoint contains yet.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from actors.coordinator.identity import MAY_CHANGE
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.keys import Keys
+from common.load import check_paths, differences, load
+from common.redis import connect
+from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import RedisServer
+from deploy.launch.summary import summarise
+from deploy.monitor.progress import counting_replicas, progress, working
+from deploy.monitor.terminal import LINE_PERIOD_S
+from deploy.preflight.check import check_machine, check_memory
+from deploy.preflight.names import check_names
+from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
+from evaluation.benchmarks import find_benchmarks
+from learner.origin import step_of
+
+LAST_LOOK_S = LINE_PERIOD_S + 1.0
+"""Whoever watches, the slowest too, should see the end last."""
+
+
+def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
+    """Train `config` to its last step on this machine, evaluate before and after, print and write the summary.
+
+    Raises HoraError with one line for whatever the user can mend; KeyboardInterrupt leaves a run that `--resume`
+    continues.
+    """
+    console = Console()
+    check_paths(config)
+    check_names(config)
+    config = settled(config)
+    run_dir = Path(config.run.folder) / config.run.name
+    _refuse(run_dir, config, resume=resume, fresh=fresh)
+    asked, config = config, _with_port(config)
+    check_machine(config)
+    warn_of_leaks(config, console)
+    _prepare(run_dir, asked, fresh=fresh and not resume)
+    again = f"hora run {run_dir / CONFIG} --resume"
+    with RunFile(run_dir).recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
+        with stack(config, run_dir, console) as url:
+            evaluate_run(config, url, run_dir, 0, console)
+            _train(config, url, run_dir, console)
+            evaluate_run(config, url, run_dir, config.learner.steps, console)
+            time.sleep(LAST_LOOK_S)
+        summarise(config, run_dir, console)
+
+
+def evaluate_local(
+    config: Config,
+    names: Sequence[str],
+    samples: int | None,
+    ks: tuple[int, ...] | None,
+    out: Path,
+    step: int | None = None,
+) -> None:
+    """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine.
+
+    Results are labelled with `step`; by default with what the model folder says of itself, 0 if nothing.
+    """
+    console = Console()
+    check_paths(config)
+    chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
+    label = (step_of(config.model.path) or 0) if step is None else step
+    problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
+    check_memory(config, train=False)
+    config = _with_port(config)
+    try:
+        with stack(config, out.resolve(), console, train=False):
+            for benchmark, its_problems in zip(chosen, problems, strict=True):
+                evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
+    except (KeyboardInterrupt, SystemExit):
+        console.print(
+            f"\nstopped; every sample drawn is kept in {out}: the same command goes on",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise SystemExit(130) from None
+
+
+def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
+    """Raise what stands against starting in this folder; changes nothing."""
+    RunFile(run_dir).refuse_if_alive()
+    exists = (run_dir / CONFIG).exists()
+    if resume:
+        if not exists:
+            raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
+        changed = differences(load(str(run_dir / CONFIG)), config)
+        # Results before and after are compared: they must be of the same problems and sizes.
+        changed = [c for c in changed if not c.startswith(MAY_CHANGE) or c.startswith("evaluation.")]
+        if changed:
+            raise ConfigError(
+                f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"
+            )
+    elif exists and not fresh:
+        raise ConfigError(
+            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change run.name"
+        )
+
+
+def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
+    """Make the run's folder, or take up the one that is there; with `fresh` that one is set aside."""
+    if fresh and (run_dir / CONFIG).exists():
+        aside = next(
+            p for i in range(1, 10_000) if not (p := run_dir.with_name(f"{run_dir.name}.{i}")).exists()
+        )
+        shutil.move(run_dir, aside)
+    write_config(run_dir, config)
+
+
+def _with_port(config: Config) -> Config:
+    """With a free port in the place of 0."""
+    if config.telemetry.http_port:
+        return config
+    port = free_port(config.telemetry.http_host)
+    return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
+
+
+@contextmanager
+def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True) -> Iterator[str]:
+    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the block.
+
+    Without `train` the application only samples and verifies.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+    from ray import serve
+
+    # Ray's own notices would break the progress display; its logs are in RUN/logs.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+
+    from deploy.app import APP, build_run, build_sampler
+
+    with ExitStack() as stopping, ExitStack() as exits:
+        began = time.monotonic()
+        with working("starting", 3 + _replicas(config, train), console) as begin:
+            begin("Redis")
+            server = exits.enter_context(RedisServer(run_dir / "redis"))
+            issue_token(server.url, config.run.name, run_dir)
+            connect(server.url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them lives
+            os.environ["HORA_REDIS_URL"] = server.url
+            exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
+            begin("Ray")
+            _start_ray(config)
+            exits.callback(ray.shutdown)
+            _link_logs(run_dir)
+            begin("Serve")
+            serve.start(
+                http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
+                logging_config={"log_level": "WARNING"},
+            )
+            exits.callback(serve.shutdown)
+            application = build_run(config, drain=False) if train else build_sampler(config)
+            with counting_replicas(APP, begin):
+                serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
+        page = (
+            f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
+        )
+        console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
+        # Registered last, so this is the first thing to happen at the end.
+        exits.callback(_show_stopping, stopping)
+        yield server.url
+
+
+def _show_stopping(exits: ExitStack) -> None:
+    """A bar on standard error until `exits` is closed, and silence on standard output, where Ray announces every part
+    of its own orderly end as a task that failed and will be retried.
+    """
+    exits.enter_context(working("stopping"))
+    exits.enter_context(redirect_stdout(io.StringIO()))
+
+
+def _replicas(config: Config, train: bool) -> int:
+    """Replicas of the application: its root is one, ingress or sampler."""
+    return 1 + config.generator.replicas + config.verifier.replicas + train * config.coordinator.replicas
+
+
+def _start_ray(config: Config) -> None:
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            num_cpus=_cpus(config),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=256 * 2**20,
+        )
+    except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
+        raise RunError(
+            f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it is less so"
+        ) from error
+
+
+def _train(config: Config, url: str, run_dir: Path, console: Console) -> None:
+    from learner import launch
+
+    with progress(config, url, console):
+        launch.run(config, url, str(run_dir))
+
+
+def _cpus(config: Config) -> int:
+    """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share them."""
+    reserved = (
+        config.generator.replicas * config.generator.cpus
+        + config.verifier.replicas * config.verifier.cpus
+        + config.coordinator.replicas * config.coordinator.cpus
+        + config.learner.workers
+        + 1
+    )
+    return max(os.cpu_count() or 1, int(reserved + 1))
+
+
+def _link_logs(run_dir: Path) -> None:
+    """RUN/logs leads to Ray's log folder of this session."""
+    import ray
+
+    link = run_dir / "logs"
+    with suppress(FileNotFoundError):
+        link.unlink()
+    session = ray._private.worker._global_node.get_session_dir_path()
+    link.symlink_to(Path(session) / "logs")
+
+
+__all__ = ["RunError", "run_local", "stack"]

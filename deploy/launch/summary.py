@@ -1,0 +1,110 @@
+"""What a one-machine run tells at its end: Pass@K before and after, where Phase B went, how fast, where the model is.
+
+Written to RUN/summary.json and printed. The evaluations are resumable sample files under RUN/evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from common.config import Config
+from deploy.launch.evaluation import read_run_results
+from evaluation.results import Result
+
+
+def summarise(config: Config, run_dir: Path, console: Console) -> dict[str, Any]:
+    """Read the run's records, write RUN/summary.json, print it as tables."""
+    groups = _lines(run_dir / "groups.jsonl")
+    steps = _lines(run_dir / "steps.jsonl")
+    seconds = sum(s["time/step"] for s in steps)
+    rollouts = sum(g["size"] for g in groups)
+    tokens = sum(g["tokens"] for g in groups)
+    summary = {
+        "run": config.run.name,
+        "steps": len(steps),
+        "rollouts": rollouts,
+        "tokens": tokens,
+        "seconds": seconds,
+        "rollouts_per_second": rollouts / seconds if seconds else 0.0,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "evaluation": [_evaluation(r) for r in read_run_results(config, run_dir)],
+        "allocation": phase_b_share(groups),
+        "model": str(run_dir / "model"),
+    }
+    _write(run_dir / "summary.json", summary)
+    _show(summary, console)
+    return summary
+
+
+def phase_b_share(groups: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Per c_i: share of prompts with that count after Phase A, and share of Phase B they received.
+
+    Batches of the warm-up are left out: their allocation is uniform by design.
+    """
+    chosen = [g for g in groups if g["rule"] != "uniform"] or groups
+    prompts: dict[int, int] = defaultdict(int)
+    extra: dict[int, int] = defaultdict(int)
+    for g in chosen:
+        prompts[g["successes"]] += 1
+        extra[g["successes"]] += g["extra"]
+    spent = sum(extra.values()) or 1
+    return [
+        {"successes": c, "prompts": prompts[c] / len(chosen), "phase_b": extra[c] / spent}
+        for c in sorted(prompts)
+    ]
+
+
+def _evaluation(result: Result) -> dict[str, Any]:
+    return {
+        "step": result.step,
+        "problems": len(result.problems),
+        "samples": result.samples,
+        "format": result.formatted / result.completions,
+        "pass_at_k": [asdict(e) for e in result.estimates()],
+    }
+
+
+def _show(summary: dict[str, Any], console: Console) -> None:
+    if len(summary["evaluation"]) > 1:
+        before, after = summary["evaluation"][0], summary["evaluation"][-1]
+        title = f"Held-out: {before['problems']} problems x {before['samples']} samples"
+        table = Table(title=title, title_justify="left")
+        for column in ("", "before", "95% interval", "after", "95% interval"):
+            table.add_column(column, justify="right" if column else "left")
+        for old, new in zip(before["pass_at_k"], after["pass_at_k"], strict=True):
+            table.add_row(f"Pass@{old['k']}", *_percent(old), *_percent(new))
+        table.add_row("format", f"{before['format']:.1%}", "", f"{after['format']:.1%}", "")
+        console.print(table)
+    table = Table(title="Where Phase B went", title_justify="left")
+    for column in ("c_i", "prompts", "Phase B"):
+        table.add_column(column, justify="right")
+    for row in summary["allocation"]:
+        table.add_row(str(row["successes"]), f"{row['prompts']:.1%}", f"{row['phase_b']:.1%}")
+    console.print(table)
+    console.print(
+        f"{summary['steps']} steps, {summary['rollouts']} rollouts in {summary['seconds']:.0f} s: "
+        f"{summary['rollouts_per_second']:.0f} rollouts/s, {summary['tokens_per_second']:.0f} tokens/s, training included"
+    )
+    console.print(f"checkpoint (Hugging Face folder): {summary['model']}", markup=False, soft_wrap=True)
+
+
+def _percent(e: dict[str, float]) -> tuple[str, str]:
+    return f"{e['value']:.1%}", f"{e['low']:.1%} .. {e['high']:.1%}"
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(value, indent=2) + "\n")
+    partial.replace(path)

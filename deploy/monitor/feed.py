@@ -1,0 +1,138 @@
+"""One reader of a run per process, however many clients look on: a reading every second, shared by all of them.
+
+A reading that fails (Redis away, no such run, wrong password) is an event too: its sentence is what clients show,
+beside the last state that was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import structlog
+
+from common.errors import HoraError
+from common.keys import Keys
+from common.redis import connect, hidden
+from common.state import read_config
+from deploy.monitor.history import History
+from deploy.monitor.run_state import RunState, read_run
+
+log = structlog.get_logger(__name__)
+PERIOD_S = 1.0
+COLUMNS_S = 2.0
+Observer = Callable[[RunState], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one look at the run gave: a state, or the sentence why there is none. `number` counts looks."""
+
+    number: int
+    state: RunState | None
+    problem: str | None
+
+    def to_json(self) -> str:
+        state = None if self.state is None else self.state.to_dict()
+        return json.dumps({"state": state, "problem": self.problem}, separators=(",", ":"))
+
+
+class Feed:
+    """Start it on a running loop; `observer` is called with every state that was read."""
+
+    def __init__(self, redis_url: str, run: str, observer: Observer | None = None) -> None:
+        self.run = run
+        self._url, self._observer = redis_url, observer
+        self._client: Any = None
+        self._history, self._history_lock = History(run), threading.Lock()
+        self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
+        self._last: RunState | None = None
+        self._event = Event(0, None, "the first reading is under way")
+        self._text = self._event.to_json()
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def event(self) -> Event:
+        """The newest."""
+        return self._event
+
+    @property
+    def text(self) -> str:
+        """The newest event as JSON, made once for all clients."""
+        return self._text
+
+    async def history(self) -> bytes:
+        """JSON columns for charts, made when somebody asks, at most every COLUMNS_S seconds for all clients."""
+        async with self._building:
+            if self._last is not None and time.monotonic() - self._columns_at >= COLUMNS_S:
+                self._columns = await asyncio.to_thread(self._build, self._last)
+                self._columns_at = time.monotonic()
+            return self._columns
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def after(self, number: int) -> Event:
+        """The newest event, once there is one that comes after look `number`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._event.number > number)
+            return self._event
+
+    async def call(self, work: Callable[[Any], Any]) -> Any:
+        """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError when Redis is away."""
+        return await asyncio.to_thread(self._guarded, work)
+
+    async def _work(self) -> None:
+        while True:
+            number = self._event.number + 1
+            try:
+                state = await self.call(self._read)
+                event = Event(number, state, None)
+                self._last = state
+                if self._observer is not None:
+                    self._observer(state)
+            except HoraError as error:
+                event = Event(number, None, str(error))
+            except Exception as error:
+                # Views must outlive whatever a run contains, and say that they could not read it.
+                log.exception("reading failed")
+                event = Event(number, None, f"the run cannot be read: {type(error).__name__}: {error}")
+            text = event.to_json()
+            async with self._changed:
+                self._event, self._text = event, text
+                self._changed.notify_all()
+            await asyncio.sleep(PERIOD_S)
+
+    def _read(self, client: Any) -> RunState:
+        state = read_run(client, self.run)
+        with self._history_lock:
+            self._history.read(client, read_config(client.get(Keys(self.run).config), self.run))
+        return state
+
+    def _build(self, state: RunState) -> bytes:
+        with self._history_lock:
+            columns = self._history.to_dict(state.evaluations, state.pre_rollouts)
+        return json.dumps(columns, separators=(",", ":")).encode()
+
+    def _guarded(self, work: Callable[[Any], Any]) -> Any:
+        try:
+            if self._client is None:
+                self._client = connect(self._url, retries=0)
+            return work(self._client)
+        except redis.exceptions.RedisError as error:
+            self._client = None
+            raise HoraError(
+                f"Redis at {hidden(self._url)} does not answer ({error}); the views go on when it does"
+            ) from None

@@ -1,0 +1,28 @@
+"""Serve deployment `ingress`: the page and the endpoints of `deploy.monitor.web` at the application's root, and Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from common.config import Config
+from deploy.monitor.prometheus import Exporter
+from deploy.monitor.web import create_app
+
+
+@serve.ingress()
+class Ingress:
+    """`config` is a dumped `Config`. `coordinator` makes the rest of the application part of this one; it is not
+    called, for everything shown here comes from Redis and stays readable while the others are down."""
+
+    def __init__(
+        self, config: dict[str, Any], redis_url: str, coordinator: DeploymentHandle | None = None
+    ) -> None:
+        self._run = Config.model_validate(config).run.name
+        self._redis_url = redis_url
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._redis_url, self._run, observer=Exporter())

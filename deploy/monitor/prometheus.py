@@ -1,0 +1,173 @@
+"""The reading as Prometheus metrics, through Ray's own metrics: `hora_<what>_<unit>`, exported as `ray_hora_...`.
+
+Set in one place, from the one reading, once a second. Totals are kept in Redis and exported as counters: a process
+adds what came since its own first reading, so a restart of it is an ordinary counter reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ray.util.metrics import Counter, Gauge
+
+from deploy.monitor.run_state import RunState
+from deploy.monitor.warnings import DISAGREE, SILENT_S
+
+# name -> (description with unit, tags besides `run`)
+GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "hora_queue_groups": ("Groups that no step has taken.", ()),
+    "hora_queue_capacity_groups": ("Groups the queue holds before producers wait.", ()),
+    "hora_queue_oldest_seconds": ("Age of the oldest group in the queue.", ()),
+    "hora_step": ("Optimizer steps done.", ()),
+    "hora_step_age_seconds": (
+        "Time since the last optimizer step, the learner's start or the end of a pause, whichever was last.",
+        (),
+    ),
+    "hora_weight_version": ("Published weight version.", ()),
+    "hora_staleness_bound_steps": ("rollout.max_staleness.", ()),
+    "hora_lag_steps": ("Lag of the groups of the last step.", ("stat",)),
+    "hora_reward": ("Mean reward of the last step, by name.", ("name",)),
+    "hora_entropy_nats": ("Entropy of the policy at the last step.", ()),
+    "hora_response_tokens": ("Length of completions at the last step.", ("stat",)),
+    "hora_step_seconds": ("Time of the last step, by part.", ("part",)),
+    "hora_phase_a_prompts": ("Prompts by successes in Phase A, since the start.", ("successes",)),
+    "hora_phase_b_rollouts": ("Phase B rollouts by successes in Phase A, since the start.", ("successes",)),
+    "hora_pass_at_k": ("Pass@K of the newest evaluation.", ("k",)),
+    "hora_replica_version": ("Weight version of a generator replica.", ("replica",)),
+    "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),
+    "hora_replica_cache_ratio": ("Used share of a replica's KV cache.", ("replica",)),
+    "hora_replicas_behind": ("Replicas behind by more than the staleness bound.", ()),
+    "hora_verifier_answers_per_second": ("Answers that a verifier replica judged.", ("replica",)),
+    "hora_verifier_waiting_answers": ("Answers that wait in a verifier replica.", ("replica",)),
+    "hora_verifier_killed_answers": (
+        "Answers that cost their process, since the replica's start.",
+        ("replica",),
+    ),
+    "hora_parts_alive": ("Parts seen in the last ten seconds, by kind.", ("kind",)),
+    "hora_learner_starving": ("1 while the learner waits for groups.", ()),
+    "hora_weights_disagree": (
+        "1 while generators and learner, or replicas of one version, hold different weights.",
+        (),
+    ),
+    "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
+    "hora_paused": ("1 while paused by an operator.", ()),
+    "hora_running": ("1 until the run is finished or stopped by an error.", ()),
+    "hora_stopped": ("1 when the run was stopped by an error.", ()),
+    "hora_reading_timestamp_seconds": ("When the run was last read: Ray repeats old values for ever.", ()),
+    "hora_warm_up": ("1 while allocation is uniform because the format is not learned.", ()),
+}
+COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "hora_groups": ("Groups, into and out of the queue.", ("direction",)),
+    "hora_rollouts": ("Rollouts, into and out of the queue.", ("direction",)),
+    "hora_tokens": ("Completion tokens, into and out of the queue.", ("direction",)),
+}
+EXPORTED = {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
+"""The names under which Ray's metrics endpoint shows them."""
+Value = tuple[str, dict[str, str], float]
+
+
+class Exporter:
+    """An observer of the feed; needs a Ray process around it."""
+
+    def __init__(self) -> None:
+        self._gauges = {n: Gauge(n, d, ("run", *tags)) for n, (d, tags) in GAUGES.items()}
+        self._counters = {n: Counter(n, d, ("run", *tags)) for n, (d, tags) in COUNTERS.items()}
+        self._before: dict[tuple[str, str], float] = {}
+        self._replicas: set[tuple[str, str]] = set()
+
+    def __call__(self, state: RunState) -> None:
+        for name, tags, value in gauges(state):
+            self._gauges[name].set(value, {"run": state.run, **tags})
+        for name, tags, total in counters(state):
+            key = (name, tags["direction"])
+            added = total - self._before.setdefault(key, total)
+            if added > 0:
+                self._counters[name].inc(added, {"run": state.run, **tags})
+            self._before[key] = total
+        self._forget_gone(state)
+
+    def _forget_gone(self, state: RunState) -> None:
+        """A replica that is gone works on nothing: its last figures must not stand for ever."""
+        now = {(p.kind, p.name) for p in state.parts}
+        for kind, name in self._replicas - now:
+            tags = {"run": state.run, "replica": name}
+            if kind == "generator":
+                for what in ("running", "waiting"):
+                    self._gauges["hora_replica_requests"].set(0, {**tags, "state": what})
+                self._gauges["hora_replica_cache_ratio"].set(0, tags)
+            elif kind == "verifier":
+                for what in ("answers_per_second", "waiting_answers"):
+                    self._gauges[f"hora_verifier_{what}"].set(0, tags)
+        self._replicas = now
+
+
+def gauges(state: RunState) -> Iterator[Value]:
+    """Every gauge of one reading: name, tags besides `run`, value."""
+    yield "hora_queue_groups", {}, state.queue_depth
+    yield "hora_queue_capacity_groups", {}, state.queue_capacity
+    yield "hora_queue_oldest_seconds", {}, state.oldest_group_s
+    yield "hora_step", {}, state.step
+    if state.idle_s is not None:
+        yield "hora_step_age_seconds", {}, state.idle_s
+    yield "hora_weight_version", {}, state.version
+    yield "hora_dead_letters", {}, state.dead_letters
+    yield "hora_staleness_bound_steps", {}, state.max_staleness
+    yield "hora_paused", {}, state.paused
+    yield "hora_running", {}, state.status in ("running", "paused")
+    yield "hora_stopped", {}, state.status == "stopped"
+    yield "hora_reading_timestamp_seconds", {}, state.time
+    yield "hora_warm_up", {}, state.warm_up
+    yield "hora_learner_starving", {}, any(w.startswith("learner starving") for w in state.warnings)
+    yield "hora_weights_disagree", {}, any(w.startswith(DISAGREE) for w in state.warnings)
+    for stat, lag in state.lag.items():
+        yield "hora_lag_steps", {"stat": stat}, lag
+    for c, prompts in state.phase_a.items():
+        yield "hora_phase_a_prompts", {"successes": str(c)}, prompts
+    for c, rollouts in state.phase_b.items():
+        yield "hora_phase_b_rollouts", {"successes": str(c)}, rollouts
+    for name, value in (state.evaluations[max(state.evaluations)] if state.evaluations else {}).items():
+        if name.startswith("pass@"):
+            yield "hora_pass_at_k", {"k": name.removeprefix("pass@")}, value
+    yield from _learner(state)
+    yield from _parts(state)
+
+
+def counters(state: RunState) -> Iterator[Value]:
+    """Every total of one reading."""
+    for what in ("groups", "rollouts", "tokens"):
+        for direction in ("in", "out"):
+            yield f"hora_{what}", {"direction": direction}, state.totals[f"{what}_{direction}"]
+
+
+def _learner(state: RunState) -> Iterator[Value]:
+    for name, value in state.learner.items():
+        if not isinstance(value, int | float):
+            continue
+        if name == "reward" or name.startswith("reward/"):
+            yield "hora_reward", {"name": name.partition("/")[2] or "total"}, value
+        elif name == "entropy":
+            yield "hora_entropy_nats", {}, value
+        elif name.startswith("length/"):
+            yield "hora_response_tokens", {"stat": name.removeprefix("length/")}, value
+        elif name.startswith("time/"):
+            yield "hora_step_seconds", {"part": name.removeprefix("time/")}, value
+
+
+def _parts(state: RunState) -> Iterator[Value]:
+    behind = 0
+    for part in state.of("generator"):
+        version = part.state.get("version", 0)
+        behind += state.version - version > state.max_staleness and part.silent_s < SILENT_S
+        yield "hora_replica_version", {"replica": part.name}, version
+        yield "hora_replica_cache_ratio", {"replica": part.name}, part.state.get("cache", 0.0)
+        for what in ("running", "waiting"):
+            yield "hora_replica_requests", {"replica": part.name, "state": what}, part.state.get(what, 0)
+    yield "hora_replicas_behind", {}, behind
+    for part in state.of("verifier"):
+        tags = {"replica": part.name}
+        yield "hora_verifier_answers_per_second", tags, part.state.get("answers_per_s", 0.0)
+        yield "hora_verifier_waiting_answers", tags, part.state.get("waiting", 0)
+        yield "hora_verifier_killed_answers", tags, part.state.get("killed", 0)
+    for kind in ("generator", "verifier", "coordinator", "learner"):
+        alive = sum(p.silent_s < SILENT_S for p in state.of(kind))
+        yield "hora_parts_alive", {"kind": kind}, alive

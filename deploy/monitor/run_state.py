@@ -1,0 +1,292 @@
+"""The reading: one run's state from Redis, as every view shows it.
+
+It needs Redis and nothing else: whatever is down shows as silent, with a warning that says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import redis
+
+from common.config import Config
+from common.keys import Keys
+from common.state import read_config
+from common.telemetry import FLOWS, HISTORY, TELEMETRY
+from deploy.monitor.warnings import SILENT_S, warnings
+
+GONE_S = 60.0
+WINDOW_S = 60.0
+SAMPLE_S = 1.0
+
+# The id (milliseconds-sequence) of the first group behind the newest one that a step has taken, as groups are taken
+# in order of completion. Only ids leave the server: a group may hold megabytes.
+OLDEST = """
+local taken, from = redis.call('HLEN', KEYS[2]), '-'
+local last = taken > 0 and redis.call('HGET', KEYS[2], tostring(taken - 1))
+if last then
+  local ms, seq = -1, -1
+  for _, group in ipairs(cjson.decode(last)) do
+    local m, s = string.match(group[2], '(%d+)-(%d+)')
+    m, s = tonumber(m), tonumber(s)
+    if m > ms or (m == ms and s > seq) then ms, seq = m, s end
+  end
+  if ms >= 0 then from = string.format('(%.0f-%.0f', ms, seq) end
+end
+local first = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1)
+return first[1] and first[1][1] or false
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A replica, coordinator or learner rank: kind, name, seconds since it was seen, and what it said."""
+
+    kind: str
+    name: str
+    silent_s: float
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One run at one moment. Rates are per second over the last minute; ages in seconds.
+
+    `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer steps are
+    done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last step, the learner's start
+    or the end of a pause, whichever was last (None where no learner was seen). `phase_a[c]` prompts had c of `pre_rollouts` correct
+    and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
+    """
+
+    run: str
+    time: float
+    status: str
+    steps: int
+    step: int
+    last_step_s: float | None
+    idle_s: float | None
+    version: int
+    max_staleness: int
+    paused: bool
+    error: str | None
+    rule: str
+    warm_up: bool
+    prompts_per_batch: int
+    group_size: int
+    pre_rollouts: int
+    queue_depth: int
+    queue_capacity: int
+    oldest_group_s: float
+    dead_letters: int
+    rates: dict[str, float]
+    totals: dict[str, int]
+    lag: dict[str, float]
+    phase_a: dict[int, int]
+    phase_b: dict[int, int]
+    learner: dict[str, Any]
+    evaluations: dict[int, dict[str, float]]
+    parts: tuple[Part, ...]
+    sparks: dict[str, list[float]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    telemetry: int = TELEMETRY
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def of(self, kind: str) -> list[Part]:
+        return [p for p in self.parts if p.kind == kind]
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """What one round trip to Redis brought, in the order in which `_fetch` asks."""
+
+    config: bytes | None
+    state: dict[bytes, bytes]
+    counters: dict[bytes, bytes]
+    parts: dict[bytes, bytes]
+    length: int
+    taken: int
+    last: list[tuple[bytes, dict[bytes, bytes]]]
+    history: list[tuple[bytes, dict[bytes, bytes]]]
+    oldest: bytes | None
+    evaluations: dict[bytes, bytes]
+
+
+def read_run(client: redis.Redis, run: str) -> RunState:
+    """The state of `run` now. Raises RunError when this Redis knows no such run.
+
+    Readers also keep the history that rates are computed from: the first to come in each second writes the sample.
+    """
+    keys, now = Keys(run), time.time()
+    raw = _fetch(client, keys, now)
+    config = read_config(raw.config, run)
+    totals = {k.decode(): int(v) for k, v in raw.counters.items()}
+    untrained = raw.taken - int(raw.state.get(b"durable_step", 0))
+    depth = max(0, raw.length - untrained * config.rollout.prompts_per_batch)
+    samples = _samples(raw.history)
+    version, parts = int(raw.state.get(b"version", 0)), _parts(raw.parts, now)
+    held = [p.state.get("version", 0) for p in parts if p.kind == "generator" and p.silent_s < SILENT_S]
+    levels = {"depth": depth, "version": version, "oldest_replica": min(held) if held else None}
+    _sample(client, keys, samples, now, {**levels, **{f: totals.get(f, 0) for f in FLOWS}})
+    learner = numbers(raw.last[0][1][b"metrics"]) if raw.last else {}
+    last_step_s = _age(raw.last[0][0], now) if raw.last else None
+    reading = RunState(
+        run=run,
+        time=now,
+        **_progress(config, raw.state),
+        **_plan(config),
+        last_step_s=last_step_s,
+        idle_s=_idle(last_step_s, parts, raw.state, now),
+        version=version,
+        queue_depth=depth,
+        oldest_group_s=_age(raw.oldest, now) if depth and raw.oldest else 0.0,
+        dead_letters=totals.get("dead_letters", 0),
+        rates=_rates(samples, totals, now),
+        totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
+        lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
+        phase_a=_by_count(totals, "phase_a:"),
+        phase_b=_by_count(totals, "phase_b:"),
+        learner=learner,
+        evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
+        parts=parts,
+        sparks=_sparks(samples),
+    )
+    found = warnings(reading, config.telemetry.stall_s, config.weights.drift_alarm)
+    return replace(reading, warnings=tuple(found))
+
+
+def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.config)
+        pipe.hgetall(keys.state)
+        pipe.hgetall(keys.counters)
+        pipe.hgetall(keys.parts)
+        pipe.xlen(keys.groups)
+        pipe.hlen(keys.ledger)
+        pipe.xrevrange(keys.steps, count=1)
+        pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
+        pipe.eval(OLDEST, 2, keys.groups, keys.ledger)
+        pipe.hgetall(keys.evaluations)
+        return _Raw(*pipe.execute())
+
+
+def _progress(config: Config, state: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """How far the run is and whether it goes on."""
+    step, paused = int(state.get(b"step", 0)), state.get(b"paused") == b"1"
+    error = state[b"error"].decode() if b"error" in state else None
+    return {
+        "status": _status(step, config.learner.steps, error, paused),
+        "step": step,
+        "paused": paused,
+        "error": error,
+        "warm_up": _warm_up(config, state),
+    }
+
+
+def _plan(config: Config) -> dict[str, Any]:
+    """What does not change during a run."""
+    return {
+        "steps": config.learner.steps,
+        "max_staleness": config.rollout.max_staleness,
+        "rule": config.allocation.rule,
+        "prompts_per_batch": config.rollout.prompts_per_batch,
+        "group_size": config.rollout.group_size,
+        "pre_rollouts": config.rollout.pre_rollouts,
+        "queue_capacity": config.capacity,
+    }
+
+
+def numbers(text: bytes) -> dict[str, Any]:
+    """Metrics as they were written, with None for what is no finite number: JSON for browsers knows no NaN."""
+    return json.loads(text, parse_constant=lambda _: None)
+
+
+def _status(step: int, steps: int, error: str | None, paused: bool) -> str:
+    if step >= steps:
+        return "finished"
+    if error:
+        return "stopped"
+    return "paused" if paused else "running"
+
+
+def _samples(history: Any) -> list[dict[str, float]]:
+    return [json.loads(fields[b"sample"]) for _, fields in reversed(history)]
+
+
+def _sample(
+    client: redis.Redis,
+    keys: Keys,
+    samples: list[dict[str, float]],
+    now: float,
+    values: Mapping[str, float | None],
+) -> None:
+    """Keep one sample a second, however many readers there are."""
+    if samples and now - samples[-1]["time"] < SAMPLE_S:
+        return
+    if client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
+        client.xadd(
+            keys.history, {"sample": json.dumps({"time": now, **values})}, maxlen=HISTORY, approximate=True
+        )
+
+
+def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: float) -> dict[str, float]:
+    if not samples or now - samples[0]["time"] < SAMPLE_S:
+        return dict.fromkeys(FLOWS, 0.0)
+    first = samples[0]
+    return {f: max(0.0, totals.get(f, 0) - first.get(f, 0)) / (now - first["time"]) for f in FLOWS}
+
+
+def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
+    """The last minute as rates between neighbouring samples, and the queue's depth."""
+    pairs = list(itertools.pairwise(samples))
+    sparks = {
+        f: [max(0.0, b.get(f, 0) - a.get(f, 0)) / max(1e-3, b["time"] - a["time"]) for a, b in pairs]
+        for f in FLOWS
+    }
+    return {**sparks, "depth": [s["depth"] for s in samples]}
+
+
+def _by_count(totals: Mapping[str, int], prefix: str) -> dict[int, int]:
+    found = {int(k.removeprefix(prefix)): v for k, v in totals.items() if k.startswith(prefix)}
+    return dict(sorted(found.items()))
+
+
+def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
+    """Whoever was seen lately, and a learner or coordinator that is gone and has no successor."""
+    parts = []
+    for name, text in sorted(raw.items()):
+        state = numbers(text)
+        kind, _, own = name.decode().partition("/")
+        parts.append(Part(kind, own, max(0.0, now - state.pop("seen")), state))
+    alive = {p.kind for p in parts if p.silent_s < GONE_S}
+    gone = {"learner", "coordinator"} - alive
+    return tuple(p for p in parts if p.silent_s < GONE_S or p.kind in gone)
+
+
+def _warm_up(config: Config, state: Mapping[bytes, bytes]) -> bool:
+    if not config.allocation.warmup.enabled:
+        return False
+    cycles = state.get(b"cycles")
+    return not (cycles and json.loads(cycles)["gate"]["open"])
+
+
+def _idle(
+    last_step_s: float | None, parts: Sequence[Part], state: Mapping[bytes, bytes], now: float
+) -> float | None:
+    """Seconds in which a step could have been expected: a learner that has just come, or may work again, has had none."""
+    started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
+    if not started:
+        return None
+    ages = [now - max(started), now - float(state.get(b"unpaused", 0))]
+    return max(0.0, min(ages if last_step_s is None else [*ages, last_step_s]))
+
+
+def _age(entry: bytes, now: float) -> float:
+    """Seconds since a stream entry was written: its id begins with the time in milliseconds."""
+    return max(0.0, now - int(entry.split(b"-")[0]) / 1000)

@@ -1,0 +1,258 @@
+"""One reading drawn for a terminal: a screen of at least 80 columns, or a single line. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from deploy.monitor.run_state import Part, RunState
+from deploy.monitor.warnings import SILENT_S
+
+BLOCKS = " ▁▂▃▄▅▆▇█"
+SIDE_BY_SIDE = 110
+"""Columns from which replicas and allocation stand beside each other, so that 30 rows hold everything."""
+REPLICAS = 8
+"""Of each kind; those in trouble come first, the others are added up."""
+TOLD = 0.01
+"""Share of a step's time from which a part of it is worth its place."""
+COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped": "red"}
+
+
+def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
+    """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
+    parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
+    parts += [Text(), _flows(state, width), Text(), _learner(state), *_evaluation(state), Text()]
+    if not state.phase_a:
+        parts.append(_replicas(state))
+    elif width < SIDE_BY_SIDE:
+        parts += [_replicas(state), Text(), _allocation(state, width)]
+    else:
+        beside = Table.grid(padding=(0, 4))
+        beside.add_row(_replicas(state), _allocation(state, width - 62))
+        parts.append(beside)
+    return Group(*parts)
+
+
+def line(state: RunState) -> str:
+    """One line for logs: `12:00:01 step 7/30 v7 queue 12/120 in 3.1 out 2.9 groups/s reward 0.412`."""
+    rates, reward = state.rates, state.learner.get("reward")
+    text = (
+        f"{time.strftime('%H:%M:%S', time.localtime(state.time))} {state.run} {state.status} "
+        f"step {state.step}/{state.steps} v{state.version} queue {state.queue_depth}/{state.queue_capacity} "
+        f"in {rates['groups_in']:.2f} out {rates['groups_out']:.2f} groups/s {rates['tokens_in']:.0f} tokens/s"
+    )
+    if reward is not None:
+        text += f" reward {reward:.3f}"
+    return f"{text} | {'; '.join(state.warnings)}" if state.warnings else text
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The newest values that fit, as blocks; each block is the mean of its share of the minute."""
+    if not values:
+        return ""
+    per = max(1, -(-len(values) // width))
+    tail = list(values)[-(len(values) // per) * per :]
+    means = [sum(tail[i : i + per]) / per for i in range(0, len(tail), per)]
+    top = max(means)
+    return "".join(BLOCKS[round(v / top * 8)] if top > 0 else BLOCKS[1] for v in means)
+
+
+def _head(state: RunState, problem: str) -> Text:
+    head = Text.assemble(
+        (state.run, "bold"),
+        "  ",
+        (f" {state.status} ", f"reverse {COLOURS[state.status]}"),
+        f"  step {state.step} of {state.steps}  weights v{state.version}  ",
+        (f"warm-up: uniform, then {state.rule}" if state.warm_up else state.rule, "dim"),
+    )
+    if problem:
+        head.append(f"  {time.time() - state.time:.0f} s old", "red")
+    return head
+
+
+def _warnings(state: RunState, problem: str) -> list[Text]:
+    return [Text(f"! {w}", "yellow") for w in ((problem,) if problem else state.warnings)]
+
+
+def _flows(state: RunState, width: int) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", width=12, no_wrap=True)
+    table.add_column(justify="right", width=11)
+    table.add_column()
+    spark = max(20, min(60, width - 31))
+    depth = f"{state.queue_depth}/{state.queue_capacity}"
+    full = state.queue_depth >= state.queue_capacity
+    table.add_row("queue", Text(depth, "red" if full else ""), sparkline(state.sparks["depth"], spark))
+    for what in ("groups", "rollouts", "tokens"):
+        for direction, colour in (("in", "cyan"), ("out", "magenta")):
+            flow = f"{what}_{direction}"
+            rate = f"{_number(state.rates[flow])}/s"
+            table.add_row(f"{what} {direction}", rate, Text(sparkline(state.sparks[flow], spark), colour))
+    ages = f"oldest group {_span(state.oldest_group_s)}, lag {state.lag['mean']:.2f} mean {state.lag['max']:.0f} max"
+    table.add_row("age", "", f"{ages} (bound {state.max_staleness})")
+    return table
+
+
+def _learner(state: RunState) -> RenderableType:
+    metrics = state.learner
+    if not metrics:
+        parts = state.of("learner")
+        return Text(
+            f"learner: {parts[0].state.get('state', 'alive')}, no step yet" if parts else "learner: not seen"
+        )
+    shown = [
+        f"{label} {metrics[name]:{form}}"
+        for label, name, form in (
+            ("reward", "reward", ".3f"),
+            ("format", "reward/format", ".0%"),
+            ("accuracy", "reward/accuracy", ".0%"),
+            ("length", "length/mean", ".0f"),
+            ("entropy", "entropy", ".2f"),
+        )
+        if metrics.get(name) is not None
+    ]
+    times = {
+        k.removeprefix("time/"): v for k, v in metrics.items() if k.startswith("time/") and v is not None
+    }
+    whole = times.pop("step", None) or sum(times.values())
+    told = sorted(((v, name) for name, v in times.items() if v >= TOLD * whole), reverse=True)
+    split = "  ".join(f"{name} {_span(v)}" for v, name in told)
+    ago = "" if state.last_step_s is None else f", {_span(state.last_step_s)} ago"
+    loss = "" if metrics.get("loss") is None else f"  loss {metrics['loss']:.4f}"
+    return Group(
+        Text("learner  " + "  ".join(shown), no_wrap=True, overflow="ellipsis"),
+        Text(f"         last step {_span(whole)}{ago}{loss}", "dim"),
+        Text(f"         {split}", "dim", no_wrap=True, overflow="ellipsis"),
+    )
+
+
+def _evaluation(state: RunState) -> list[Text]:
+    """The newest Pass@K, if any."""
+    if not state.evaluations:
+        return []
+    version = max(state.evaluations)
+    shown = "  ".join(
+        f"{name} {value:.1%}"
+        for name, value in state.evaluations[version].items()
+        if name.startswith("pass@")
+    )
+    return [Text(f"held out v{version}  {shown}", no_wrap=True, overflow="ellipsis")]
+
+
+def _replicas(state: RunState) -> RenderableType:
+    found: list[RenderableType] = []
+    if not state.of("generator"):
+        found.append(Text("no generator has reported", "dim"))
+    for kind, names, row in (
+        ("generator", ("version", "running", "waiting", "cache"), _generator),
+        ("verifier", ("answers/s", "waiting", "killed", "pid"), _verifier),
+    ):
+        # Whatever is late or silent must not be among those that are only added up.
+        parts = sorted(state.of(kind), key=lambda p: (not _troubled(p, state), p.name))
+        if parts:
+            table = _table(kind, names)
+            for part in parts[:REPLICAS]:
+                seen = Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim")
+                table.add_row(Text(part.name), *row(part, state), seen)
+            found += [table, *_more(parts[REPLICAS:])]
+    others = [
+        Text(_other(p.kind, p.name, p.silent_s, p.state), "dim", no_wrap=True)
+        for p in state.parts
+        if p.kind not in ("generator", "verifier")
+    ]
+    return Group(*found, *others)
+
+
+def _table(kind: str, names: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(kind, min_width=9, max_width=20, overflow="ellipsis", no_wrap=True)
+    for name in (*names, "seen"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=9 if name == names[0] else 7)
+    return table
+
+
+def _generator(part: Part, state: RunState) -> list[Text]:
+    said = part.state
+    return [
+        Text(f"v{said.get('version', '?')}", "red" if _behind(part, state) else ""),
+        Text(str(said.get("running", ""))),
+        Text(str(said.get("waiting", ""))),
+        Text(f"{said.get('cache', 0):.0%}"),
+    ]
+
+
+def _verifier(part: Part, _state: RunState) -> list[Text]:
+    said = part.state
+    return [
+        Text(_number(said.get("answers_per_s", 0.0))),
+        Text(str(said.get("waiting", ""))),
+        Text(str(said.get("killed", "")), "yellow" if said.get("killed") else ""),
+        Text(str(said.get("pid", ""))),
+    ]
+
+
+def _behind(part: Part, state: RunState) -> bool:
+    return state.version - part.state.get("version", 0) > state.max_staleness
+
+
+def _troubled(part: Part, state: RunState) -> bool:
+    return part.silent_s >= SILENT_S or (part.kind == "generator" and _behind(part, state))
+
+
+def _more(parts: Sequence[Part]) -> list[Text]:
+    if not parts:
+        return []
+    waiting = sum(p.state.get("waiting", 0) for p in parts)
+    text = f"and {len(parts)} more, {waiting} waiting, seen within {_span(max(p.silent_s for p in parts))}"
+    return [Text(text, "dim")]
+
+
+def _other(kind: str, name: str, silent_s: float, said: dict[str, object]) -> str:
+    waits = said.get("waiting_for")
+    doing = (
+        f"waits for {waits}"
+        if waits and not str(waits).startswith("nothing")
+        else str(said.get("state", "alive"))
+    )
+    return f"{kind} {name[:16]}: " + (f"silent for {_span(silent_s)}" if silent_s >= SILENT_S else doing)
+
+
+def _allocation(state: RunState, width: int) -> Table:
+    """Per c: share of prompts after Phase A, and the share of Phase B that they received."""
+    table = Table.grid(padding=(0, 2))
+    for justify in ("right", "right", "left", "right", "left"):
+        table.add_column(justify=justify)  # type: ignore[arg-type]
+    prompts, extra = sum(state.phase_a.values()), sum(state.phase_b.values()) or 1
+    most = max(*(n / prompts for n in state.phase_a.values()), *(n / extra for n in state.phase_b.values()))
+    bar = max(8, min(30, (width - 32) // 2)) / most
+    table.add_row(*(Text(t, "dim") for t in ("c", "prompts", "", "Phase B", "")))
+    for c in range(state.pre_rollouts + 1):
+        a, b = state.phase_a.get(c, 0) / prompts, state.phase_b.get(c, 0) / extra
+        table.add_row(
+            str(c),
+            f"{a:.1%}",
+            Text("█" * round(a * bar), "cyan"),
+            f"{b:.1%}",
+            Text("█" * round(b * bar), "magenta"),
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    if value >= 1e6:
+        return f"{value / 1e6:.1f}M"
+    if value >= 1e4:
+        return f"{value / 1e3:.1f}k"
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"

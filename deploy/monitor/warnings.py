@@ -1,0 +1,154 @@
+"""What is worth telling about a run, in words. Pure: a reading in, sentences out, the most urgent first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from common.telemetry import TELEMETRY
+
+if TYPE_CHECKING:
+    from deploy.monitor.run_state import Part, RunState
+
+SILENT_S = 10.0
+STARVING = 0.2
+BACKLOG_S = 2.0
+DISAGREE = "weights disagree"
+"""How a sentence begins that says so: of generators and learner, or of replicas."""
+
+
+def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[str]:
+    """Sentences for a person. A finished run needs none; `stall_s` without an optimizer step is worth one, and a drift above
+    `drift_alarm`."""
+    if state.status == "finished":
+        return []
+    found = [f"stopped: {state.error}"] if state.error else []
+    if state.paused:
+        found.append("paused by an operator")
+    found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
+    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
+
+
+def _foreign(state: RunState) -> list[str]:
+    """One sentence per version of telemetry that is not this reader's."""
+    kinds: dict[int, set[str]] = {}
+    for part in state.parts:
+        version = part.state.get("telemetry", 1)
+        if version != TELEMETRY and part.silent_s < SILENT_S:
+            kinds.setdefault(version, set()).add(part.kind)
+    return [
+        f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora (telemetry {version}, "
+        f"here {TELEMETRY}): not all they report is shown; use one version for all parts"
+        for version, found in sorted(kinds.items())
+    ]
+
+
+def _drifted(state: RunState, alarm: float) -> list[str]:
+    drift = state.learner.get("drift") or 0.0
+    if drift <= alarm:
+        return []
+    return [
+        f"{DISAGREE}: on the same version log-probs of generators and learner differ by {drift:.3g} in the mean, "
+        f"more than weights.drift_alarm ({alarm:g})"
+    ]
+
+
+def _different(state: RunState) -> list[str]:
+    """Living replicas whose checksum is not that of a majority of their version; all of them where there is none."""
+    held: dict[int, dict[str, list[str]]] = {}
+    for part in _alive(state, "generator"):
+        if checksum := part.state.get("checksum"):  # none at version 0, and while it is added up
+            held.setdefault(part.state.get("version", 0), {}).setdefault(checksum, []).append(part.name)
+    found = []
+    for version, replicas in sorted(held.items()):
+        of = sum(map(len, replicas.values()))
+        odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
+        if odd:
+            names = ", ".join(odd)
+            found.append(
+                f"{DISAGREE}: of {of} generators on version {version}, {names} hold what no majority holds"
+            )
+    return found
+
+
+def _silent(state: RunState) -> list[str]:
+    found = []
+    for kind in ("generator", "verifier", "coordinator", "learner"):
+        parts = state.of(kind)
+        if not _alive(state, kind):
+            since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
+            found.append(f"no {kind} is alive{since}")
+        elif kind in ("generator", "verifier"):
+            found += [
+                f"{kind} {p.name} is silent for {p.silent_s:.0f} s" for p in parts if p.silent_s >= SILENT_S
+            ]
+    return found
+
+
+def _flow(state: RunState) -> list[str]:
+    found = []
+    if _starving(state):
+        found.append(f"learner starving: {_bottleneck(state)}{_lacking(state)}")
+    if state.queue_depth >= state.queue_capacity:
+        found.append("queue full: the learner is the bottleneck")
+    if state.dead_letters:
+        found.append(f"{state.dead_letters} dead letters")
+    behind = [
+        p for p in state.of("generator") if state.version - p.state.get("version", 0) > state.max_staleness
+    ]
+    return found + [
+        f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}" for p in behind
+    ]
+
+
+def _bottleneck(state: RunState) -> str:
+    """Who keeps the learner waiting, by what each part says it has to do.
+
+    Verifiers: answers wait for them while no generator runs a request, or for longer than BACKLOG_S at their rate.
+    """
+    running = sum(p.state.get("running", 0) for p in _alive(state, "generator"))
+    answers = sum(p.state.get("waiting", 0) for p in _alive(state, "verifier"))
+    rate = sum(p.state.get("answers_per_s", 0.0) for p in _alive(state, "verifier"))
+    if answers and (not running or answers > BACKLOG_S * rate):
+        return f"verifiers are the bottleneck ({answers} answers wait)"
+    if running:
+        return "generators are the bottleneck"
+    waits = _waits(state)
+    return "neither generators nor verifiers report work" + (
+        f"; the coordinator waits for {waits}" if waits else ""
+    )
+
+
+def _lacking(state: RunState) -> str:
+    """What the learner says it waits for. The queue may be full of newer groups while one of an older batch is missing."""
+    return "".join(
+        f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the oldest of batch {p.state['batch']}"
+        for p in _alive(state, "learner")
+        if "missing" in p.state
+    )
+
+
+def _alive(state: RunState, kind: str) -> list[Part]:
+    return [p for p in state.of(kind) if p.silent_s < SILENT_S]
+
+
+def _waits(state: RunState) -> str:
+    return ", ".join(
+        sorted({p.state["waiting_for"] for p in state.of("coordinator") if "waiting_for" in p.state})
+    )
+
+
+def _starving(state: RunState) -> bool:
+    """The learner waits, and not only for the moment that any step may wait: a fifth of its time or longer."""
+    waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
+    if not waiting or state.paused or state.last_step_s is None:
+        return False
+    step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
+    return wait >= STARVING * step or (state.idle_s or 0.0) >= 2 * step
+
+
+def _stalled(state: RunState, stall_s: float) -> list[str]:
+    if state.paused or state.idle_s is None or state.idle_s < stall_s:
+        return []
+    waits = _waits(state)
+    what = f"; the coordinator waits for {waits}" if waits else ""
+    return [f"no optimizer step for {state.idle_s:.0f} s{what}"]

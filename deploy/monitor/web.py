@@ -1,0 +1,175 @@
+"""The HTTP side of a run: page, status, live events, history, pause and resume. Runs under Serve or plain uvicorn.
+
+Reading is open to whoever reaches the address (loopback unless telemetry.http_host says otherwise). Changing
+anything takes the run's token: HORA_TOKEN where the server runs, or the one whose SHA-256 the launcher left in Redis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from common.errors import HoraError
+from common.keys import Keys
+from deploy.monitor.feed import Feed, Observer
+from deploy.monitor.run_state import RunState
+
+PAGE = Path(__file__).with_name("page.html")
+# The page brings everything with it and talks to its own server alone.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Controls(BaseModel):
+    paused: bool
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    code: {"model": Problem, "content": {"application/problem+json": {}}} for code in (401, 403, 503)
+}
+
+
+def create_app(redis_url: str, run: str, observer: Observer | None = None) -> FastAPI:
+    """The application of one run. `observer` sees every state that is read (Prometheus)."""
+    feed = Feed(redis_url, run, observer)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        feed.start()
+        yield
+        await feed.stop()
+
+    # Swagger's and ReDoc's pages load scripts from elsewhere; /openapi.json needs none.
+    app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_reading(app, feed)
+    _add_controls(app, feed)
+    _add_problems(app)
+    return app
+
+
+def _add_reading(app: FastAPI, feed: Feed) -> None:
+    page = PAGE.read_bytes()
+    version = hashlib.sha256(page).hexdigest()[:12]
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> Response:
+        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    @app.get("/healthz", responses={503: PROBLEMS[503]})
+    async def healthz() -> Health:
+        """Whether this server can read the run now."""
+        _current(feed)
+        return Health(status="ok")
+
+    @app.get("/status", response_model=RunState, responses={503: PROBLEMS[503]})
+    async def status() -> Response:
+        """The run as every view shows it; at most a second old."""
+        return JSONResponse(_current(feed).to_dict())
+
+    @app.get("/history", responses={200: {"description": "Columns for charts, at most 400 points each."}})
+    async def history() -> Response:
+        return Response(await feed.history(), media_type="application/json")
+
+    @app.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
+    async def events() -> StreamingResponse:
+        """A reading every second, as server-sent events: {"state": RunState | null, "problem": sentence | null}."""
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_stream(feed, version), media_type="text/event-stream", headers=headers)
+
+
+async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
+    # A page that an older server sent reloads itself when this differs from what it saw first.
+    yield f"retry: 1000\nevent: page\ndata: {page}\n\n"
+    number = -1
+    while True:
+        number = (await feed.after(number)).number
+        yield f"data: {feed.text}\n\n"
+
+
+def _add_controls(app: FastAPI, feed: Feed) -> None:
+    async def turn(paused: bool, authorization: str | None) -> Controls:
+        def work(client: Any) -> None:
+            _check_token(authorization, client.hget(Keys(feed.run).state, "token_sha256"))
+            now = {"paused": "1"} if paused else {"paused": "0", "unpaused": str(time.time())}
+            client.hset(Keys(feed.run).state, mapping=now)
+
+        await feed.call(work)
+        return Controls(paused=paused)
+
+    @app.post("/pause", responses=PROBLEMS)
+    async def pause(authorization: Annotated[str | None, Header()] = None) -> Controls:
+        """Start no further shard until /resume. What is under way is finished and trained."""
+        return await turn(True, authorization)
+
+    @app.post("/resume", responses=PROBLEMS)
+    async def resume(authorization: Annotated[str | None, Header()] = None) -> Controls:
+        return await turn(False, authorization)
+
+
+def _check_token(authorization: str | None, stored: bytes | None) -> None:
+    """Raise HTTPException unless `authorization` carries the run's token. Without one configured nobody may pass."""
+    own = os.environ.get("HORA_TOKEN")
+    wanted = _sha256(own) if own else (stored or b"").decode()
+    if not wanted:
+        raise HTTPException(403, "controls are off: no token is set; start the server with HORA_TOKEN")
+    scheme, _, given = (authorization or "").partition(" ")
+    if scheme.lower() != "bearer" or not given or not hmac.compare_digest(_sha256(given), wanted):
+        raise HTTPException(
+            401, "send the run's token as `Authorization: Bearer ...`", {"WWW-Authenticate": "Bearer"}
+        )
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _current(feed: Feed) -> RunState:
+    event = feed.event
+    if event.state is None:
+        raise HTTPException(503, event.problem)
+    return event.state
+
+
+def _add_problems(app: FastAPI) -> None:
+    def problem(status: int, detail: str, headers: Any = None) -> JSONResponse:
+        body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail).model_dump()
+        return JSONResponse(body, status, headers, media_type="application/problem+json")
+
+    @app.exception_handler(StarletteHTTPException)
+    async def http(_request: Request, error: StarletteHTTPException) -> JSONResponse:
+        return problem(error.status_code, str(error.detail), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+        lines = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()]
+        return problem(422, "; ".join(lines))
+
+    @app.exception_handler(HoraError)
+    async def away(_request: Request, error: HoraError) -> JSONResponse:
+        return problem(503, str(error))

@@ -1,0 +1,53 @@
+"""`hora audit RUN`: the pure audit on a run's own records, live or finished."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from evaluation.audit import audit, gather
+from common.errors import RunError
+from common.load import load
+from common.redis import connect
+from deploy.monitor.progress import working
+from deploy.launch.redis_server import RedisServer
+from deploy.runs.record import RunFile, redis_url
+
+
+def audit_run(run: Path) -> bool:
+    """Print every finding, or that there is none; True when there is none.
+
+    The embedded Redis of a `hora run` that has ended is started on its files for the length of the audit; a run of
+    `hora train` needs its Redis. Raises HoraError where the folder holds no run or no trained group, or no Redis is
+    named.
+    """
+    record, groups = RunFile(run).read(), run / "groups.jsonl"
+    if not groups.exists():
+        raise RunError(f"{groups}: no such file; a run writes it from its first step on")
+    with ExitStack() as exits:
+        begin = exits.enter_context(working("audit", 2))
+        begin("opening the run's Redis")
+        config = load(str(run / "config.yaml"))
+        if not (run / "redis").exists():  # a run of `hora train`
+            url = redis_url(config)
+        elif record.alive:
+            url = RunFile(run).redis_url()
+        else:
+            url = exits.enter_context(RedisServer(run / "redis")).url
+        begin("comparing records, ledger and stream")
+        facts = gather(connect(url), record.run, lambda: _lines(groups))
+        found = audit(config, facts)
+    order = (
+        "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
+    )
+    print(
+        "\n".join(found)
+        or f"{record.run}: {len(facts.records)} groups, none missing, none doubled, budgets and bounds held, {order}"
+    )
+    return not found
+
+
+def _lines(file: Path) -> list[str]:
+    """Its whole lines: the learner may be writing the next one."""
+    text = file.read_text()
+    return text[: text.rfind("\n") + 1].splitlines()

@@ -1,0 +1,21 @@
+"""`hora export`: any checkpoint of a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.errors import RunError
+from common.load import load
+from deploy.monitor.progress import working
+
+
+def export_run(run: Path, step: int | None, out: Path) -> str:
+    """Write the checkpoint of `step` (the newest by default) of the run in folder `run` to `out`; says what it did."""
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")
+    with working(f"export of {run}"):
+        from learner.export import export_checkpoint
+
+        done = export_checkpoint(run, load(str(file)), step, out)
+    return f"{out}: the model after step {done}; `hora eval {out} --config {file}` measures it"

@@ -1,0 +1,120 @@
+"""`hora prior fit RUN` and `hora prior calibrate RUN`: learned priors from recorded rollouts, and how right they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from actors.coordinator.deployment import render_prompts
+from actors.coordinator.prompt_features import features_of, prior_of
+from allocator.calibration import log_loss, reliability
+from allocator.priors import make_prior
+from allocator.priors.files import save_state
+from allocator.priors.fit import fit_prior, outcomes
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.load import load
+from common.prompts import load_tokenizer
+from deploy.monitor.progress import working
+from evaluation.report.figures import reliability_figure, save
+
+
+def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
+    """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for allocation.prior_state."""
+    if name == "fixed":
+        raise ConfigError(
+            "prior fixed learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
+        )
+    config = _configured(run, name, features)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompts = render_prompts(config, tokenizer)
+    records = _records(run)
+    with working(f"fitting {name}", 2) as begin:
+        begin(f"features of {len(prompts)} prompts")
+        prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
+        begin(f"{len(records)} outcomes")
+        found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
+    path = out or run / f"prior-{name}.npz"
+    save_state(path, name, prior.state_dict())
+    Console().print(
+        f"{name}: fitted on {found.fitted_on} prompts of {run}; on {found.held_out} held out its log-loss is "
+        f"{found.log_loss:.4f} per rollout, that of their mean rate alone {found.mean_rate_log_loss:.4f}. Use it with\n"
+        f"  allocation.prior={name} allocation.prior_state={path}",
+        markup=False,
+        soft_wrap=True,
+    )
+    return path
+
+
+def calibrate(run: Path, name: str | None = None, features: str | None = None) -> None:
+    """How a prior's p̂ agrees with the Phase A outcomes that followed it: reliability and log-loss.
+
+    Without `name` the prior that the run used, as it was recorded; with it, any prior replayed over the run: before each
+    batch it predicts, after it it learns, as it would have during training. Prints both figures and draws
+    RUN/calibration-NAME.png and .svg.
+    """
+    records = _records(run)
+    rate = _recorded(records) if name is None else _replayed(run, records, name, features)
+    name = name or str(records[0]["prior"])
+    successes, trials = np.array([r["successes"] for r in records]), np.array([r["trials"] for r in records])
+    found = reliability(rate, successes, trials)
+    table = Table(title=f"{name}: log-loss {log_loss(rate, successes, trials):.4f} per rollout")
+    for column in ("predicted", "observed", "prompts"):
+        table.add_column(column, justify="right")
+    for predicted, observed, count in zip(found.predicted, found.observed, found.prompts, strict=True):
+        table.add_row(f"{predicted:.3f}", f"{observed:.3f}", str(int(count)))
+    console = Console()
+    console.print(table)
+    save(reliability_figure(found, name), run, f"calibration-{name}")
+    console.print(f"reliability diagram: {run / f'calibration-{name}.png'}", markup=False, soft_wrap=True)
+
+
+def _recorded(records: list[dict]) -> np.ndarray:
+    alpha = np.array([r["prior_alpha"] for r in records])
+    return np.asarray(alpha / (alpha + np.array([r["prior_beta"] for r in records])))
+
+
+def _replayed(run: Path, records: list[dict], name: str, features: str | None) -> np.ndarray:
+    """p̂ of each record under prior `name`, which has learned from the batches before it and from no other."""
+    config = _configured(run, name, features)
+    prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
+    prior = prior_of(config, prompts)
+    index, successes, trials = outcomes(records)
+    batches = np.array([r["batch"] for r in records])
+    rate = np.empty(len(records))
+    with working(f"replaying {name}", len(np.unique(batches))) as begin:
+        for batch in np.unique(batches):
+            begin(f"batch {batch}")
+            here = batches == batch
+            alpha, beta = prior.predict(index[here])
+            rate[here] = alpha / (alpha + beta)
+            prior.update(index[here], successes[here], int(trials[here][0]))
+    return rate
+
+
+def _configured(run: Path, name: str, features: str | None) -> Config:
+    """The run's configuration with prior `name`; a fitted state is that of the run's own prior."""
+    overrides = [
+        f"allocation.prior={name}",
+        f"run.folder={run.resolve().parent}",
+        f"run.name={run.resolve().name}",
+    ]
+    if features:
+        overrides.append(f"allocation.features={features}")
+    if load(str(run / "config.yaml")).allocation.prior != name:
+        overrides.append("allocation.prior_state=null")
+    return load(str(run / "config.yaml"), overrides)
+
+
+def _records(run: Path) -> list[dict]:
+    path = run / "groups.jsonl"
+    if not path.exists():
+        raise RunError(f"{path}: no such file; a run writes it from its first step on")
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    if not records:
+        raise RunError(f"{path} is empty: the run has not trained a step yet")
+    return records

@@ -1,0 +1,92 @@
+"""`hora runs`: which runs there are, how far each got and why it ended."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from common.errors import RunError
+from deploy.runs.record import RUN, RunFile
+
+STEPS = "steps.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One line of `hora runs`. `state` is run.json's, or `lost`: it says running, but its process is gone."""
+
+    run: str
+    folder: str
+    state: str
+    step: int | None
+    reward: float | None
+    started: float
+    ended: float | None
+    reason: str
+
+
+def list_runs(folder: Path | str) -> list[RunSummary]:
+    """Every run under `folder`, newest first; what is not a run is passed over. Raises RunError without a folder."""
+    base = Path(folder)
+    if not base.is_dir():
+        raise RunError(f"{base}: no such folder; runs are written to run.folder of the configuration")
+    found = [_summary(path.parent) for path in base.glob(f"*/{RUN}")]
+    return sorted(found, key=lambda s: s.started, reverse=True)
+
+
+def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> None:
+    """Print them as a table: state, step, last reward, when, and why one ended as it did."""
+    console = console or Console()
+    if not runs:
+        console.print("no runs yet")
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, justify in (("run", "left"), ("state", "left"), ("step", "right"), ("reward", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("started", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for run in runs:
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started)) if run.started else ""
+        reward = "" if run.reward is None else f"{run.reward:.3f}"
+        step = "" if run.step is None else str(run.step)
+        name = run.run if Path(run.folder).name == run.run else f"{run.run} ({Path(run.folder).name})"
+        table.add_row(*(Text(t) for t in (name, run.state, step, reward, started, run.reason)))
+    console.print(table)
+
+
+def _summary(folder: Path) -> RunSummary:
+    file = RunFile(folder)
+    try:
+        record = file.read()
+    except RunError as error:
+        return RunSummary(folder.name, str(folder), "unreadable", None, None, 0.0, None, str(error))
+    last = _last_step(folder / STEPS)
+    lost = record.state == "running" and not record.alive
+    return RunSummary(
+        run=record.run,
+        folder=str(folder),
+        state="lost" if lost else record.state,
+        step=None if last is None else int(last["step"]) + 1,
+        reward=None if last is None else last.get("reward"),
+        started=record.started,
+        ended=record.ended,
+        reason="its process is gone without a word" if lost else record.reason,
+    )
+
+
+def _last_step(path: Path) -> dict[str, Any] | None:
+    """The last whole line of steps.jsonl; the learner may be writing the next one."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 65536))
+        lines = file.read().split(b"\n")[:-1]
+    return json.loads(lines[-1]) if lines else None

@@ -1,0 +1,301 @@
+"""Run folders: whose one is and how far it got, how a run is stopped. docs/operations.md shows the layout.
+
+`run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place, so a
+reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not part of it but
+in a file that only the owner may read, as is the run's token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import structlog
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.files import replace_text
+from common.keys import Keys
+from common.load import dump_yaml, load
+from common.redis import connect, has_password
+from deploy.launch.kept_secret import kept_secret
+from deploy.monitor.progress import working
+
+log = structlog.get_logger(__name__)
+State = Literal["running", "finished", "failed", "stopped"]
+RUN, CONFIG, URL = "run.json", "config.yaml", "redis/url"
+STOP_LIMIT_S = 120.0
+BEAT_S, SILENCE_S = 10.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did, `resume` is the
+    command that goes on with it, `seen` when its launcher last said that it was there."""
+
+    run: str
+    state: State
+    pid: int
+    http_port: int | None = None
+    started: float = 0.0
+    ended: float | None = None
+    reason: str = ""
+    host: str = ""
+    resume: str = ""
+    seen: float = 0.0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another machine runs it, whose processes cannot be seen from here."""
+        return bool(self.host) and self.host != socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher that wrote this is still there: the same process, not another with its number. One on another
+        machine is, while it says so."""
+        if self.state != "running":
+            return False
+        if self.elsewhere:
+            return time.time() - self.seen < SILENCE_S
+        try:
+            process = psutil.Process(self.pid)
+            ended = process.status() == psutil.STATUS_ZOMBIE  # and nobody has asked how
+            return not ended and process.create_time() <= self.started + 1.0
+        except psutil.NoSuchProcess:
+            return False
+
+
+class RunFile:
+    """`run.json` of one run folder. Written by the launcher, read by every command that is given the folder."""
+
+    def __init__(self, run_dir: Path | str) -> None:
+        self.folder = Path(run_dir)
+        self.path = self.folder / RUN
+
+    def start(self, run: str, pid: int, *, http_port: int | None = None, resume: str = "") -> None:
+        """Say that process `pid` of this machine runs `run` here from now on."""
+        self._write(
+            RunRecord(
+                run,
+                "running",
+                pid,
+                http_port=http_port,
+                started=time.time(),
+                host=socket.gethostname(),
+                resume=resume,
+                seen=time.time(),
+            )
+        )
+
+    def end(self, state: State, reason: str = "") -> None:
+        """Say how it ended."""
+        self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+
+    @contextmanager
+    def recorded(
+        self, run: str, resume: str, console: Console, *, http_port: int | None = None
+    ) -> Iterator[None]:
+        """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
+        self.refuse_if_alive()
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.start(run, os.getpid(), http_port=http_port, resume=resume)
+        try:
+            with self._beating():
+                yield
+        except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
+            self.end("stopped", "interrupted")
+            console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
+            raise SystemExit(130) from None
+        except BaseException as error:
+            self.end("failed", str(error))
+            console.print(
+                f"the run is kept in {self.folder}; resume with: {resume}", markup=False, soft_wrap=True
+            )
+            raise
+        self.end("finished")
+
+    def refuse_if_alive(self) -> None:
+        """Raises RunError while a launcher runs here: two would write to the same files."""
+        if self.path.exists() and (record := self.read()).alive:
+            raise RunError(
+                f"{self.folder}: {record.run} is up already (process {record.pid} on {record.host or 'this machine'}); "
+                f"`hora stop {self.folder}` ends it"
+            )
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(BEAT_S):
+                try:
+                    self._write(replace(self.read(), seen=time.time()))
+                except (OSError, RunError) as error:  # a full disk may have room again
+                    log.warning("run record not written", folder=str(self.folder), error=str(error))
+
+        thread = threading.Thread(target=beat, name="run-record", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def read(self) -> RunRecord:
+        """Raises RunError where there is no run, or a file that is not a run's."""
+        try:
+            values = json.loads(self.path.read_text())
+            return RunRecord(**values)
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(
+                f"{self.folder}: no run here ({RUN} is missing); `hora runs` lists the runs there are"
+            ) from None
+        except (ValueError, TypeError) as error:
+            raise RunError(
+                f"{self.path}: not a run's record ({error}); it was edited, or another version of hora wrote it"
+            ) from None
+
+    def ending(self) -> str | None:
+        """How the run that was recorded here ended, in words; None while it is up, and where none was."""
+        if not self.path.exists() or (record := self.read()).alive:
+            return None
+        ended = f"{record.run} {_past(record)}"
+        return ended if record.state == "finished" else f"{ended}; resume with: {record.resume}"
+
+    def embeds_redis(self) -> bool:
+        """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an earlier run's."""
+        if not self.path.exists() or not (self.folder / URL).exists():
+            return False
+        record = self.read()
+        return record.alive and record.http_port is not None
+
+    def redis_url(self) -> str:
+        """Address of the run's embedded Redis. Raises RunError where the run has none of its own, or has ended."""
+        record, path = self.read(), self.folder / URL
+        if not record.alive:
+            raise RunError(
+                f"{self.folder}: nothing to watch, the run {_past(record)}; `hora runs` shows its last step, "
+                f"{self.folder}/tensorboard its curves"
+            )
+        try:
+            return path.read_text().strip()
+        except FileNotFoundError:
+            raise RunError(
+                f"{path} is missing: the run was not started by `hora run`, or its Redis never came up; "
+                "name the Redis in queue.url or HORA_REDIS_URL"
+            ) from None
+        except PermissionError:
+            raise RunError(f"{path}: only the user who started the run may read it") from None
+
+    def _write(self, record: RunRecord) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_text(self.path, json.dumps(asdict(record), indent=1) + "\n")
+
+
+def settled(config: Config) -> Config:
+    """With run.folder from the root: what a run writes down is to be true in any folder."""
+    folder = str(Path(config.run.folder).resolve())
+    return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
+
+
+def write_config(run_dir: Path, config: Config) -> None:
+    """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    mode = 0o600 if has_password(config.queue.url or "") else 0o666
+    replace_text(run_dir / CONFIG, dump_yaml(config), mode)
+
+
+def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
+    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed; returns what to tell the user.
+
+    Raises RunError when nothing runs there, or when it has not ended after `limit_s` seconds.
+    """
+    file = RunFile(run_dir)
+    record = file.read()
+    if record.state != "running":
+        raise RunError(f"{file.folder}: the run is not running: it {_past(record)}")
+    if record.elsewhere and record.alive:
+        raise RunError(f"{file.folder}: the run is on {record.host}; stop it there")
+    if not record.alive:
+        file.end("failed", f"process {record.pid} is gone without a word")
+        raise RunError(
+            f"{file.folder}: the launcher (process {record.pid}) is gone already; resume with {record.resume}"
+        )
+    os.kill(record.pid, signal.SIGINT)
+    deadline = time.monotonic() + limit_s
+    with working(f"stopping {record.run}"):
+        while record.alive:
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"{file.folder}: process {record.pid} has not ended {limit_s:g} s after the request; "
+                    f"look at {file.folder}/logs, or end it with kill {record.pid}"
+                )
+            time.sleep(0.1)
+    return f"{record.run} stopped; resume with: {record.resume}"
+
+
+def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
+    """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its owner;
+    Redis gets its SHA-256 alone."""
+    token = kept_secret(Path(run_dir) / "token", 24)
+    connect(redis_url).hset(Keys(run).state, "token_sha256", hashlib.sha256(token.encode()).hexdigest())
+    return token
+
+
+def redis_url(config: Config) -> str:
+    """Where the run's Redis is: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
+    url = os.environ.get("HORA_REDIS_URL") or config.queue.url
+    if not url:
+        raise ConfigError(
+            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora run` starts its own"
+        )
+    return url
+
+
+def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
+    """The run folder that `source` is, or that the configuration names."""
+    if Path(source).is_dir():
+        return Path(source)
+    config = load(source, overrides)
+    return Path(config.run.folder) / config.run.name
+
+
+def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
+    """(Redis URL, run name) of a run folder, or of a configuration as `hora run` takes it.
+
+    A `hora run` that is up uses the Redis that it started and no other. Else HORA_REDIS_URL goes before queue.url.
+    """
+    folder, config = Path(source), None
+    if not folder.is_dir():
+        config = load(source, overrides)
+    elif (folder / CONFIG).exists():
+        config = load(str(folder / CONFIG), overrides)
+    file = RunFile(folder_of(source, overrides))
+    name = config.run.name if config and not folder.is_dir() else file.read().run
+    if file.embeds_redis():
+        return file.redis_url(), name
+    url = os.environ.get("HORA_REDIS_URL") or (config.queue.url if config else None)
+    return url or file.redis_url(), name
+
+
+def _past(record: RunRecord) -> str:
+    return {
+        "running": "ended without a word",
+        "finished": "finished",
+        "failed": f"failed ({record.reason})",
+        "stopped": "was stopped",
+    }[record.state]

@@ -1,0 +1,221 @@
+"""The paper's figures, drawn from arrays. Every function returns a matplotlib Figure; `save` writes PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+from numpy.typing import NDArray
+
+from allocator.calibration import Reliability
+from evaluation.pass_at_k import Estimate
+from evaluation.report.smoothing import moving_average
+
+if TYPE_CHECKING:
+    from evaluation.run_folders import Run
+
+Array = NDArray[np.float64]
+
+# Told apart by people who do not see red and green alike (Okabe and Ito), and by their markers in grey print.
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+MARKERS = "osD^vPX"
+BASE = "#808080"
+
+
+def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> Figure:
+    """Pass@K over K (log scale), one panel per benchmark, one line per method with its interval as a band."""
+    figure, axes = _grid(len(panels), width=4.6, height=3.6)
+    methods = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    styles = _styles(methods)
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for name, points in lines.items():
+            ks = [e.k for e in points]
+            axis.fill_between(
+                ks, [e.low for e in points], [e.high for e in points], alpha=0.12, color=styles[name]["color"]
+            )
+            axis.plot(ks, [e.value for e in points], label=name, markersize=4, **styles[name])
+        ticks = sorted({e.k for points in lines.values() for e in points})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [str(k) for k in ticks])
+        axis.minorticks_off()
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set(title=title, xlabel="K", ylabel="Pass@K")
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: str) -> Figure:
+    """Pass@K of arms less that of the baseline, in points, each with its interval; arms stand beside each other."""
+    figure, [axis] = _grid(1, width=6.4, height=3.6)
+    styles = _styles([baseline, *differences])
+    axis.axhline(0, color=styles[baseline]["color"], linewidth=1.5, label=baseline)
+    ks = [e.k for e in next(iter(differences.values()))]
+    for i, (name, points) in enumerate(differences.items()):
+        place = np.arange(len(ks)) + 0.16 * (i - (len(differences) - 1) / 2)
+        value, low, high = (
+            np.array([100 * getattr(e, side) for e in points]) for side in ("value", "low", "high")
+        )
+        bars = [np.maximum(value - low, 0), np.maximum(high - value, 0)]
+        axis.errorbar(
+            place, value, bars, label=name, markersize=4, capsize=2, linestyle="none", **styles[name]
+        )
+    axis.set_xticks(np.arange(len(ks)), [str(k) for k in ks])
+    axis.set(xlabel="K", ylabel=f"Pass@K less {baseline}'s (points)")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def allocation_figure(*runs: Run) -> Figure:
+    """Phase A outcomes and where Phase B went (paper, figure "Allocation dynamics"), left on average, right over time.
+
+    Runs of one experiment with several seeds are taken together. Groups of a uniform warm-up are left out.
+    """
+    step, trials, counts, extra = (
+        np.concatenate([run.groups[name][run.outside_warm_up] for run in runs])
+        for name in ("step", "trials", "successes", "extra")
+    )
+    figure, (left, right) = _grid(2, width=5.2, height=3.6)
+    top = int(trials.max(initial=1))
+    _average_panel(left, counts, extra, top)
+    _dynamics_panel(right, step, counts, extra, top)
+    return figure
+
+
+def _average_panel(axis: Any, counts: Array, extra: Array, top: int) -> None:
+    k = np.arange(top + 1)
+    seen = np.bincount(counts.astype(int), minlength=top + 1) / max(1, len(counts))
+    spent = np.bincount(counts.astype(int), weights=extra, minlength=top + 1) / max(1.0, extra.sum())
+    axis.bar(k - 0.2, seen, 0.4, label="share of prompts", color=BASE)
+    axis.bar(k + 0.2, spent, 0.4, label="share of Phase B rollouts", color=COLORS[0])
+    axis.set_xticks(k)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.set(title="Average over training", xlabel=r"correct pre-rollouts $c_i$", ylabel="share")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _dynamics_panel(axis: Any, step: Array, counts: Array, extra: Array, top: int) -> None:
+    half = (top + 1) // 2
+    classes = [("$c_i=0$", 0, 0), _between(1, half - 1), _between(half, top - 1), (f"$c_i={top}$", top, top)]
+    steps, place = np.unique(step, return_inverse=True)
+    whole = np.bincount(place, weights=extra, minlength=len(steps))
+    for (name, low, high), color, marker in zip(classes, COLORS, MARKERS, strict=False):
+        if high < low:
+            continue
+        inside = (counts >= low) & (counts <= high)
+        part = np.bincount(place, weights=extra * inside, minlength=len(steps))
+        share = np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole > 0)
+        every = max(1, len(steps) // 8)
+        axis.plot(
+            steps,
+            moving_average(share, 6),
+            label=name,
+            color=color,
+            marker=marker,
+            markevery=every,
+            markersize=4,
+        )
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.set(
+        title="Over training (6-step average)", xlabel="optimizer step", ylabel="share of Phase B rollouts"
+    )
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def _between(low: int, high: int) -> tuple[str, int, int]:
+    return (f"$c_i={low}$" if low == high else f"$c_i={low}$ to ${high}$"), low, high
+
+
+def curves_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -> Figure:
+    """Step metrics over training, one panel per (metric, axis label), one line per run.
+
+    Smoothed as in the paper's appendix: centred average of window max(5, n/30), shrinking at the ends.
+    """
+    figure, axes = _grid(len(metrics), width=4.6, height=3.2)
+    styles = _styles(sorted(runs, key=lambda name: "HORA" not in runs[name].method))
+    for axis, (metric, label) in zip(axes, metrics, strict=True):
+        for name, run in runs.items():
+            values = run.steps.get(metric)
+            if values is None or np.isnan(values).all():
+                continue
+            steps = run.steps.get("step", np.arange(len(values), dtype=np.float64))
+            smooth = moving_average(values, max(5, len(values) // 30))
+            axis.plot(steps, values, color=styles[name]["color"], alpha=0.2, linewidth=0.8)
+            axis.plot(steps, smooth, label=name, color=styles[name]["color"])
+        axis.set(title=label, xlabel="optimizer step")
+        if axis.lines:
+            axis.legend(frameon=False, fontsize=8)
+        else:
+            axis.text(0.5, 0.5, f"no {metric} in steps.jsonl", ha="center", transform=axis.transAxes)
+    return figure
+
+
+def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, str]]) -> Figure:
+    """Step metrics of the arms of a study: mean over seeds with their range from least to most as a band.
+
+    Smoothed as `curves_figure`. A step counts when every seed of its arm reached it.
+    """
+    figure, axes = _grid(len(metrics), width=4.6, height=3.2)
+    styles = _styles(list(arms))
+    for axis, (metric, label) in zip(axes, metrics, strict=True):
+        for name, runs in arms.items():
+            steps = min(len(run.steps[metric]) for run in runs)
+            window = max(5, steps // 30)
+            smooth = np.stack([moving_average(run.steps[metric][:steps], window) for run in runs])
+            color = styles[name]["color"]
+            axis.fill_between(
+                np.arange(steps), smooth.min(axis=0), smooth.max(axis=0), alpha=0.15, color=color
+            )
+            axis.plot(np.arange(steps), smooth.mean(axis=0), label=name, color=color)
+        axis.set(title=label, xlabel="optimizer step")
+        axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def reliability_figure(found: Reliability, name: str) -> Figure:
+    """Observed against predicted success rate of a prior; the size of a point is the number of its prompts."""
+    figure, [axis] = _grid(1, width=4.6, height=4.2)
+    axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
+    sizes = 20 + 180 * found.prompts / found.prompts.max()
+    axis.scatter(found.predicted, found.observed, s=sizes, alpha=0.8)
+    for axis_of in (axis.xaxis, axis.yaxis):
+        axis_of.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axis.set(
+        title=f"Prior {name}", xlabel="predicted success", ylabel="observed success", xlim=(0, 1), ylim=(0, 1)
+    )
+    return figure
+
+
+def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The initial policy grey, HORA blue and the uniform baseline orange as in the paper, where these are there."""
+    first = sorted((n for n in names if n != "Base"), key=lambda n: "HORA" not in n.upper())
+    styles = {
+        n: {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}
+        for i, n in enumerate(first)
+    }
+    return {**styles, "Base": {"color": BASE, "marker": "x"}}
+
+
+def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Any]]:
+    """Up to two panels in a row."""
+    columns = min(2, max(1, panels))
+    rows = -(-max(1, panels) // columns)
+    # Not pyplot: it keeps every figure, and wants a display.
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = list(np.atleast_1d(np.asarray(figure.subplots(rows, columns, squeeze=False))).ravel())
+    for unused in axes[max(1, panels) :]:
+        unused.set_axis_off()
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    return figure, axes[:panels]
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """`folder`/`name`.png and .svg; equal figures give equal files."""
+    figure.savefig(folder / f"{name}.png", dpi=150, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})

@@ -1,0 +1,78 @@
+"""`hora report RUN…`: the paper's tables and figures for any set of runs, as one HTML file and PNGs.
+
+Runs of one model and method (seeds) become one row and one curve: their mean, problem by problem. The initial
+policy ("Base") comes from the evaluations at step 0.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment
+from matplotlib.figure import Figure
+
+from evaluation.report.figures import allocation_figure, curves_figure, pass_at_k_figure, save
+from evaluation.report.runs_page import PAGE
+from evaluation.report.tables import curves, summarise, table_1
+from evaluation.results import csv_table
+from evaluation.run_folders import Run, RunFolderError, load_run
+
+CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))
+LEARNING = (("reward/accuracy", "Accuracy on training prompts"), ("reward/format", "Format reward"))
+
+
+def write_report(folders: Sequence[Path], out: Path) -> Path:
+    """Write `out`/report.html with its figures beside it as PNG and SVG; returns the HTML's path.
+
+    Raises RunFolderError or ResultError naming a run that cannot be read.
+    """
+    if not folders:
+        raise RunFolderError("no run to report on: name at least one run folder")
+    runs = _named([load_run(folder) for folder in folders])
+    out.mkdir(parents=True, exist_ok=True)
+    figures = {}
+    for name, (title, figure) in _figures(runs).items():
+        save(figure, out, name)
+        figures[title] = base64.b64encode((out / f"{name}.png").read_bytes()).decode()
+    results = [r for run in runs.values() for r in run.results]
+    if results:
+        (out / "pass_at_k.csv").write_text(csv_table(results), encoding="utf-8")
+    page = Environment(autoescape=True).from_string(PAGE)
+    text = page.render(
+        table=table_1(list(runs.values())),
+        summaries=[summarise(n, r) for n, r in runs.items()],
+        figures=figures,
+    )
+    path = out / "report.html"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _named(runs: Sequence[Run]) -> dict[str, Run]:
+    """Runs by folder name; a name that occurs twice gets a number."""
+    named: dict[str, Run] = {}
+    for run in runs:
+        same = sum(other.name == run.name for other in named.values())
+        named[run.name + (f" ({same + 1})" if same else "")] = run
+    return named
+
+
+def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
+    """File name -> (title, figure)."""
+    figures: dict[str, tuple[str, Figure]] = {}
+    for model, panels in curves(list(runs.values())).items():
+        figures[f"pass_at_k_{_slug(model)}"] = (f"Pass@K: {model}", pass_at_k_figure(panels))
+    for name, run in runs.items():
+        if len(run.rules):
+            figures[f"allocation_{_slug(name)}"] = (f"Allocation dynamics: {name}", allocation_figure(run))
+    trained = {name: run for name, run in runs.items() if run.steps}
+    if trained:
+        figures["learning"] = ("Learning curves", curves_figure(trained, LEARNING))
+        figures["length_entropy"] = ("Length and entropy", curves_figure(trained, CURVES))
+    return figures
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in name)

@@ -1,0 +1,194 @@
+"""Table 1 of the paper for any set of runs, and what each run cost: numbers for `evaluation.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from evaluation.benchmarks import BENCHMARKS
+from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
+from evaluation.results import Result
+from evaluation.run_folders import Run, RunFolderError, check_same_problems, short_names
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `best` of its model's column."""
+
+    value: float
+    low: float
+    high: float
+    runs: int
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Table 1 of the paper: `rows` of (model, method, one cell or None per column)."""
+
+    columns: list[tuple[str, int]]
+    rows: list[tuple[str, str, list[Cell | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run cost and did. Shares between 0 and 1; None where it has no record of them.
+
+    `rollouts_per_batch` is over whole batches, `phase_b_…` over groups outside a uniform warm-up.
+    """
+
+    name: str
+    method: str
+    steps: int
+    groups: int
+    rollouts: int
+    rollouts_per_batch: str
+    tokens: int
+    share_hit: float | None
+    share_zero_signal: float | None
+    phase_b_to_none: float | None
+    phase_b_to_all: float | None
+
+
+def table_1(runs: Sequence[Run]) -> Table | None:
+    """Pass@1 and Pass@K at the largest K of each benchmark, for each model and method; None without results."""
+    groups = _grouped(runs)
+    benchmarks = _benchmarks(groups)
+    columns = [(title, k) for title, top in benchmarks.items() for k in dict.fromkeys((1, top))]
+    rows = [
+        (model, method, [_cell(results, title, k) for title, k in columns])
+        for (model, method), results in groups.items()
+    ]
+    return Table(columns, _mark_best(rows)) if columns else None
+
+
+def summarise(name: str, run: Run) -> Summary:
+    size, hits = run.groups["size"], run.groups["hits"]
+    extra, counts, trials = (
+        run.groups[field][run.outside_warm_up] for field in ("extra", "successes", "trials")
+    )
+    spent, signal = float(extra.sum()), run.steps.get("groups/zero_signal", np.array([]))
+    return Summary(
+        name=name,
+        method=run.method,
+        steps=len(next(iter(run.steps.values()), np.unique(run.groups["step"]))),
+        groups=len(size),
+        rollouts=int(size.sum()),
+        rollouts_per_batch=_per_batch(run),
+        tokens=int(run.groups["tokens"].sum()),
+        share_hit=float((hits > 0).mean()) if len(hits) else None,
+        share_zero_signal=float(np.nanmean(signal)) if len(signal) else None,
+        phase_b_to_none=float(extra[counts == 0].sum()) / spent if spent else None,
+        phase_b_to_all=float(extra[counts == trials].sum()) / spent if spent else None,
+    )
+
+
+def _per_batch(run: Run) -> str:
+    """Rollouts of the run's batches, `1920` or `1918 to 1920`. A batch of which a group is still to come does not count.
+
+    By batch, for it is a batch that is allocated Γ·G: with staleness a step takes groups of several.
+    """
+    batches, place, groups = np.unique(run.groups["batch"], return_inverse=True, return_counts=True)
+    sums = np.bincount(place, weights=run.groups["size"], minlength=len(batches)).astype(int)
+    whole = sums[groups >= int(run.setting("rollout.prompts_per_batch", 0))]
+    if not whole.size:
+        return "–"
+    return str(whole.min()) if whole.min() == whole.max() else f"{whole.min()} to {whole.max()}"
+
+
+def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]]]:
+    """Model -> benchmark title -> method -> curve."""
+    groups = _grouped(runs)
+    panels: dict[str, dict[str, dict[str, list[Estimate]]]] = {}
+    for title in _benchmarks(groups):
+        for (model, method), results in groups.items():
+            curve = [e for k in _ks(results, title) if (e := _mean(results, title, k)) is not None]
+            if curve:
+                panels.setdefault(model, {}).setdefault(title, {})[method] = curve
+    return panels
+
+
+def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
+    """Results by (model, method), each model's "Base" first: every different one, for each run draws its own.
+
+    A result of weights that nobody said the steps of is a row of its own, by the name of its model. Raises RunFolderError
+    where the results of a model on one benchmark are of different problems.
+    """
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for path, model in short_names(dict.fromkeys(run.model for run in runs)).items():
+        mine = [run for run in runs if run.model == path]
+        found = [("Base", r) for run in mine for r in run.base()]
+        found += [
+            (run.method, r) for run in sorted(mine, key=lambda r: "HORA" in r.method) for r in run.latest()
+        ]
+        found += [(r.model, r) for run in mine for r in run.unlabelled()]
+        for title in dict.fromkeys(r.title for _, r in found):
+            check_same_problems([r for _, r in found if r.title == title])
+        for method, r in found:
+            row = groups.setdefault((model, method), [])
+            if method != "Base" or r not in row:
+                row.append(r)
+    return groups
+
+
+def _benchmarks(groups: Mapping[tuple[str, str], Sequence[Result]]) -> dict[str, int]:
+    """Title -> largest K that all results of it have; the paper's benchmarks first, in its order."""
+    order = [b.title for b in BENCHMARKS.values()]
+    results = sorted(
+        (r for rs in groups.values() for r in rs),
+        key=lambda r: (order.index(r.title) if r.title in order else len(order), r.title),
+    )
+    shared: dict[str, set[int]] = {}
+    for r in results:
+        shared[r.title] = shared.get(r.title, set(r.ks)) & set(r.ks)
+    return {title: max(ks) for title, ks in shared.items() if ks}
+
+
+def _ks(results: Sequence[Result], title: str) -> list[int]:
+    lists = [set(r.ks) for r in results if r.title == title]
+    return sorted(set.intersection(*lists)) if lists else []
+
+
+def _mean(results: Sequence[Result], title: str, k: int) -> Estimate | None:
+    """Mean over runs, problem by problem, then over problems; the interval is over problems.
+
+    Raises RunFolderError where the runs were not evaluated at the same temperature.
+    """
+    mine = [r for r in results if r.title == title and k <= r.samples]
+    if not mine:
+        return None
+    if len({r.temperature for r in mine}) > 1:
+        raise RunFolderError(
+            f"{title}: runs of one method were evaluated at different temperatures; report them apart"
+        )
+    per_problem = np.mean([pass_at_k(r.correct, r.samples, k) for r in mine], axis=0)
+    low, high = np.quantile(resampled_means(per_problem[:, None], seed=0), [0.025, 0.975])
+    return Estimate(k, float(per_problem.mean()), float(low), float(high))
+
+
+def _cell(results: Sequence[Result], title: str, k: int) -> Cell | None:
+    found = _mean(results, title, k)
+    if found is None:
+        return None
+    runs = sum(r.title == title for r in results)
+    return Cell(100 * found.value, 100 * found.low, 100 * found.high, runs)
+
+
+def _mark_best(
+    rows: Sequence[tuple[str, str, list[Cell | None]]],
+) -> list[tuple[str, str, list[Cell | None]]]:
+    """The best of each column within each model, as shown: what rounds to the same is equally good."""
+    marked = []
+    for model, method, cells in rows:
+        rivals = [other for m, _, other in rows if m == model]
+        best = [
+            max((round(c.value, 1) for c in column if c), default=0.0) for column in zip(*rivals, strict=True)
+        ]
+        shown = [
+            c and replace(c, best=len(rivals) > 1 and round(c.value, 1) == top)
+            for c, top in zip(cells, best, strict=True)
+        ]
+        marked.append((model, method, shown))
+    return marked

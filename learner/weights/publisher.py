@@ -1,0 +1,135 @@
+"""Weights out: from the DeepSpeed engine to every generator replica, through vLLM's weight-transfer API.
+
+    gather (ZeRO-3 layer by layer, in the generators' dtype) ─► file ─► announced, state.version ─► replicas load
+                                                             └─► Gloo or NCCL ─► replicas load ─► state.version
+
+`file`: parameters are streamed into RUN/weights/VERSION.safetensors as they are gathered, so no second copy of the
+model exists. `gloo`, `nccl`: they are gathered into rank 0's host memory and broadcast to a group of it and the running
+replicas. Announcing, sending and loading go on in the background while the next step trains. A version counts as published
+when its file is announced, for replicas that hold less pull it before they serve, or when they were sent it: with
+max_staleness 0 no token of the next batch can come from older weights.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+import structlog
+import torch
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+from common.config import Config
+from common.weight_versions import Manifest, advance, announce
+from learner.engine import Engine
+from learner.weights.broadcast import BroadcastClient
+from learner.weights.file_transport import EngineSource, FileTrainerInitInfo
+from learner.weights.transfer_group import Snapshot, TransferGroup
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of the newest publication: gather and write, and transfer with load (known one step later)."""
+
+    gather: float = 0.0
+    transfer: float = 0.0
+    load: float = 0.0
+
+
+class Publisher:
+    """Publishes versions in order. `publish` is called on every rank; rank 0 drives."""
+
+    def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
+        self._config, self._redis, self._rank = config, client, rank
+        self._broadcast = BroadcastClient(config)
+        self._engine = engine
+        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
+        self._shipping: Future[None] | None = None
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
+        self._announced = 0
+        self._group = TransferGroup(config, client, self._broadcast)
+        self._newest: Snapshot | None = None  # what the group was sent last
+        self.timing = Timing()
+        info = FileTrainerInitInfo(
+            run_dir / "weights", config.run.name, config.model.dtype, self._announce, rank=rank
+        )
+        self._file: Any = WeightTransferTrainerFactory.trainer_init(
+            info, client=self._broadcast, source=EngineSource(engine, config.model.dtype)
+        )
+
+    def publish(self, version: int) -> None:
+        """Make `version` the newest. Returns after the gather."""
+        self.wait()
+        transport, began = self._config.weights.transport, time.monotonic()
+        # Collectives: every rank takes part, rank 0 has what is to be sent.
+        made: Any = self._file.write(version) if transport == "file" else self._gather(version)
+        self.timing.gather = time.monotonic() - began
+        if made is not None:
+            self._shipping = self._background.submit(self._ship if transport == "file" else self._send, made)
+
+    def _gather(self, version: int) -> Snapshot | None:
+        self._newest = None  # its memory is needed now
+        tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
+        if self._rank == 0:
+            nccl = self._config.weights.transport == "nccl"
+            self._newest = Snapshot(version, tensors, self._engine.device if nccl else torch.device("cpu"))
+        return self._newest
+
+    def refresh(self) -> None:
+        """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for groups: no batch
+        may wait for a version that nobody sends any more."""
+        if self._shipping is not None and not self._shipping.done():
+            return
+        self.wait()
+        if self._newest is not None and self._group.is_behind(self._newest.version):
+            self._shipping = self._background.submit(self._send, self._newest)
+
+    def wait(self) -> None:
+        """Until the version in flight is published; raises what its publication raised."""
+        shipping, self._shipping = self._shipping, None
+        if shipping is not None:
+            shipping.result()
+
+    def close(self) -> None:
+        self.wait()
+        self._background.shutdown()
+        self._aside.shutdown()
+
+    def _ship(self, manifest: Manifest) -> None:
+        """Announce the file. That replicas load it at once is left to a thread of its own: one that stands still keeps neither
+        the learner nor the next version, and replicas pull what they were not told of."""
+        self._file.announce(manifest)
+        self._announced = manifest.version
+        self._aside.submit(self._push, manifest)
+
+    def _push(self, manifest: Manifest) -> None:
+        if manifest.version < self._announced:
+            return  # a newer one waits behind this
+        began = time.monotonic()
+        self._broadcast.version = manifest.version
+        try:
+            self._file.push(manifest)
+        except Exception:  # replicas pull what they were not told of
+            log.exception("replicas were not told of a version", version=manifest.version)
+            return
+        self._loaded(time.monotonic() - began)
+
+    def _announce(self, manifest: Manifest) -> None:
+        announce(self._redis, manifest)
+        advance(self._redis, self._config.run.name, manifest.version)
+
+    def _send(self, weights: Snapshot) -> None:
+        began = time.monotonic()
+        self._group.send(weights)
+        advance(self._redis, self._config.run.name, weights.version)
+        self._loaded(time.monotonic() - began)
+
+    def _loaded(self, seconds: float) -> None:
+        self.timing.load = max((c["pause_s"] for c in self._broadcast.confirmed), default=0.0)
+        self.timing.transfer = max(0.0, seconds - self.timing.load)

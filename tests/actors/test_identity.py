@@ -1,0 +1,125 @@
+"""A run keeps the settings and prompts it has begun with: on a real Redis."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.coordinator.identity import MAY_CHANGE, settle
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.load import differences, load
+from common.redis import connect, connect_async
+from common.types import Prompt
+from deploy.launch.redis_server import RedisServer
+
+KEYS = Keys("r")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server.url
+
+
+def config_of(**settings: Any) -> Config:
+    return load("tiny", ["run.name=r", *(f"{k.replace('__', '.')}={v}" for k, v in settings.items())])
+
+
+def prompts(n: int = 5) -> list[Prompt]:
+    return [Prompt(i, f"problem {i}", "1", np.array([i, 7], dtype=np.int32)) for i in range(n)]
+
+
+def start(url: str, config: Config, data: Sequence[Prompt]) -> None:
+    async def inside() -> None:
+        client = connect_async(url)
+        try:
+            await settle(client, config, data)
+        finally:
+            await client.aclose()
+
+    asyncio.run(inside())
+
+
+def begin(url: str) -> Any:
+    """A run with a plan, and a client of its Redis."""
+    start(url, config_of(), prompts())
+    client = connect(url)
+    client.hset(KEYS.plans, "0:0", "{}")
+    return client
+
+
+def stored(client: Any) -> Config:
+    return Config.model_validate_json(client.get(KEYS.config))
+
+
+def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(url: str) -> None:
+    client, own = begin(url), config_of()
+    changed = config_of(run__seed=5, rollout__prompts_per_batch=8, generator__replicas=3)
+    with pytest.raises(RunError) as refused:
+        start(url, changed, prompts())
+    said = str(refused.value)
+    assert f"rollout.prompts_per_batch: {own.rollout.prompts_per_batch} != 8; run.seed: 0 != 5" in said
+    assert "generator.replicas" not in said
+    assert stored(client) == own
+
+
+def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(url: str) -> None:
+    client = begin(url)
+    changed = config_of(
+        generator__replicas=3,
+        verifier__processes=2,
+        coordinator__replicas=2,
+        rollout__shards_in_flight=2,
+        queue__url="redis://elsewhere:1",
+        telemetry__http_port=0,
+        learner__steps=999,
+        learner__workers=2,
+    )
+    start(url, changed, prompts())
+    assert stored(client) == changed
+
+
+def test_before_its_first_plan_a_run_may_become_another(url: str) -> None:
+    start(url, config_of(), prompts())
+    start(url, config_of(run__seed=5), prompts(9))
+    client = connect(url)
+    assert stored(client).run.seed == 5
+    assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 9
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    "change", [{"text": "another"}, {"answer": "2"}, {"tokens": np.array([3, 9], dtype=np.int32)}, None]
+)
+def test_other_prompts_under_the_same_settings_are_refused(
+    url: str, change: dict[str, Any] | None, begun: bool
+) -> None:
+    client = begin(url)
+    if not begun:  # coordinators of one application, on machines that hold different data
+        client.delete(KEYS.plans)
+    start(url, config_of(), prompts())
+    others = prompts(4) if change is None else [*prompts()[:3], replace(prompts()[3], **change), prompts()[4]]
+    with pytest.raises(RunError, match=r"has begun with 5 prompts .* gives (4|5) others"):
+        start(url, config_of(), others)
+    assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 5
+
+
+def test_settings_that_came_with_a_newer_version_are_no_change(url: str) -> None:
+    client = begin(url)
+    older = json.loads(client.get(KEYS.config))
+    del older["rollout"]["attempts"], older["allocation"]["max_group_size"]
+    client.set(KEYS.config, json.dumps(older))
+    start(url, config_of(), prompts())
+    assert stored(client) == config_of()
+
+
+@pytest.mark.parametrize("key", MAY_CHANGE)
+def test_what_may_change_is_the_name_of_a_setting(key: str) -> None:
+    assert [d for d in differences({}, config_of(learner__wandb="project")) if d.startswith(key)]

@@ -1,0 +1,122 @@
+"""Plans on a real Redis: the first of a shard counts, and a group's pre-rollouts are written once."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.coordinator.plans import Plans
+from common.config import Config
+from common.keys import Keys
+from common.queue import Consumer, Producer
+from common.redis import connect, connect_async
+from common.types import Group, Plan, Rollout, VersionSpan
+from common.wire import decode_group
+from deploy.launch.redis_server import RedisServer
+
+CONFIG = Config.model_validate({"run": {"name": "p"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}})
+IDS = ["0:0", "0:1", "0:2"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as running:
+        yield running
+
+
+def rollout(phase: Any, token: int) -> Rollout:
+    tokens, logprobs = np.full(3, token, np.int32), -np.ones(3, np.float32)
+    return Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, 3),), phase, {"accuracy": 1.0, "format": 0.5})
+
+
+def plan_of(token: int) -> Plan:
+    prompt = np.array([1], np.int32)
+    groups = tuple(
+        Group("p", 0, i, 0, 0, "uniform", (1.0, 2.0), "t", 1, prompt, (rollout("A", token),))
+        for i in range(3)
+    )
+    return Plan("uniform", ((1.0, 2.0),) * 3, (1, 1, 1), (token, 0, 1), 0.5, 1.0, groups)
+
+
+def run(server: RedisServer, work: Any) -> Any:
+    async def inside() -> Any:
+        client = connect_async(server.url)
+        try:
+            return await work(Plans(client, "p"), Producer(client, CONFIG))
+        finally:
+            await client.aclose()
+
+    return asyncio.run(inside())
+
+
+def same(one: Plan, other: Plan) -> bool:
+    facts = [replace(p, groups=()) for p in (one, other)]
+    tokens = [
+        [(g.id, r.phase, r.tokens.tolist()) for g in p.groups for r in g.rollouts] for p in (one, other)
+    ]
+    fields = [[getattr(f, name) for name in Plan.__slots__] for f in facts]
+    return fields[0] == fields[1] and tokens[0] == tokens[1]
+
+
+def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(server: RedisServer) -> None:
+    async def work(plans: Plans, producer: Producer) -> None:
+        assert await plans.load("0:0", IDS) is None
+        assert same(await plans.remember("0:0", plan_of(2)), plan_of(2))
+        assert same(await plans.remember("0:0", plan_of(5)), plan_of(2))
+        found = await plans.load("0:0", IDS)
+        assert found is not None
+        assert same(found, plan_of(2))
+
+    run(server, work)
+    keys = sorted(k.decode() for k in connect(server.url).scan_iter("*"))
+    assert keys == sorted([Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)])
+
+
+def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordinator(
+    server: RedisServer,
+) -> None:
+    def grown(group: Group) -> Group:
+        return replace(group, rollouts=(*group.rollouts, rollout("B", 7)))
+
+    async def work(plans: Plans, producer: Producer) -> Plan | None:
+        plan = await plans.remember("0:0", plan_of(2))
+        for group in plan.groups[:2]:
+            assert await producer.push(grown(group), planned=True)
+        consumer = Consumer(connect(server.url), CONFIG)
+        one, *_ = consumer.claim(1.0)
+        found = decode_group(*consumer.read(one.id, one.group))
+        assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]
+        consumer.acknowledge({one.id: one.group}, 1)
+        return await plans.load("0:0", IDS)
+
+    found = run(server, work)
+    assert (found.extra, [g.id for g in found.groups]) == ((2, 0, 1), ["0:2"])
+
+
+@pytest.mark.parametrize("damaged", [None, b"\x00damaged"])
+def test_a_group_whose_pre_rollouts_are_lost_is_asked_for_again(
+    server: RedisServer, damaged: bytes | None
+) -> None:
+    async def work(plans: Plans, producer: Producer) -> tuple[Plan | None, dict[str, int]]:
+        await plans.remember("4:0", plan_of(2))
+        client, key = connect(server.url), Keys("p").pre_rollouts("0:1")
+        client.delete(key) if damaged is None else client.set(key, damaged)
+        return await plans.load("4:0", IDS), await producer.redo()
+
+    plan, again = run(server, work)
+    assert [g.id for g in plan.groups] == ["0:0", "0:2"]
+    assert plan.extra == (2, 0, 1), "the plan still says how much the group is due"
+    assert again == {"0:1": 4}
+
+
+def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(server: RedisServer) -> None:
+    async def work(plans: Plans, producer: Producer) -> Plan | None:
+        await plans.remember("0:0", plan_of(2))
+        plans._max_bytes = 100
+        return await plans.load("0:0", IDS)
+
+    assert run(server, work).groups == ()

@@ -1,0 +1,234 @@
+"""The HTTP endpoints on a real Redis, through uvicorn as `serve_page` runs them."""
+
+import asyncio
+import hashlib
+import json
+import threading
+import time
+
+import httpx
+import pytest
+import uvicorn
+
+from common.keys import Keys
+from common.redis import connect
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.run_state import RunState
+from deploy.monitor.web import create_app
+from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def serve():
+    """A function that serves a run's application and returns a client; all of it ends with the test."""
+    servers = []
+
+    def start(url: str, run: str) -> httpx.Client:
+        server = uvicorn.Server(uvicorn.Config(create_app(url, run), port=0, log_level="warning"))
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
+        servers.append((server, thread, client))
+        until(lambda: "first reading" not in client.get("/healthz").text)
+        return client
+
+    yield start
+    for server, thread, client in servers:
+        client.close()
+        server.should_exit = server.force_exit = True
+        thread.join(10)
+
+
+def until(check, limit_s: float = 10.0):
+    deadline = time.monotonic() + limit_s
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.02)
+    return value
+
+
+def events(client: httpx.Client, count: int) -> list[dict]:
+    found = []
+    with client.stream("GET", "/events") as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        for line in stream.iter_lines():
+            if line.startswith("data: {"):
+                found.append(json.loads(line.removeprefix("data: ")))
+            if len(found) == count:
+                return found
+    raise AssertionError("the stream ended")
+
+
+def test_status_is_the_reading_and_openapi_documents_every_field_of_it(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("status"))
+    play(run, 3)
+    client = serve(redis_url, "status")
+    status = until(lambda: (s := client.get("/status").json())["step"] == 3 and s)
+    api = client.get("/openapi.json").json()
+    documented = api["components"]["schemas"]["RunState"]["properties"].keys()
+    assert set(status) == set(documented) == set(RunState.__dataclass_fields__)
+    assert {"/status", "/healthz", "/events", "/history", "/pause", "/resume"} <= set(api["paths"])
+
+
+@pytest.mark.system
+def test_all_clients_share_one_reading_a_second(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("shared"))
+    play(run, 1)
+    client = serve(redis_url, "shared")
+    before, began = run.redis.info("commandstats")["cmdstat_xlen"]["calls"], time.monotonic()
+    results: list[list[dict]] = []
+    threads = [threading.Thread(target=lambda: results.append(events(client, 4))) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    seconds = time.monotonic() - began
+    reads = run.redis.info("commandstats")["cmdstat_xlen"]["calls"] - before
+    assert len(results) == 10
+    assert all(e["state"]["run"] == "shared" for r in results for e in r)
+    assert reads <= seconds + 2
+
+
+def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("latency"))
+    play(run, 1)
+    client = serve(redis_url, "latency")
+    with client.stream("GET", "/events") as stream:
+        lines = stream.iter_lines()
+        next(line for line in lines if line.startswith("data: {"))
+        asyncio.run(run.generate(1))
+        pushed = time.monotonic()
+        next(line for line in lines if '"queue_depth":8' in line)
+    assert time.monotonic() - pushed < 2.0
+
+
+def test_history_is_bounded_and_buckets_follow_the_paper(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("long", learner={"steps": 2000}))
+    play(run, 2)
+    for step in range(2, 1500):
+        run.redis.xadd(run.keys.steps, {"metrics": json.dumps({"step": step, "reward": step / 1500})})
+    client = serve(redis_url, "long")
+    history = until(lambda: (h := client.get("/history").json()).get("steps", {}).get("step") and h)
+    assert len(history["steps"]["step"]) <= 400
+    assert history["steps"]["reward"][-1] == pytest.approx(0.998, abs=0.01)
+    assert history["shares"]["classes"] == ["0", "1-3", "4-7", "8"]
+    assert [sum(c[b] for c in history["shares"]["phase_b"]) for b in (0, 1)] == pytest.approx(
+        [1, 1], abs=1e-3
+    )
+    assert list(history["evaluations"]) == ["0"]
+
+
+def test_a_value_that_is_no_number_does_not_break_the_json(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("nan"))
+    run.redis.xadd(run.keys.steps, {"metrics": '{"step": 0, "loss": NaN, "reward": Infinity}'})
+    client = serve(redis_url, "nan")
+    assert "NaN" not in client.get("/status").text
+    assert client.get("/status").json()["learner"] == {"step": 0, "loss": None, "reward": None}
+
+
+def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve, monkeypatch):
+    monkeypatch.delenv("HORA_TOKEN", raising=False)
+    run = SyntheticRun(redis_url, config_of("controls"))
+    client = serve(redis_url, "controls")
+
+    def post(path: str, token: str | None = None) -> httpx.Response:
+        return client.post(path, headers={"Authorization": f"Bearer {token}"} if token else {})
+
+    refused = post("/pause", "anything")
+    assert refused.status_code == 403
+    assert "HORA_TOKEN" in refused.json()["detail"]
+    run.redis.hset(run.keys.state, "token_sha256", hashlib.sha256(b"right").hexdigest())
+    for wrong in (None, "wrong", ""):
+        answer = post("/pause", wrong)
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers["www-authenticate"] == "Bearer"
+    assert run.redis.hget(run.keys.state, "paused") is None
+    assert post("/pause", "right").json() == {"paused": True}
+    assert run.redis.hget(run.keys.state, "paused") == b"1"
+    assert until(lambda: client.get("/status").json()["status"] == "paused")
+    assert post("/resume", "right").json() == {"paused": False}
+    assert run.redis.hget(run.keys.state, "paused") == b"0"
+    assert abs(float(run.redis.hget(run.keys.state, "unpaused")) - time.time()) < 10
+
+
+def test_an_unknown_run_is_a_problem_with_a_sentence_on_every_channel(redis_url, serve):
+    client = serve(redis_url, "missing")
+    for path in ("/status", "/healthz"):
+        answer = client.get(path)
+        assert answer.status_code == 503
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert "knows no run 'missing'" in answer.json()["detail"]
+    (event,) = events(client, 1)
+    assert event["state"] is None
+    assert "knows no run" in event["problem"]
+    assert client.get("/nowhere").json()["status"] == 404
+    assert client.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("what", ["wrong password", "older version"])
+def test_what_cannot_be_read_is_a_sentence_on_every_channel(redis_url, serve, tmp_path, what):
+    url, sentence = redis_url, "is served by another version of hora"
+    connect(redis_url).set(Keys("older").config, '{"model": {"path": "m"}, "colour": 3}')
+    if what == "wrong password":
+        (tmp_path / "wrong").write_text("wrong")
+        url = f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}"
+        sentence = "refuses the password"
+    client = serve(url, "older")
+    for path in ("/status", "/healthz"):
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+        assert sentence in answer.json()["detail"]
+        assert "\n" not in answer.json()["detail"]
+    (event,) = events(client, 1)
+    assert sentence in event["problem"]
+
+
+def test_a_finished_run_is_shown_as_such_without_warnings(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 2}))
+    play(run, 2)
+    client = serve(redis_url, "over")
+    status = client.get("/status").json()
+    assert (status["status"], status["step"], status["warnings"]) == ("finished", 2, [])
+    assert client.get("/healthz").status_code == 200
+
+
+@pytest.mark.system
+def test_the_views_come_back_when_redis_does(tmp_path, serve):
+    server = RedisServer(tmp_path / "r")
+    server.start()
+    try:
+        run = SyntheticRun(server.url, config_of("comeback"))
+        play(run, 2)
+        client = serve(server.url, "comeback")
+        assert client.get("/healthz").status_code == 200
+        server.stop()
+        until(lambda: client.get("/healthz").status_code == 503)
+        detail = client.get("/status").json()["detail"]
+        assert "redis.sock" in detail
+        assert server._password() not in detail
+        server.start()
+        until(lambda: client.get("/healthz").status_code == 200, 20)
+        assert client.get("/status").json()["step"] == 2
+    finally:
+        server.stop()
+
+
+def test_the_page_is_self_contained_and_under_a_megabyte(redis_url, serve):
+    SyntheticRun(redis_url, config_of("page"))
+    answer = serve(redis_url, "page").get("/")
+    assert len(answer.content) < 1_000_000
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    text = answer.text.replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "src=" not in text

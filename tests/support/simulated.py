@@ -1,0 +1,163 @@
+"""The control plane with timers in place of engines and optimizer: coordination, queue, ledger and feed are real, and
+so is their Redis. What a real fleet would take is told by `seconds_of`; what the control plane takes is left to see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from actors.coordinator.allocation import Cycles
+from actors.coordinator.leases import Leases
+from actors.coordinator.scheduler import Coordination, Services
+from actors.coordinator.shard import Generate
+from allocator.priors import FixedPrior
+from common.config import Config
+from common.keys import Keys
+from common.queue import Producer
+from common.redis import connect, connect_async
+from common.telemetry import Telemetry
+from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from common.weight_versions import advance
+from learner.steps import Planner, Reader, Vocabulary
+
+TOKENIZER = "simulated"
+VOCABULARY = 1024
+FRESH_S = 0.01
+
+
+def prompts(n: int, tokens: int = 8) -> list[Prompt]:
+    """`n` prompts of `tokens` tokens each."""
+    return [Prompt(i, f"problem {i}", "1", np.full(tokens, i % VOCABULARY, dtype=np.int32)) for i in range(n)]
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Generators as timers. `seconds_of(request, lengths)` is how long a request takes; `lengths_of(n)` draws the
+    lengths of its completions. Completions are slices of one pool, so that making them costs next to nothing."""
+
+    seconds_of: Callable[[SamplingRequest, np.ndarray], float]
+    lengths_of: Callable[[int], np.ndarray]
+    pool: np.ndarray = field(
+        default_factory=lambda: np.random.default_rng(0).integers(0, VOCABULARY, 4096, np.int32)
+    )
+    logprobs: np.ndarray = field(default_factory=lambda: np.full(4096, -0.5, dtype=np.float32))
+    fault: Callable[[SamplingRequest], None] = lambda request: None
+    requests: int = 0
+
+    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
+        self.requests += 1
+        lengths = self.lengths_of(request.n)
+        await asyncio.sleep(self.seconds_of(request, lengths))
+        self.fault(request)
+        return [
+            Completion("", self.pool[:n], self.logprobs[:n], "stop", (VersionSpan(version, 0, int(n)),))
+            for n in lengths
+        ]  # fmt: skip
+
+
+async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    """A third of the prompts is always right, a third never, a third every other time."""
+    kind = prompt.index % 3
+    right = [float(kind == 0 or (kind == 1 and i % 2 == 0)) for i in range(len(completions))]
+    return [{"format": 1.0, "accuracy": r} for r in right]
+
+
+@dataclass(slots=True)
+class Newest:
+    """The newest weight version, read from Redis at most every `FRESH_S`, as replicas learn of it by a message."""
+
+    redis: Any
+    keys: Keys
+    known: int = 0
+    read_at: float = -math.inf
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def version(self, at_least: int) -> int:
+        """Not older than `FRESH_S`, and read again when what is known is older than `at_least`."""
+        async with self.lock:
+            if self.known < at_least or time.monotonic() - self.read_at > FRESH_S:
+                self.known = int(await self.redis.hget(self.keys.state, "version") or 0)
+                self.read_at = time.monotonic()
+            return self.known
+
+
+async def coordinate(config: Config, url: str, data: list[Prompt], fleet: Fleet, owner: str) -> Coordination:
+    """Run one coordinator to the end of the run (all steps trained); raises what stopped it."""
+    redis = connect_async(url)
+    keys = Keys(config.run.name)
+
+    newest = Newest(redis, keys)
+
+    def generate_at(min_version: int) -> Generate:
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            version = await newest.version(min_version)
+            assert version >= min_version, f"asked for version {min_version} while {version} is the newest"
+            return await fleet(request, min_version)  # as a replica does that pulls only what it must
+
+        return generate
+
+    services = Services(
+        generate_at=generate_at,
+        score=score,
+        producer=Producer(redis, config),
+        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), len(data)),
+        leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
+        telemetry=Telemetry(redis, config.run.name),
+    )
+    coordination = Coordination(config, data, TOKENIZER, redis, services)
+    try:
+        await coordination.run()
+    finally:
+        await redis.aclose()
+    return coordination
+
+
+@dataclass(slots=True)
+class Learner:
+    """A learner whose optimizer is a timer: plans, reads and decodes each step's groups, sleeps, publishes.
+
+    `trained[step]` are the group ids of the surviving step; `waited[step]` the seconds without groups. Stops before a
+    step when `stop` is set, as a crash does: nothing is acknowledged that no checkpoint contains.
+    """
+
+    config: Config
+    url: str
+    seconds: Callable[[], float]
+    checkpoint_every: int = 1
+    stop: threading.Event = field(default_factory=threading.Event)
+    trained: dict[int, list[str]] = field(default_factory=dict)
+    waited: dict[int, float] = field(default_factory=dict)
+    durable: int = 0
+
+    def run(self) -> None:
+        client, keys = connect(self.url), Keys(self.config.run.name)
+        planner = Planner(client, self.config, Vocabulary(TOKENIZER, VOCABULARY), self.durable)
+        reader = Reader(client, self.config, 0, 1, planner.kept)
+        client.hset(keys.state, "step", self.durable)
+        for step in range(self.durable, self.config.learner.steps):
+            self.waited[step] = planner.plan(step, self._check)
+            groups = reader.read(step)
+            self._check()
+            time.sleep(self.seconds())
+            self.trained[step] = [g.id for g in groups]
+            advance(client, self.config.run.name, step + 1)
+            client.hset(keys.state, "step", step + 1)
+            if (step + 1) % self.checkpoint_every == 0 or step + 1 == self.config.learner.steps:
+                planner.durable(step + 1)
+                self.durable = step + 1
+
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise Stopped
+
+
+class Stopped(Exception):
+    """The simulated learner was told to die."""
