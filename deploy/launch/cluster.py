@@ -15,6 +15,7 @@ from common.keys import Keys
 from common.load import differences
 from common.redis import connect
 from deploy.app import APP
+from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
 from deploy.preflight.check import check_packages
 from deploy.preflight.names import check_context
@@ -46,7 +47,8 @@ def train_on_cluster(config: Config) -> None:
     check_packages(config)
     check_agreement(config, url)
     try:
-        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+        with starting_ray():
+            ray.init(address="auto", log_to_driver=False, configure_logging=False)
     except ConnectionError:
         raise RunError(
             "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"

@@ -29,6 +29,7 @@ from common.redis import connect
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
 from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer
+from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
@@ -202,14 +203,15 @@ def _start_ray(config: Config) -> None:
     import ray
 
     try:
-        ray.init(
-            address="local",
-            num_cpus=_cpus(config),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=256 * 2**20,
-        )
+        with starting_ray():
+            ray.init(
+                address="local",
+                num_cpus=_cpus(config),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=256 * 2**20,
+            )
     except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
         raise RunError(
             f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it is less so"
