@@ -18,7 +18,7 @@ from common.config import Config
 from common.keys import Keys
 from common.state import read_config
 from common.telemetry import FLOWS, HISTORY, TELEMETRY
-from deploy.monitor.warnings import SILENT_S, warnings
+from deploy.monitor.warnings import SILENT_S, Kind, Warning, warnings
 
 GONE_S = 60.0
 WINDOW_S = 60.0
@@ -92,11 +92,14 @@ class RunState:
     evaluations: dict[int, dict[str, float]]
     parts: tuple[Part, ...]
     sparks: dict[str, list[float]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Warning, ...] = ()
     telemetry: int = TELEMETRY
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def warns(self, kind: Kind) -> bool:
+        return any(w.kind == kind for w in self.warnings)
 
     def of(self, kind: str) -> list[Part]:
         return [p for p in self.parts if p.kind == kind]

@@ -47,7 +47,7 @@ def line(state: RunState) -> str:
     )
     if reward is not None:
         text += f" reward {reward:.3f}"
-    return f"{text} | {'; '.join(state.warnings)}" if state.warnings else text
+    return f"{text} | {'; '.join(map(str, state.warnings))}" if state.warnings else text
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
