@@ -60,11 +60,18 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
 
 
 @app.command()
-def check(config: ConfigPath, set_: Overrides = None) -> None:
-    """Validate a configuration, its model folder and its data without starting anything."""
-    from deploy.preflight.check import check as run_check
+def check(
+    config: ConfigPath,
+    set_: Overrides = None,
+    elsewhere: Annotated[
+        bool,
+        typer.Option(help="The configuration is for another machine: look at it, its model and its data."),
+    ] = False,
+) -> None:
+    """Say what a run would use, or the first thing that would stop it, without starting anything."""
+    from deploy.preflight.checks import check as run_check
 
-    run_check(config, set_ or ())
+    run_check(config, set_ or (), elsewhere=elsewhere)
 
 
 @app.command()
@@ -178,12 +185,10 @@ def study(
 
 @app.command()
 def doctor(config: ConfigPath, set_: Overrides = None) -> None:
-    """Check this machine or cluster for a configuration and say how to mend what would fail."""
-    from common.load import load
-    from deploy.preflight.doctor import doctor as examine
-    from deploy.preflight.doctor import http_options, show
+    """Every check of `hora check` with its finding, and what to do about those that fail."""
+    from deploy.preflight.checks import doctor as examine
 
-    if not show(examine(load(config, set_ or ()), http_options(config))):
+    if not examine(config, set_ or ()):
         raise typer.Exit(1)
 
 
