@@ -50,7 +50,7 @@ class Cycles:
         self._gate = WarmUpGate(
             threshold=config.allocation.warmup.format_reward,
             cycles=config.allocation.warmup.cycles,
-            enabled=config.allocation.warmup.enabled,
+            enabled=config.gate is not None,
         )
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
@@ -115,7 +115,8 @@ class Cycles:
 
     def _observe(self, reports: list[dict[str, Any]]) -> None:
         """Learn from one cycle; then the terms of the batch that knows it and no later one can be told."""
-        self._gate.observe(float(np.mean([r["format"] for r in reports])))
+        if self._config.gate is not None:
+            self._gate.observe(float(np.mean([r["rewards"][self._config.gate] for r in reports])))
         self._prior.update(
             np.concatenate([np.asarray(r["prompts"], dtype=np.int64) for r in reports]),
             np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),

@@ -31,7 +31,7 @@ from common.order import batch_rows
 from common.queue import Producer
 from common.staleness import may_start
 from common.telemetry import Telemetry
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest
+from common.types import Completion, Group, Plan, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -210,7 +210,7 @@ class Coordination:
             with self._asking("generators"):
                 return await generate_at(request)
 
-        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
             with self._asking("verifiers"):
                 return await self._with.score(prompt, completions)
 
@@ -287,7 +287,6 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "format": plan.format,
-        "accuracy": plan.accuracy,
+        "rewards": plan.rewards,
         "seconds": seconds,
     }

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Completion, Group, Phase, Plan, Prompt, Rollout, SamplingRequest, group_id
+from common.types import Completion, Group, Phase, Plan, Prompt, Rollout, SamplingRequest, Scored, group_id
 
 T = TypeVar("T")
 
 Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
-Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[dict[str, float]]]]
+Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allo
         _sample(shard, epoch, prompt, shard.pre_rollouts, "A", generate, score)
         for epoch, prompt in zip(shard.epochs, shard.prompts, strict=True)
     )
-    successes = np.array([sum(r.rewards["accuracy"] >= 1.0 for r in rs) for rs in rollouts], dtype=np.int64)
+    successes = np.array([sum(r.success for r in rs) for rs in rollouts], dtype=np.int64)
     allocation = await allocate([p.index for p in shard.prompts], successes)
     sampling = uuid.uuid4().hex
     groups = tuple(
@@ -121,14 +121,12 @@ async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allo
             shard.epochs, shard.prompts, rollouts, allocation.priors, strict=True
         )
     )
-    found = [r.rewards for rs in rollouts for r in rs]
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
         successes=tuple(successes.tolist()),
         extra=tuple(allocation.extra.tolist()),
-        format=float(np.mean([rewards["format"] for rewards in found])),
-        accuracy=float(np.mean([rewards["accuracy"] for rewards in found])),
+        rewards=_means([r.rewards for rs in rollouts for r in rs]),
         groups=groups,
     )
 
@@ -152,8 +150,8 @@ async def _sample(
         completions = await generate(SamplingRequest(prompt, size, seed, shard.order))
         if len(completions) != size:
             raise ValueError(f"prompt {prompt.index}: asked for {size} completions, got {len(completions)}")
-        rewards = await score(prompt, completions)
-        return [_rollout(c, phase, r) for c, r in zip(completions, rewards, strict=True)]
+        scored = await score(prompt, completions)
+        return [_rollout(c, phase, s) for c, s in zip(completions, scored, strict=True)]
 
     parts = await _all(one(first) for first in range(0, n, shard.samples_per_request))
     return [rollout for part in parts for rollout in part]
@@ -174,14 +172,19 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _rollout(completion: Completion, phase: Phase, rewards: dict[str, float]) -> Rollout:
+def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([r[name] for r in rewards])) for name in rewards[0]}
+
+
+def _rollout(completion: Completion, phase: Phase, scored: Scored) -> Rollout:
     return Rollout(
         tokens=completion.tokens,
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
         spans=completion.spans,
         phase=phase,
-        rewards=rewards,
+        rewards=scored.rewards,
+        success=scored.success,
     )
 
 

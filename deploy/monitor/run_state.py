@@ -270,7 +270,7 @@ def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
 
 
 def _warm_up(config: Config, state: Mapping[bytes, bytes]) -> bool:
-    if not config.allocation.warmup.enabled:
+    if config.gate is None:
         return False
     cycles = state.get(b"cycles")
     return not (cycles and json.loads(cycles)["gate"]["open"])

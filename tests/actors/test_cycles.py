@@ -80,7 +80,7 @@ def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[
     return {
         "batch": batch,
         "shard": shard,
-        "format": format,
+        "rewards": {"format": format, "accuracy": 0.0},
         "prompts": rows(config, batch, shard),
         "successes": [1, 2],
     }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.coordinator.shard import Allocation, Shard, run_shard, sample_seed
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest, VersionSpan
+from common.types import Completion, Group, Plan, Prompt, SamplingRequest, Scored, VersionSpan
 
 
 def make_shard(n: int = 3, g0: int = 4, per_request: int = 16) -> Shard:
@@ -36,9 +36,9 @@ class World:
         finally:
             self.running -= 1
 
-    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         return [
-            {"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}
+            Scored({"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}, c.text == "right")
             for j, c in enumerate(completions)
         ]
 
@@ -108,7 +108,7 @@ def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again
     first = World()
     collect(make_shard(), first, remember=remember)
     assert (plans[0].successes, plans[0].extra) == ((0, 1, 2), (7, 2, 0))
-    assert (plans[0].format, plans[0].accuracy) == (0.75, 0.25)
+    assert plans[0].rewards == {"accuracy": 0.25, "format": 0.75}
     second = World()
     left = replace(plans[0], groups=tuple(g for g in plans[0].groups if g.id != "0:1"))
     groups = collect(make_shard(), second, plan=left)
@@ -120,7 +120,7 @@ def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again
 def test_an_error_ends_the_shard_and_leaves_no_request_running() -> None:
     world = World()
 
-    async def broken(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def broken(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         raise RuntimeError("verifier gone")
 
     async def run() -> int:
