@@ -24,6 +24,7 @@ from allocator.warmup import WarmUpGate
 from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
+from common.state import changed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +88,7 @@ class Cycles:
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)
             if self._observed > before:  # for those who show the run
-                state = json.dumps({"gate": {"open": self._gate.open}})
-                await self._redis.hset(self._keys.state, "cycles", state)
+                await self._redis.hset(self._keys.state, mapping=changed(gate_open=self._gate.open))
 
     @property
     def _settled(self) -> bool:

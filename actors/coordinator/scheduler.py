@@ -32,6 +32,7 @@ from common.keys import Keys
 from common.order import batch_rows
 from common.queue import Producer
 from common.staleness import may_start
+from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
 from common.types import Completion, Group, Plan, Prompt, SamplingRequest
 
@@ -117,9 +118,9 @@ class Coordination:
         if len(self._tasks) >= self._config.rollout.shards_in_flight:
             self._blocked = ""
             return None
-        state = await self._redis.hmget(self._keys.state, ["version", "paused"])
-        version, paused = int(state[0] or 0), state[1] == b"1"
-        if paused:
+        state = await self._state()
+        version = state.version
+        if state.paused:
             self._blocked = "an operator: the run is paused"
             return None
         if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
@@ -270,7 +271,10 @@ class Coordination:
             await asyncio.sleep(POLL_S)
 
     async def _finished(self) -> bool:
-        return int(await self._redis.hget(self._keys.state, "step") or 0) >= self._config.learner.steps
+        return (await self._state()).step >= self._config.learner.steps
+
+    async def _state(self) -> SharedState:
+        return await read_state_async(self._redis, self._config.run.name)
 
 
 def _pair(field: bytes) -> tuple[int, int]:

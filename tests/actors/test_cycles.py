@@ -22,6 +22,7 @@ from common.keys import Keys
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect, connect_async
+from common.state import read_state
 from deploy.launch.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
@@ -202,8 +203,7 @@ def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
         assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
     play(url, config, scenario)
-    shown = connect(url).hget(Keys(config.run.name).state, "cycles")
-    assert json.loads(shown)["gate"]["open"], "for those who show the run"
+    assert read_state(connect(url), config.run.name).gate_open, "for those who show the run"
 
 
 def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> None:
