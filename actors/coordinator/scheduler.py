@@ -34,7 +34,7 @@ from common.queue import Producer
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest
+from common.types import Completion, Plan, Prompt, SamplingRequest
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
