@@ -30,6 +30,8 @@ RULES: dict[str, Rule] = {r.name: r for r in (HIT_UTILITY, UNIFORM, HARD_FIRST, 
 
 def get_rule(name: str) -> Rule:
     """The rule of that name. ValueError when there is none, or when a user's function cannot be found."""
+    if not isinstance(name, str):
+        raise ValueError(f"rule: must be a name or 'package.module:function', not {name!r}")
     return RULES[name] if name in RULES else _load(name)
 
 
@@ -40,8 +42,10 @@ def _load(name: str) -> Marginal:
         raise ValueError(f"rule: {name!r} is none of {', '.join(RULES)}, nor package.module:function")
     try:
         gain = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(f"rule: {name!r} cannot be loaded: {error}") from error
+    if not callable(gain):
+        raise ValueError(f"rule: {name!r} is no function but {gain!r}")
     return from_gain(name, gain)
 
 
