@@ -17,7 +17,7 @@ from typing import TypeVar
 import structlog
 from ray.serve.handle import DeploymentHandle
 
-from actors.coordinator.shard import Generate, Score
+from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
 from common.types import Completion, Prompt, SamplingRequest

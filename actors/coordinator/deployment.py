@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.calls import generator_calls, verifier_calls
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.leases import Leases
 from actors.coordinator.memory import freeze_heap

@@ -1,0 +1,59 @@
+"""How a shard's rollouts are asked for: requests of bounded size, each scored as soon as its completions are there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from actors.coordinator.concurrency import all_of
+from actors.coordinator.shard import Draw, Shard
+from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest
+
+Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
+Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[dict[str, float]]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampler:
+    """Draws scored rollouts of one shard's prompts: the `sample` of its phases."""
+
+    shard: Shard
+    generate: Generate
+    score: Score
+
+    async def __call__(self, draw: Draw) -> list[Rollout]:
+        """The rollouts of one drawing, in order. The error of any request ends the drawing and cancels its other requests: a
+        lost rollout is the caller's to retry, never a wrong answer."""
+        size = self.shard.samples_per_request
+        parts = await all_of(
+            self._request(draw, draw.first + done, min(size, draw.n - done))
+            for done in range(0, draw.n, size)
+        )
+        return [rollout for part in parts for rollout in part]
+
+    async def _request(self, draw: Draw, first: int, n: int) -> list[Rollout]:
+        shard, prompt = self.shard, self.shard.prompts[draw.place]
+        seed = sample_seed(shard.seed, shard.epochs[draw.place], prompt.index, draw.phase, first)
+        completions = await self.generate(SamplingRequest(prompt, n, seed, shard.order))
+        if len(completions) != n:
+            raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
+        rewards = await self.score(prompt, completions)
+        return [_rollout(c, draw.phase, r) for c, r in zip(completions, rewards, strict=True)]
+
+
+def _rollout(completion: Completion, phase: Phase, rewards: dict[str, float]) -> Rollout:
+    return Rollout(
+        tokens=completion.tokens,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        spans=completion.spans,
+        phase=phase,
+        rewards=rewards,
+    )
+
+
+def sample_seed(seed: int, epoch: int, prompt_index: int, phase: Phase, first: int) -> int:
+    """Seed of one request, a pure function of what it is for: a retry anywhere draws the same samples from the same weights."""
+    text = f"{seed}:{epoch}:{prompt_index}:{phase}:{first}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")
