@@ -124,7 +124,9 @@ def test_the_order_of_the_data_is_followed_over_the_end_of_an_epoch() -> None:
     facts = good_run()
     for old, new in (("0:8", "1:0"), ("0:9", "1:1"), ("0:10", "1:2"), ("0:11", "1:3")):
         facts = renamed(facts, old, new)
-    assert audit(CONFIG, replace(facts, prompts=10)) == [], "an epoch of ten prompts holds two batches of four"
+    assert audit(CONFIG, replace(facts, prompts=10)) == [], (
+        "an epoch of ten prompts holds two batches of four"
+    )
     assert len(audit(CONFIG, replace(facts, prompts=12))) == 4, "0:8 to 0:11 were skipped"
 
 
