@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from ray.util.metrics import Counter, Gauge
 
+from common.telemetry import SILENT_S
 from deploy.monitor.run_state import RunState
-from deploy.monitor.warnings import SILENT_S, Kind
+from deploy.monitor.warnings import Kind
 
 # name -> (description with unit, tags besides `run`)
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {

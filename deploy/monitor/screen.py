@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from common.telemetry import SILENT_S
 from deploy.monitor.run_state import Part, RunState
-from deploy.monitor.warnings import SILENT_S
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110

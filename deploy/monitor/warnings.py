@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from common.telemetry import TELEMETRY
+from common.telemetry import SILENT_S, TELEMETRY
 
 if TYPE_CHECKING:
     from deploy.monitor.run_state import Part, RunState
 
-SILENT_S = 10.0
 STARVING = 0.2
 BACKLOG_S = 2.0
 

@@ -57,7 +57,7 @@ def test_the_oldest_group_is_the_oldest_that_no_step_has_taken(redis_url):
 def test_rates_are_per_second_over_what_was_sampled(redis_url):
     run = SyntheticRun(redis_url, config_of("rates"))
     began = time.time()
-    read_run(run.redis, "rates")
+    run.sample()
     asyncio.run(run.generate(0))
     time.sleep(1.2)
     state = read_run(run.redis, "rates")
@@ -71,14 +71,22 @@ def text_of(state: RunState, kind: Kind) -> str:
 
 
 @pytest.mark.system
-def test_many_readers_keep_one_sample_a_second(redis_url):
-    run = SyntheticRun(redis_url, config_of("readers"))
+def test_many_coordinators_keep_one_sample_a_second(redis_url):
+    run = SyntheticRun(redis_url, config_of("samples"))
     began = time.time()
     while time.time() - began < 2.5:
         for _ in range(5):
-            read_run(run.redis, "readers")
+            run.sample()
         time.sleep(0.02)
     assert 2 <= run.redis.xlen(run.keys.history) <= 4
+
+
+def test_reading_a_run_writes_nothing(redis_url):
+    run = SyntheticRun(redis_url, config_of("readers"))
+    play(run, 2)
+    before = {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")}
+    read_run(run.redis, "readers")
+    assert {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")} == before
 
 
 def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch):
