@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
@@ -44,7 +43,7 @@ def generator_calls(
 
     async def generate(request: SamplingRequest) -> list[Completion]:
         async def ask(before: int) -> list[Completion]:
-            return await method.remote(replace(request, attempt=before), min_version, degrees)
+            return await method.remote(request, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # The replica cuts at the limit itself, and one that stands still is replaced. This is for what neither sees; a request

@@ -20,7 +20,7 @@ from actors.calls import generator_calls, verifier_calls
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.leases import Leases
-from actors.coordinator.memory import freeze_heap, keep_freed_memory
+from actors.coordinator.memory import freeze_heap
 from actors.coordinator.prompt_features import prior_of
 from actors.coordinator.scheduler import Coordination, Services
 from common import logs
@@ -48,7 +48,6 @@ class Coordinator:
     ) -> None:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
-        keep_freed_memory()
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"

@@ -164,7 +164,7 @@ def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(url: 
 
 
 def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
-    config = config_of("learned", **{"allocation.warmup.enabled": "false"})
+    config = config_of("learned", **{"allocation.warmup.enabled": "false", "run.seed": 16})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c, budget = coordinator(), np.array([1, 1]), 2 * (G - G0)
