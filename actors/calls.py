@@ -11,14 +11,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
 import structlog
 from ray.serve.handle import DeploymentHandle
 
-from actors.coordinator.shard import Generate, Score
+from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
 from common.types import Completion, Prompt, SamplingRequest
@@ -44,7 +43,7 @@ def generator_calls(
 
     async def generate(request: SamplingRequest) -> list[Completion]:
         async def ask(before: int) -> list[Completion]:
-            return await method.remote(replace(request, attempt=before), min_version, degrees)
+            return await method.remote(request, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # The replica cuts at the limit itself, and one that stands still is replaced. This is for what neither sees; a request

@@ -143,10 +143,9 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights; of
-    requests that wait in an engine, those of the lower `order` come first. `attempt` counts the times it was asked before."""
+    requests that wait in an engine, those of the lower `order` come first."""
 
     prompt: Prompt
     n: int
     seed: int
     order: int = 0
-    attempt: int = 0

@@ -24,6 +24,7 @@ from common.errors import RunError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
+from common.state import changed
 from common.telemetry import Heart
 from common.types import Group
 from common.weight_versions import advance, available
@@ -206,7 +207,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         records = Records(config, client, run_dir, start)
-        client.hset(Keys(config.run.name).state, "step", start)
+        client.hset(Keys(config.run.name).state, mapping=changed(step=start))
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config,

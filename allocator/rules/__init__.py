@@ -39,9 +39,11 @@ def get_rule(rule: str | Rule | Gain) -> Rule:
     """The rule of that name, or of that function. ValueError when there is none or its parameter is not one."""
     if isinstance(rule, Marginal | Division):
         return rule
+    if isinstance(rule, str):
+        return RULES[rule] if rule in RULES else _load(rule)
     if callable(rule):
         return _of_function(rule)
-    return RULES[rule] if rule in RULES else _load(rule)
+    raise ValueError(f"rule: must be a name, 'package.module:function' or a function, not {rule!r}")
 
 
 @lru_cache(maxsize=64)
@@ -58,8 +60,10 @@ def _load(name: str) -> Rule:
         raise ValueError(f"rule: {name!r} is none of {', '.join(RULES)}, nor package.module:function")
     try:
         gain = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(f"rule: {name!r} cannot be loaded: {error}") from error
+    if not callable(gain):
+        raise ValueError(f"rule: {name!r} is no function but {gain!r}")
     return from_gain(name, gain)
 
 

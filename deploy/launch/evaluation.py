@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
-from common.keys import Keys
 from common.prompts import load_tokenizer, render
 from common.redis import connect
 from common.rewards import usable_gold
+from common.state import read_state
 from common.telemetry import record_evaluation
 from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
@@ -65,8 +65,8 @@ def newest_version(config: Config, url: str) -> int:
     """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the first."""
     client: Any = connect(url)
     manifest = newest_now(client, config.run.name)
-    confirmed = client.hget(Keys(config.run.name).state, "version")
-    return max(manifest.version if manifest else 0, int(confirmed or 0))
+    confirmed = read_state(client, config.run.name).version
+    return max(manifest.version if manifest else 0, confirmed)
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:

@@ -62,7 +62,6 @@ def assert_refused(done: Done, *words: str) -> None:
             ["rollout.pre_rollouts (16) must be smaller than rollout.group_size (16)"],
         ),
         ("rollout.shards=7", ["rollout.shards (7) must divide rollout.prompts_per_batch (40)"]),
-        ("rollout.top_p=0.9", ["rollout.top_p", "biases the importance weights"]),
         ("model.path=/nowhere/model", ["model.path (/nowhere/model)", "no such file or folder"]),
         ("model.trust_remote_code=perhaps", ["model.trust_remote_code", "boolean"]),
         ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (64)"]),

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
+from actors.coordinator.sampling import Generate
 from actors.coordinator.scheduler import Coordination, Services
-from actors.coordinator.shard import Generate
 from allocator.priors import FixedPrior
 from common.config import Config
 from common.keys import Keys
