@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.coordinator.cycles import BatchAllocation
-from actors.coordinator.shard import Allocation
+from actors.coordinator.shard import Allocation, Draw
 from allocator import allocate
 from common.config import Config
 
@@ -30,3 +30,16 @@ def divide(
     )
     priors = tuple((float(a), float(b)) for a, b in zip(alpha, beta, strict=True))
     return Allocation(extra=extra, rule=batch.rule, priors=priors)
+
+
+def decided(config: Config, batch: BatchAllocation) -> list[Draw]:
+    """All drawings of a shard of this batch where its rule needs no counts (`uniform`); none where Phase A decides."""
+    if batch.rule != "uniform":
+        return []
+    rollout = config.rollout
+    places = range(rollout.prompts_per_shard)
+    extra = rollout.group_size - rollout.pre_rollouts
+    return [
+        *(Draw(place, "A", 0, rollout.pre_rollouts) for place in places),
+        *(Draw(place, "B", 0, extra) for place in places),
+    ]

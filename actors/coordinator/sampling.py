@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from actors.coordinator.concurrency import all_of
-from actors.coordinator.shard import Draw, Shard
+from actors.coordinator.concurrency import all_of, cancel
+from actors.coordinator.shard import Draw, Sample, Shard
 from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest
 
 Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
@@ -40,6 +42,24 @@ class Sampler:
             raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
         rewards = await self.score(prompt, completions)
         return [_rollout(c, draw.phase, r) for c, r in zip(completions, rewards, strict=True)]
+
+
+@asynccontextmanager
+async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
+    """`sample` with these drawings under way at once: whoever asks for one of them gets its result instead of another.
+
+    Drawings that nobody asked for are cancelled at the end of the block, and their errors are dropped.
+    """
+    tasks = {draw: asyncio.create_task(sample(draw)) for draw in draws}
+
+    async def result(draw: Draw) -> list[Rollout]:
+        task = tasks.pop(draw, None)
+        return await (sample(draw) if task is None else task)
+
+    try:
+        yield result
+    finally:
+        await cancel(tasks.values())
 
 
 def _rollout(completion: Completion, phase: Phase, rewards: dict[str, float]) -> Rollout:

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import structlog
 
-from actors.coordinator.allocation import divide
+from actors.coordinator.allocation import decided, divide
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.identity import settle
 from actors.coordinator.leases import Leases
 from actors.coordinator.plans import Plans
-from actors.coordinator.sampling import Generate, Sampler, Score
-from actors.coordinator.shard import Allocation, Divide, Shard, phase_a, phase_b
+from actors.coordinator.sampling import Generate, Sampler, Score, begun
+from actors.coordinator.shard import Allocation, Divide, Sample, Shard, phase_a, phase_b
 from common import logs
 from common.config import Config
 from common.keys import Keys
@@ -166,11 +166,13 @@ class Coordination:
     async def _run_shard(self, shard: Shard) -> None:
         """Phase A, allocation, Phase B, push; then the report that says the shard is complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
-        sample = self._sampler(shard)
-        plan = await self._plans.load(name, shard.ids)
-        if plan is None:
-            plan = await self._plans.remember(name, await phase_a(shard, sample, self._divide(shard)))
-        await self._push(shard, plan, sample, planned=True)
+        stored = await self._plans.load(name, shard.ids)
+        ahead = decided(self._config, self._with.cycles.of(shard.batch)) if stored is None else []
+        async with begun(self._sampler(shard), ahead) as sample:
+            plan = stored or await self._plans.remember(
+                name, await phase_a(shard, sample, self._divide(shard))
+            )
+            await self._push(shard, plan, sample, planned=True)
         await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
         self._with.telemetry.allocation(plan.successes, plan.extra)
         await self._with.telemetry.flush()
@@ -225,7 +227,7 @@ class Coordination:
         finally:
             self._asked[part] -= 1
 
-    async def _push(self, shard: Shard, plan: Plan, sample: Sampler, planned: bool) -> None:
+    async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
         """Phase B; each group goes to the queue when it is complete."""
         async with aclosing(phase_b(shard, plan, sample)) as groups:
             async for group in groups:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.coordinator.sampling import Sampler, sample_seed
-from actors.coordinator.shard import Allocation, Shard, phase_a, phase_b
+from actors.coordinator.sampling import Sampler, begun, sample_seed
+from actors.coordinator.shard import Allocation, Draw, Shard, phase_a, phase_b
 from common.types import Completion, Group, Plan, Prompt, SamplingRequest, VersionSpan
 
 
@@ -145,6 +145,46 @@ def test_an_error_of_phase_b_ends_the_shard_and_leaves_no_request_running() -> N
         plan = await planned(make_shard(), World())
         with pytest.raises(RuntimeError, match="verifier gone"):
             await finish(make_shard(), world, plan)
+        return world.running
+
+    assert asyncio.run(run()) == 0
+
+
+def even(n: int, g0: int, extra: int) -> list[Draw]:
+    return [Draw(i, phase, 0, size) for phase, size in (("A", g0), ("B", extra)) for i in range(n)]  # type: ignore[arg-type]
+
+
+class TwoEach(World):
+    def divide(self, successes: np.ndarray) -> Allocation:
+        return replace(super().divide(successes), extra=np.full(len(successes), 2))
+
+
+def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
+    barrier, at_once = TwoEach(), TwoEach()
+    expected = collect(make_shard(), barrier)
+
+    async def run() -> list[Group]:
+        shard = make_shard()
+        async with begun(at_once.sampler(shard), even(3, 4, 2)) as sample:
+            plan = await phase_a(shard, sample, at_once.divide)
+            return [g async for g in phase_b(shard, plan, sample)]
+
+    found = asyncio.run(run())
+    asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (barrier, at_once)]
+    assert asked[0] == asked[1]
+    assert len(asked[1]) == 6, "each once"
+    told = [sorted((g.id, g.size, g.successes, g.hits) for g in groups) for groups in (expected, found)]
+    assert told[0] == told[1]
+    assert [r.phase for r in found[0].rollouts] == ["A"] * 4 + ["B"] * 2
+
+
+def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
+    world = World()
+
+    async def run() -> int:
+        async with begun(world.sampler(make_shard()), even(3, 4, 2)) as sample:
+            await sample(Draw(0, "A", 0, 4))
+            assert world.running > 0
         return world.running
 
     assert asyncio.run(run()) == 0
