@@ -8,7 +8,7 @@ from common.errors import ConfigError
 from common.types import Group, Rollout, VersionSpan
 from learner.advantages import grpo, likelihood, rloo
 from learner.estimator import Estimator
-from learner.totals import Totals, totals_of
+from learner.totals import Totals
 from learner.user_advantage import try_advantage, user_advantage
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}
@@ -30,7 +30,9 @@ def group(accuracy: list[float], form: list[float]) -> Group:
 
 
 def estimate(group: Group, totals: Totals | None = None, **objective: object) -> np.ndarray:
-    return Estimator(Objective.model_validate(objective), WEIGHTS, "accuracy", 4, totals).advantages(group)
+    return Estimator(Objective.model_validate(objective), WEIGHTS, "accuracy", 4, 10, totals).advantages(
+        group
+    )
 
 
 MIXED = group([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0])
@@ -56,12 +58,14 @@ def test_all_wrong_groups_of_equal_form_teach_nothing_under_likelihood_and_all_u
 
 def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch() -> None:
     other = group([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
-    estimator = Estimator(Objective(multi_objective_aggregation="normalize_then_sum"), WEIGHTS, "accuracy", 4)
+    estimator = Estimator(
+        Objective(multi_objective_aggregation="normalize_then_sum"), WEIGHTS, "accuracy", 4, 10
+    )
     summed = [
         0.5 * grpo([1, 0, 0, 1]) + 0.25 * grpo([1, 1, 0, 1]),
         0.5 * grpo([1, 0, 0]) + 0.25 * grpo([0, 0, 1]),
     ]
-    totals = totals_of([MIXED, other], estimator.rewards)
+    totals = estimator.sums([MIXED, other])
     deviation = np.concatenate(summed).std(ddof=1)
     assert totals.deviation == pytest.approx(deviation)
     found = estimate(MIXED, totals, multi_objective_aggregation="normalize_then_sum")
@@ -70,7 +74,7 @@ def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch()
 
 def test_scale_batch_divides_by_the_deviation_of_all_rewards_and_none_by_nothing() -> None:
     rewards = np.array([0.75, 0.25, 0.0, 0.75])
-    totals = totals_of([MIXED], Estimator(Objective(), WEIGHTS, "accuracy", 4).rewards)
+    totals = Estimator(Objective(), WEIGHTS, "accuracy", 4, 10).sums([MIXED])
     centred = rewards - rewards.mean()
     assert estimate(MIXED, totals, scale="batch") == pytest.approx(centred / (rewards.std(ddof=1) + 1e-4))
     assert estimate(MIXED, scale="none") == pytest.approx(centred)
