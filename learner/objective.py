@@ -77,10 +77,14 @@ KL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of log π_ref/π
 
 
 def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """The mean over each token's completion (N,): GSPO's log-ratio (2507.18071). Completions are never cut apart."""
+    """The mean over each token's completion (N,): GSPO's log-ratio (2507.18071). No micro-batch cuts a completion."""
+    return sum_of_sequences(values, sequence) / sum_of_sequences(torch.ones_like(values), sequence)
+
+
+def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """The sum over each token's completion (N,)."""
     zeros = torch.zeros(int(sequence.max()) + 1, device=values.device, dtype=values.dtype)
-    sums = zeros.index_add(0, sequence, values)
-    return (sums / zeros.index_add(0, sequence, torch.ones_like(values)))[sequence]
+    return zeros.index_add(0, sequence, values)[sequence]
 
 
 def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objective) -> torch.Tensor:
@@ -93,8 +97,7 @@ def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objec
         return ratio.clamp(max=cap)
     if kind == "token_mask":
         return torch.where(ratio <= cap, ratio, 0.0)
-    count = int(sequence.max()) + 1
-    product = torch.exp(torch.zeros(count, device=ratio.device).index_add(0, sequence, log_ratio))[sequence]
+    product = torch.exp(sum_of_sequences(log_ratio, sequence))
     return torch.where(product <= cap, product, 0.0)
 
 
