@@ -31,12 +31,15 @@ Formula = Callable[[Values], Values]
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Advantages under `objective`. `weights` are the rewards', `success` the name of the one that decides success,
-    `group_size` G, `max_response` the longest completion; `totals` are those of the step where the objective needs them."""
+    """Advantages under `objective`.
+
+    `weights` are the rewards', `success` names the one that decides success (None: none does), `group_size` is G,
+    `max_response` the longest completion; `totals` are those of the step where the objective needs them.
+    """
 
     objective: Objective
     weights: Mapping[str, float]
-    success: str
+    success: str | None
     group_size: int
     max_response: int
     totals: Totals | None = None
@@ -93,7 +96,7 @@ class Estimator:
 
 def successes(group: Group) -> Values:
     """1.0 (G_i,) for each rollout that is a hit."""
-    return np.array([r.rewards["accuracy"] >= 1.0 for r in group.rollouts], dtype=np.float64)
+    return np.array([r.success for r in group.rollouts], dtype=np.float64)
 
 
 def _weighted(group: Group, weights: Mapping[str, float]) -> Values:

@@ -182,7 +182,7 @@ def estimator_of(config: Config) -> Estimator:
     return Estimator(
         config.learner.objective,
         config.reward.weights,
-        "accuracy",
+        config.reward.success,
         rollout.group_size,
         rollout.max_response_tokens,
     )

@@ -34,7 +34,7 @@ from common.queue import Producer
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
-from common.types import Completion, Plan, Prompt, SamplingRequest
+from common.types import Completion, Plan, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -213,7 +213,7 @@ class Coordination:
             with self._asking("generators"):
                 return await generate_at(request)
 
-        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
             with self._asking("verifiers"):
                 return await self._with.score(prompt, completions)
 
@@ -296,7 +296,6 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "format": plan.format,
-        "accuracy": plan.accuracy,
+        "rewards": plan.rewards,
         "seconds": seconds,
     }

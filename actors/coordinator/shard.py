@@ -72,14 +72,12 @@ async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
         sample(Draw(place, "A", 0, shard.pre_rollouts)) for place in range(len(shard.prompts))
     )
     allocation = divide(np.array([_successes(rollouts) for rollouts in pre_rollouts], dtype=np.int64))
-    rewards = [r.rewards for rollouts in pre_rollouts for r in rollouts]
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
         successes=tuple(_successes(rollouts) for rollouts in pre_rollouts),
         extra=tuple(allocation.extra.tolist()),
-        format=float(np.mean([r["format"] for r in rewards])),
-        accuracy=float(np.mean([r["accuracy"] for r in rewards])),
+        rewards=_means([r.rewards for rollouts in pre_rollouts for r in rollouts]),
         groups=_begun_groups(shard, allocation, pre_rollouts),
     )
 
@@ -105,7 +103,11 @@ async def phase_b(shard: Shard, plan: Plan, sample: Sample) -> AsyncGenerator[Gr
 
 
 def _successes(rollouts: Sequence[Rollout]) -> int:
-    return sum(r.rewards["accuracy"] >= 1.0 for r in rollouts)
+    return sum(r.success for r in rollouts)
+
+
+def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([r[name] for r in rewards])) for name in rewards[0]}
 
 
 def _begun_groups(

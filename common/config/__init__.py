@@ -94,6 +94,44 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _successes(self) -> Self:
+        rule, weights = self.allocation.rule, ", ".join(self.reward.weights)
+        if self.reward.success is None:
+            needy = [
+                (f"allocation.rule ({rule})", "allocation.rule: uniform", rule != "uniform"),
+                (
+                    f"allocation.prior ({self.allocation.prior})",
+                    "allocation.prior: fixed",
+                    self.allocation.prior != "fixed",
+                ),
+                (
+                    f"learner.objective.advantage ({self.learner.objective.advantage})",
+                    "learner.objective.advantage: grpo",
+                    self.learner.objective.binary,
+                ),
+                ("evaluation.path (Pass@K)", "evaluation.path: null", self.evaluation.path is not None),
+            ]
+            for what, otherwise, needs in needy:
+                if needs:
+                    raise ValueError(
+                        f"{what} counts successes, and no reward says what a success is: name one in reward.success "
+                        f"(rewards with a weight: {weights}), or set {otherwise}"
+                    )
+        watched = self.allocation.warmup.reward
+        if self.allocation.warmup.enabled and watched != "format" and watched not in self.reward.names:
+            raise ValueError(
+                f"allocation.warmup.reward ({watched}) is not computed (rewards: {', '.join(self.reward.names)}): give it a "
+                "weight, name another, or set allocation.warmup.enabled: false"
+            )
+        return self
+
+    @property
+    def gate(self) -> str | None:
+        """The reward that the warm-up gate watches; None where it is open from the start."""
+        warmup = self.allocation.warmup
+        return warmup.reward if warmup.enabled and warmup.reward in self.reward.names else None
+
     @property
     def capacity(self) -> int:
         """Untrained groups the queue holds before producers wait."""

@@ -19,7 +19,7 @@ from common.keys import Keys
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect
-from common.types import Completion, Group, Prompt, SamplingRequest
+from common.types import Completion, Group, Prompt, SamplingRequest, Scored
 from deploy.launch.redis_server import RedisServer
 from evaluation.audit import audit, gather
 from learner.steps import Reader
@@ -222,7 +222,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
     monkeypatch.setattr(Coordination, "run", lambda self: (made.append(self), run(self))[1])
     first = {row for _, row in batch_rows(0, PROMPTS, 17, config.run.seed)[: PROMPTS // 3]}
 
-    async def slow_score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def slow_score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         await asyncio.sleep(60.0 if part == "verifiers" and prompt.index in first else 0.0)
         return await score(prompt, completions)
 

@@ -7,7 +7,7 @@ import pytest
 
 from actors.coordinator.sampling import Sampler, begun, sample_seed
 from actors.coordinator.shard import Allocation, Draw, Shard, phase_a, phase_b
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest, VersionSpan
+from common.types import Completion, Group, Plan, Prompt, SamplingRequest, Scored, VersionSpan
 
 
 def make_shard(n: int = 3, g0: int = 4, per_request: int = 16) -> Shard:
@@ -37,9 +37,9 @@ class World:
         finally:
             self.running -= 1
 
-    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         return [
-            {"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}
+            Scored({"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}, c.text == "right")
             for j, c in enumerate(completions)
         ]
 
@@ -113,7 +113,7 @@ def test_requests_for_different_samples_have_different_seeds() -> None:
 def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
     plan = asyncio.run(planned(make_shard(), World()))
     assert (plan.successes, plan.extra) == ((0, 1, 2), (7, 2, 0))
-    assert (plan.format, plan.accuracy) == (0.75, 0.25)
+    assert plan.rewards == {"accuracy": 0.25, "format": 0.75}
     second = World()
     left = replace(plan, groups=tuple(g for g in plan.groups if g.id != "0:1"))
     groups = asyncio.run(finish(make_shard(), second, left))
@@ -123,7 +123,7 @@ def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again
 
 
 class BrokenVerifier(World):
-    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         raise RuntimeError("verifier gone")
 
 
