@@ -112,7 +112,7 @@ def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
         "hits": group.hits,
         "tokens": group.tokens,
         "reward_mean": sum(total(r.rewards, config.reward.weights) for r in rollouts) / n,
-        "format_mean": sum(r.rewards["format"] for r in rollouts) / n,
+        "rewards": {name: sum(r.rewards[name] for r in rollouts) / n for name in config.reward.names},
         "length_mean": group.tokens / n,
         "version_min": old_new[0],
         "version_max": old_new[1],

@@ -17,10 +17,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.calls import generator_calls, verifier_calls
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.leases import Leases
-from actors.coordinator.memory import freeze_heap, keep_freed_memory
+from actors.coordinator.memory import freeze_heap
 from actors.coordinator.prompt_features import prior_of
 from actors.coordinator.scheduler import Coordination, Services
 from common import logs
@@ -31,7 +31,7 @@ from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
-from common.rewards import usable_gold
+from common.rewards import gold_test
 from common.state import changed
 from common.telemetry import Telemetry, keep_beating
 from common.types import Prompt
@@ -48,7 +48,6 @@ class Coordinator:
     ) -> None:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
-        keep_freed_memory()
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
@@ -127,7 +126,7 @@ def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
 
     A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable answer.
     """
-    dataset = load_dataset(config.data, usable_gold)
+    dataset = load_dataset(config.data, gold_test(config.reward))
     for rejected in dataset.rejected:
         log.warning("row left out", place=rejected.place, reason=rejected.reason)
     prompts: list[Prompt] = []

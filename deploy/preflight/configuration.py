@@ -13,16 +13,17 @@ import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
 from allocator import allocate
-from allocator.priors.make import NAMES
+from allocator.priors.make import NAMES, UNCONDITIONED
 from common.config import Config
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
 from common.prompts import load_tokenizer, render
-from common.rewards import load_reward, usable_gold
+from common.rewards import gold_test, load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
 from evaluation.benchmarks import known_leaks
+from learner.user_advantage import try_advantage
 
 SHOWN = 5
 """Rows of one kind that are named; the rest is counted."""
@@ -50,14 +51,17 @@ def names(target: Target) -> Iterator[Finding]:
     with _working_folder():
         _try_rule(config)
         try:
-            for name in config.reward.weights:
+            for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        if ":" in config.learner.objective.advantage:
+            rollout = config.rollout
+            try_advantage(config.learner.objective.advantage, rollout.pre_rollouts, rollout.group_size)
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
-    if allocation.prior != "fixed":
+    if allocation.prior not in UNCONDITIONED:
         feature_model(config)
     yield ok("allocation", f"rule {allocation.rule}, prior {allocation.prior}")
 
@@ -120,7 +124,7 @@ def data(target: Target) -> Iterator[Finding]:
     if not target.trains:
         return
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    dataset = load_dataset(config.data, usable_gold)
+    dataset = load_dataset(config.data, gold_test(config.reward))
     if config.evaluation.path:
         load_held_out(config)
     lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
