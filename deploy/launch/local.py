@@ -27,6 +27,7 @@ from common.keys import Keys
 from common.load import differences, load
 from common.redis import connect
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
@@ -220,7 +221,7 @@ def _start_ray(config: Config) -> None:
 def _train(config: Config, url: str, run_dir: Path, console: Console) -> None:
     from learner import launch
 
-    with progress(config, url, console):
+    with progress(config, url, console), telling_unplaced(config, url):
         launch.run(config, url, str(run_dir))
 
 

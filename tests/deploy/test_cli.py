@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -15,7 +16,7 @@ import pytest
 
 from common.config import Config
 from common.errors import ConfigError, RunError
-from common.load import dump_yaml, load
+from common.load import ROOT, dump_yaml, load
 from deploy.cli import main
 from deploy.launch.local import _prepare, run_local
 from deploy.runs.record import RunFile, write_config
@@ -270,6 +271,15 @@ def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -
     assert_refused(
         hora("run", "tiny", "-s", f"run.folder={tmp_path}"), "holds a run already", "--resume", "--fresh"
     )
+
+
+def test_an_install_without_the_extra_says_what_to_install() -> None:
+    """An interpreter that sees this project and the standard library, as one does after `pip install hora-rl`."""
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["hora"]
+    module, _, function = entry.partition(":")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import {function}; {function}()"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert_refused(done, "typer is not installed", "hora-rl[cpu]", "make setup")
 
 
 def test_help_answers_without_loading_the_frameworks() -> None:
