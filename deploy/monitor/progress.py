@@ -19,6 +19,7 @@ from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.warnings import Kind
 
 EVERY_S = 1.0
+QUIET_S = 300.0
 BESIDE = 46
 """Columns that state, bar, step and time left of the longest runs take."""
 FIGURES = {Kind.LEARNER_STARVING}
@@ -103,7 +104,7 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
         TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
     )
-    told: set[Kind] = set()
+    told: dict[Kind, float] = {}
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("starting", total=config.learner.steps, left="", text="")
         for state in _snapshots(config, url, done, pace):
@@ -119,7 +120,7 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
 
 
 def _lines(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
-    last, told = -1, set[Kind]()
+    last, told = -1, dict[Kind, float]()
     for state in _snapshots(config, url, done, pace):
         _tell(state, told, console)
         if state.step != last:
@@ -143,13 +144,15 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
         yield state
 
 
-def _tell(state: RunState, told: set[Kind], console: Console) -> None:
-    """Print each warning once, on a line of its own, and again when its cause has been away in between."""
-    now = {w.kind: w.text for w in state.warnings if w.kind not in FIGURES and not _starting(state, w.kind)}
-    for kind in [k for k in now if k not in told]:
-        console.print(f"! {now[kind]}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-    told.clear()
-    told.update(now)
+def _tell(state: RunState, told: dict[Kind, float], console: Console) -> None:
+    """Print each kind of warning once, on a line of its own, and again when it was away for QUIET_S. `told`: when each
+    was last there."""
+    for warning in state.warnings:
+        if warning.kind in FIGURES or _starting(state, warning.kind):
+            continue
+        if state.time - told.get(warning.kind, -QUIET_S) >= QUIET_S:
+            console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        told[warning.kind] = state.time
 
 
 def _starting(state: RunState, kind: Kind) -> bool:
