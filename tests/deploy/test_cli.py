@@ -200,6 +200,21 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
     assert_refused(hora("run", "tiny", "--resume", "-s", folder, "-s", change), answer)
 
 
+def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    resumed: list[bool] = []
+    monkeypatch.setattr(
+        "deploy.launch.local.run_local", lambda config, *, resume, fresh: resumed.append(resume)
+    )
+    command = ["run", "tiny", "--resume-or-start", "-s", f"run.folder={tmp_path}"]
+    hora(*command)
+    write_config(tmp_path / "tiny", load("tiny"))
+    hora(*command)
+    hora("run", "tiny", "-s", f"run.folder={tmp_path}")
+    assert resumed == [False, True, False]
+
+
 def test_the_command_that_resumes_a_run_works_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_a_stack: None, hora: Callable[..., Done]
 ) -> None:
