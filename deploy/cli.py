@@ -57,12 +57,12 @@ def run(
 @app.command()
 def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
-    from common.load import load
     from deploy.launch.cluster import train_on_cluster
     from deploy.launch.signals import stopped_by_signals
+    from deploy.preflight.checks import target_of
 
     with stopped_by_signals():
-        train_on_cluster(load(config, set_ or ()))
+        train_on_cluster(target_of(config, set_ or ()).config)
 
 
 @app.command()

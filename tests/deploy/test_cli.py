@@ -90,7 +90,12 @@ def test_an_impossible_value_is_named_with_its_key_and_the_reason(
 
 def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_started(hora) -> None:
     wanted = ["-s", "learner.attention=flash_attention_2", "-s", "model.dtype=bfloat16"]
-    assert_refused(hora("check", "tiny", *wanted), "neither flash_attn nor kernels is installed", "sdpa")
+    assert_refused(
+        hora("check", "tiny", *wanted),
+        "learner.attention: flash_attention_2",
+        "neither flash_attn nor kernels",
+        "sdpa",
+    )
 
 
 def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
