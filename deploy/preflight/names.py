@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from actors.coordinator.prompt_features import feature_model
 from allocator.priors.make import NAMES
 from allocator.rules import get_rule
+from common.answers import load_extract
 from common.config import Config
 from common.errors import ConfigError
 from common.rewards import load_reward
@@ -30,6 +31,7 @@ def check_names(config: Config) -> None:
             for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
+            load_extract(config.reward.answer)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
