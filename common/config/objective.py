@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from common.config.allocation import Allocation
 from common.config.base import Count, Section
+from common.config.rollout import Rollout
 
 ADVANTAGES = (
     "grpo",
@@ -22,8 +24,55 @@ BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
 """Advantages of successes (`reward.success`); the others take rewards as they are."""
 
 
+class GroupWeight(Section):
+    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or by difficulty.
+
+    A plain string stands for `kind`.
+    """
+
+    kind: Literal["none", "sqrt_size", "inverse_sqrt_size", "difficulty", "as_if"] = Field(
+        "none",
+        description="√(G_i/G), its inverse, clamp((tau/p̂)^gamma, lo, hi) with p̂ the group's share of successes, or √(G'_i/G) with the "
+        "sizes G' that rule as_if would have given.",
+    )
+    tau: float = Field(0.12, gt=0, description="Success rate at which the weight of difficulty is 1.")
+    gamma: float = Field(0.5, gt=0, description="Exponent of difficulty.")
+    lo: float = Field(0.7, gt=0, description="Least weight of difficulty.")
+    hi: float = Field(
+        3.0, gt=0, description="Largest weight of difficulty, and that of groups without a success."
+    )
+    as_if: str | None = Field(
+        None,
+        description="Rule whose group sizes weigh uniformly sampled groups: the control of every allocation.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return {"kind": values}
+        if isinstance(values, dict) and values.get("as_if") is not None:
+            return {"kind": "as_if", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        name = "learner.objective.group_weight"
+        if (self.kind == "as_if") != (self.as_if is not None):
+            raise ValueError(
+                f"{name}.as_if ({self.as_if}) names the rule of kind as_if, and {name}.kind is {self.kind}: "
+                + ("name one, such as hit_utility" if self.as_if is None else "remove one")
+            )
+        if self.lo > self.hi:
+            raise ValueError(f"{name}.lo ({self.lo}) exceeds {name}.hi ({self.hi})")
+        return self
+
+
 class Objective(Section):
-    """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i)."""
+    """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
+
+    Keys and values have TRL's names where it has them; docs/learner.md maps the others.
+    """
 
     model_config = ConfigDict(
         **Section.model_config, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
@@ -49,21 +98,93 @@ class Objective(Section):
         "none",
         description="likelihood only; wald: -1/G for every rollout of every group, which keeps the expectation.",
     )
-    normalisation: Literal["constant", "sequence"] = Field(
-        "constant", description="Z: max_response_tokens (Dr.GRPO) or the own length."
+    group_weight: GroupWeight = GroupWeight()
+    phase_weight: Literal["pooled", "unbiased"] = Field(
+        "pooled",
+        description="Both phases as one group (the paper), or each with the share of the budget it has under uniform sampling, which "
+        "keeps rloo's expectation though Phase B's size depends on what Phase A found.",
+    )
+    aggregate: Literal["group", "token"] = Field(
+        "group",
+        description="group: 1/G_i and 1/Z, each prompt alike (the paper); token: all tokens of the batch alike (DAPO).",
+    )
+    normalisation: Literal["constant", "sequence", "none"] = Field(
+        "constant",
+        description="Z of aggregate group: max_response_tokens (Dr.GRPO) or the own length; none is aggregate token's.",
+    )
+    overlong: Literal["keep", "mask", "soft"] = Field(
+        "keep",
+        description="A completion cut at its limit: trained; left out of the loss, though it counts in G_i, in its group's mean and in "
+        "the posterior; or penalised by up to 1 over the last overlong_cache tokens before max_response_tokens (DAPO).",
+    )
+    overlong_cache: Count | None = Field(
+        None, description="Tokens over which the soft penalty grows; unset: a fifth of max_response_tokens."
+    )
+    ratio: Literal["token", "sequence"] = Field(
+        "token",
+        description="ρ of each token, or the geometric mean over the completion for all of its tokens (GSPO).",
+    )
+    loss: Literal["clip", "cispo", "sapo"] = Field(
+        "clip",
+        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed beside A log π (CISPO); a sigmoid around ρ = 1 (SAPO).",
     )
     clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")
+    clip_dual: float | None = Field(
+        None,
+        gt=1,
+        description="Most ρ under clip where A is negative, above 1 + clip_high (TRL's delta); none: unbounded.",
+    )
+    sapo_temperature_pos: float = Field(1.0, gt=0, description="Steepness of sapo where A is positive.")
+    sapo_temperature_neg: float = Field(1.05, gt=0, description="Steepness of sapo elsewhere.")
     importance: Literal["token_truncate", "token_mask", "sequence_mask", "none"] = Field(
         "token_truncate", description="Correction of π_prox/π_gen."
     )
     importance_cap: float = Field(3.0, gt=0, description="C of the correction.")
-    kl: float = Field(
-        0.0, ge=0, description="Coefficient of the k3 KL estimate to the frozen initial policy."
+    kl: float = Field(0.0, ge=0, description="Coefficient of the KL estimate to the frozen initial policy.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="With d = log π_ref/π: -d (whose gradient is zero in expectation), d²/2, or exp(d) - d - 1.",
     )
     updates_per_batch: Count = Field(
         1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lengths(cls, values: Any) -> Any:
+        """aggregate token has no Z, so that nobody need say so."""
+        if isinstance(values, dict) and values.get("aggregate") == "token":
+            return {"normalisation": "none", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _loss(self) -> Self:
+        name = "learner.objective"
+        if (self.normalisation == "none") != (self.aggregate == "token"):
+            raise ValueError(
+                f"{name}.normalisation ({self.normalisation}) contradicts {name}.aggregate ({self.aggregate}): token divides by the "
+                "tokens of the batch and by no Z (normalisation none), group by a constant or the sequence"
+            )
+        if self.aggregate == "token" and self.advantage in ("dr_grpo", "likelihood", "pkpo"):
+            raise ValueError(
+                f"{name}.aggregate (token) divides by the tokens of the batch, and {name}.advantage ({self.advantage}) is defined with "
+                + (
+                    "a constant: use grpo with scale none"
+                    if self.advantage == "dr_grpo"
+                    else "1/G_i: use aggregate group"
+                )
+            )
+        if self.clip_dual is not None and (self.loss != "clip" or self.clip_dual <= 1 + self.clip_high):
+            raise ValueError(
+                f"{name}.clip_dual ({self.clip_dual}) belongs to loss clip and must exceed 1 + clip_high = {1 + self.clip_high}, "
+                f"and {name}.loss is {self.loss}"
+            )
+        if self.overlong_cache is not None and self.overlong != "soft":
+            raise ValueError(
+                f"{name}.overlong_cache ({self.overlong_cache}) belongs to overlong soft, and {name}.overlong is {self.overlong}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _advantage(self) -> Self:
@@ -84,6 +205,11 @@ class Objective(Section):
         if self.baseline != "none" and self.advantage != "likelihood":
             raise ValueError(
                 f"{name}.baseline ({self.baseline}) belongs to advantage likelihood, and {name}.advantage is {self.advantage}"
+            )
+        if self.phase_weight == "unbiased" and (self.advantage != "rloo" or self.aggregate != "group"):
+            raise ValueError(
+                f"{name}.phase_weight (unbiased) needs advantage rloo with aggregate group, whose expectation it keeps, not "
+                f"{self.advantage} with {self.aggregate}"
             )
         if self.scale is not None and self.advantage != "grpo":
             raise ValueError(
@@ -106,10 +232,40 @@ class Objective(Section):
     @property
     def over_batch(self) -> bool:
         """Whether it needs sums over all groups of a step."""
-        return self.scaling == "batch"
+        return self.scaling == "batch" or self.aggregate == "token"
 
     @property
     def scaling(self) -> Literal["group", "batch", "none"]:
         """What `grpo` divides by: GDPO's normalised rewards by their deviation over the batch."""
         gdpo = self.multi_objective_aggregation == "normalize_then_sum"
         return self.scale or ("batch" if gdpo else "group")
+
+
+def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
+    """Raise ValueError where groups as they will be sampled do not suit the objective."""
+    name, rule = "learner.objective", allocation.rule
+    smallest = rollout.group_size if rule == "uniform" else rollout.pre_rollouts
+    if (objective.k or 0) > smallest:
+        raise ValueError(
+            f"{name}.k ({objective.k}) exceeds the smallest group of rule {rule}, {smallest} rollouts: lower k or raise "
+            "rollout.pre_rollouts"
+        )
+    cache = objective.overlong_cache or 1
+    if cache > rollout.max_response_tokens:
+        raise ValueError(
+            f"{name}.overlong_cache ({cache}) must be at most rollout.max_response_tokens ({rollout.max_response_tokens})"
+        )
+    if objective.group_weight.as_if is not None and rule != "uniform":
+        raise ValueError(
+            f"{name}.group_weight.as_if ({objective.group_weight.as_if}) stands for sizes that uniform sampling does not give, and "
+            f"allocation.rule is {rule}: set allocation.rule: uniform"
+        )
+    if objective.phase_weight == "unbiased" and rollout.pre_rollouts < 2:
+        raise ValueError(
+            f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts is 1: use at least 2"
+        )
+    if objective.phase_weight == "unbiased" and rule.startswith(("hard_first", "first_hit")):
+        raise ValueError(
+            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} leaves some "
+            "without: use pooled, or advantage likelihood, which no size biases"
+        )
