@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from learner.batch import MicroBatch
-from learner.head import Head, OwnPath
+from learner.head import Head, OwnPath, scored
 
 
 class Policy(torch.nn.Module):
@@ -26,11 +26,35 @@ class Policy(torch.nn.Module):
         self._path = OwnPath(hf)
         self.head = Head(self._path)
 
-    def forward(self, micro: MicroBatch, temperature: float, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient."""
+    def forward(
+        self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient.
+
+        With `own` all logits exist at once and come from the model's own forward, for comparison.
+        """
         # Rows of their own need neither mask nor positions: padding stands where causal attention never looks.
         where = {"position_ids": micro.position_ids} if micro.packed else {}
+        if own:
+            logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
+            return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)
         hidden = self._path.backbone(input_ids=micro.input_ids, **where)
         states = hidden.flatten(0, 1)[micro.sources]
         result: tuple[torch.Tensor, torch.Tensor] = self.head(states, micro.targets, temperature, chunk)
         return result
+
+
+def without_dropout(hf: Any) -> Any:
+    """`hf` for training: one input has one output, and gradient checkpointing works.
+
+    Dropout would make log-probs that no sampler used. Layers recompute activations only while they are in training
+    mode, so these keep it, with dropout of their own set to 0.
+    """
+    hf.eval()
+    for module in hf.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in list(vars(module).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
+    return hf

@@ -32,12 +32,16 @@ OPTIMIZER = {"float32": 2.0, "bfloat16": 6.0, "float16": 6.0}
 def check(source: str, overrides: Sequence[str]) -> None:
     """Print what a run of this configuration would use, row by row of trouble; raises on what would stop it."""
     console = Console()
+    from learner.agreement import check_family
+
     config = load(source, overrides)
     check_paths(config)
-    with working("checking", 3) as begin:
+    with working("checking", 4) as begin:
         begin("tokenizer")
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         check_names(config)
+        begin("model")
+        check_family(config)
         begin("data")
         dataset = load_dataset(config.data, usable_gold)
         begin("prompts")
