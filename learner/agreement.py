@@ -6,6 +6,7 @@ learner would train on wrong log-probs without an error, so the first engine of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,13 +62,19 @@ def check_family(config: Config) -> None:
     A model of the same family with two layers and a small vocabulary is compared; where such a model cannot be made,
     its structure alone is looked at, and the learner compares at its start.
     """
+    if not torch.cuda.is_available():
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # transformers loads DeepSpeed, which would print what it found
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    trusted = config.model.trust_remote_code
+    trusted, attention = config.model.trust_remote_code, config.learner.attention
+    # Flash attention's package may be missing on the machine that checks.
+    settings = {} if attention == "flash_attention_2" else {"attn_implementation": attention}
     try:
         whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
         with torch.device("meta"):
-            Policy(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted))
+            Policy(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings))
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
