@@ -56,8 +56,8 @@ def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch
         )
 
 
-def check_family(config: Config) -> None:
-    """Raise ConfigError when the learner cannot train the family of `config.model.path`. Needs no weights.
+def check_family(config: Config) -> str:
+    """The name of the family of `config.model.path`. Raises ConfigError when the learner cannot train it. Needs no weights.
 
     A model of the same family with two layers and a small vocabulary is compared; where such a model cannot be made,
     its structure alone is looked at, and the learner compares at its start.
@@ -74,18 +74,21 @@ def check_family(config: Config) -> None:
     try:
         whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
         with torch.device("meta"):
-            Policy(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings))
+            model = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings)
+        family = type(model).__name__
+        Policy(model)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
     small = _small(whole, trusted)
     if small is None:
-        return
+        return family
     small.config.name_or_path = config.model.path
     policy = Policy(small.eval())
     plain = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})})
     check_agreement(plain, policy, policy, torch.device("cpu"))
+    return family
 
 
 def _samples(vocabulary: int) -> list[Sample]:

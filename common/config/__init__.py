@@ -82,6 +82,11 @@ class Config(Section):
                 f"learner.objective.k ({self.learner.objective.k}) exceeds the smallest group of rule {self.allocation.rule}, "
                 f"{smallest} rollouts: lower k or raise rollout.pre_rollouts"
             )
+        cache = self.learner.objective.overlong_cache or 1
+        if cache > self.rollout.max_response_tokens:
+            raise ValueError(
+                f"learner.objective.overlong_cache ({cache}) must be at most rollout.max_response_tokens ({self.rollout.max_response_tokens})"
+            )
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:
             raise ValueError(

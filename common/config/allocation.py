@@ -28,10 +28,14 @@ class Allocation(Section):
         "package.module:function.",
     )
     prior: str = Field(
-        "fixed", description="fixed, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
+        "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
     )
-    alpha: float = Field(1.0, gt=0, description="α0 of the fixed Beta prior.")
-    beta: float = Field(1.0, gt=0, description="β0 of the fixed Beta prior.")
+    alpha: float = Field(
+        1.0, gt=0, description="α0 of the fixed Beta prior; of the empirical one before the first cycle."
+    )
+    beta: float = Field(
+        1.0, gt=0, description="β0 of the fixed Beta prior; of the empirical one before the first cycle."
+    )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File of a prior fitted offline by `hora prior fit`.")
     features: str | None = Field(

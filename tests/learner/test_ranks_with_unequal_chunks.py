@@ -143,7 +143,10 @@ def test_zero_3_takes_the_step_of_zero_2(
 def test_the_head_is_gathered_once_a_pass_and_not_once_a_chunk(
     steps: dict[Case, list[Step]], kind: str, checkpointing: bool
 ) -> None:
-    # Three micro-batches, forward and backward each; a tied head is the embedding too.
-    most = 3 * 2 * (2 if kind == "tied" else 1)
-    for step in steps[kind, 3, checkpointing]:
-        assert 1 <= step.gathers <= most
+    first, *later = steps[kind, 3, checkpointing]
+    assert (
+        1 <= first.gathers <= 2 * 3
+    )  # forward and backward of three micro-batches, before DeepSpeed has a trace
+    assert all(
+        1 <= step.gathers <= 3 for step in later
+    )  # the backward pass begins where the forward pass ended
