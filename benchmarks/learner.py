@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from common.config import Objective
 from common.types import Group, Rollout, VersionSpan
 from learner.batch import MicroBatch, Sample, micro_batches, samples_of
+from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.objective import policy_loss
 
@@ -164,7 +165,9 @@ def compare(samples: int, rounds: int, rows: int, max_response: int) -> SimpleNa
     model = small_model().train()
     vocabulary = model.config.vocab_size
     groups = ragged_batch(samples, max_response, vocabulary)
-    ours = samples_of(groups, WEIGHTS, objective, len(groups), max_response, version=0)
+    ours = samples_of(
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8), len(groups), max_response, version=0
+    )
     tokens = sum(s.length for s in ours)
     inputs = trl_inputs(ours, max_response)
     padded = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()

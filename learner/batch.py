@@ -5,7 +5,7 @@ Letters: B rows of T tokens of a micro-batch, N completion tokens in it, G_i rol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 
@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import Objective
-from common.rewards import total
 from common.types import Group, LogProbs, Rollout, Tokens
-from learner.advantages import advantages
+from learner.estimator import Estimator
 from learner.packing import pack, rows
 
 
@@ -61,21 +59,15 @@ class MicroBatch:
 
 
 def samples_of(
-    groups: Sequence[Group],
-    weights: Mapping[str, float],
-    objective: Objective,
-    prompts_per_batch: int,
-    max_response: int,
-    version: int,
+    groups: Iterable[Group], estimator: Estimator, prompts_per_batch: int, max_response: int, version: int
 ) -> list[Sample]:
     """Samples of the groups, in their order. `version` is that of the weights the step starts from.
 
     Rollouts whose advantage is zero teach nothing and are left out, unless a KL term acts on them too.
     """
-    samples = []
+    objective, samples = estimator.objective, []
     for group in groups:
-        advantage = advantages([total(r.rewards, weights) for r in group.rollouts], objective.advantage)
-        for rollout, a in zip(group.rollouts, advantage, strict=True):
+        for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
             if a == 0.0 and objective.kl == 0.0:
                 continue
             z = max_response if objective.normalisation == "constant" else len(rollout.tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,11 +31,13 @@ from common.weight_versions import advance, available
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
+from learner.estimator import Estimator
 from learner.export import export
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
 from learner.steps import Planner, Reader, Vocabulary
+from learner.totals import Totals, over_ranks, totals_of
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
@@ -102,7 +104,7 @@ def train_step(parts: Parts, step: int) -> Update:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
         _beat(parts, step, "training")
     groups = parts.reader.read(step)
-    samples = samples_at(config, groups, step)
+    samples = samples_at(config, groups, step, totals_at(parts, groups))
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
     flops = parts.shape.flops(samples)
@@ -167,16 +169,22 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
     )
 
 
-def samples_at(config: Config, groups: list[Group], step: int) -> list[Sample]:
+def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
     """The samples of `groups` as step `step` trains on them."""
-    return samples_of(
-        groups,
-        config.reward.weights,
-        config.learner.objective,
-        config.rollout.prompts_per_batch,
-        config.rollout.max_response_tokens,
-        version=step,
-    )
+    rollout, estimator = config.rollout, replace(estimator_of(config), totals=totals)
+    return samples_of(groups, estimator, rollout.prompts_per_batch, rollout.max_response_tokens, version=step)
+
+
+def estimator_of(config: Config) -> Estimator:
+    return Estimator(config.learner.objective, config.reward.weights, "accuracy", config.rollout.group_size)
+
+
+def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
+    """Sums over the groups of all ranks, where the objective needs them: a collective then."""
+    if not parts.config.learner.objective.over_batch:
+        return None
+    own = totals_of(groups, estimator_of(parts.config).rewards)
+    return own if parts.world == 1 else over_ranks(own, parts.engine.device)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:

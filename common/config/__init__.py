@@ -13,7 +13,8 @@ from pydantic import model_validator
 from common.config.allocation import Allocation, WarmUp
 from common.config.base import Section
 from common.config.data import Data, Model, Run
-from common.config.learner import Learner, Objective, Optimizer, Weights
+from common.config.learner import Learner, Optimizer, Weights
+from common.config.objective import Objective
 from common.config.reward import Reward, Verifier
 from common.config.rollout import Rollout
 from common.config.services import Coordinator, Generator, Queue
@@ -74,6 +75,12 @@ class Config(Section):
         if self.learner.attention == "flash_attention_2" and self.model.dtype == "float32":
             raise ValueError(
                 "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: use bfloat16, or sdpa"
+            )
+        smallest = self.rollout.group_size if self.allocation.rule == "uniform" else self.rollout.pre_rollouts
+        if (self.learner.objective.k or 0) > smallest:
+            raise ValueError(
+                f"learner.objective.k ({self.learner.objective.k}) exceeds the smallest group of rule {self.allocation.rule}, "
+                f"{smallest} rollouts: lower k or raise rollout.pre_rollouts"
             )
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:

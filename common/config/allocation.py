@@ -20,7 +20,8 @@ class WarmUp(Section):
 class Allocation(Section):
     rule: str = Field(
         "hit_utility",
-        description="hit_utility, uniform, hard_first, variance, knapsack, or package.module:function.",
+        description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, even_sizes, or "
+        "package.module:function.",
     )
     prior: str = Field(
         "fixed", description="fixed, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."

@@ -14,6 +14,7 @@ from allocator.rules import get_rule
 from common.config import Config
 from common.errors import ConfigError
 from common.rewards import load_reward
+from learner.user_advantage import try_advantage
 
 
 def check_names(config: Config) -> None:
@@ -31,6 +32,10 @@ def check_names(config: Config) -> None:
                     load_reward(name)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        if ":" in config.learner.objective.advantage:
+            try_advantage(
+                config.learner.objective.advantage, config.rollout.pre_rollouts, config.rollout.group_size
+            )
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior != "fixed":

@@ -179,8 +179,8 @@ NO_FUNCTION = 3
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (rising, "must be a name or 'package.module:function', not <function rising"),
-        (None, "must be a name or 'package.module:function', not None"),
+        (3, "must be a name, 'package.module:function' or a function, not 3"),
+        (None, "must be a name, 'package.module:function' or a function, not None"),
         (f"{__name__}:NO_FUNCTION", "is no function but 3"),
     ],
 )
