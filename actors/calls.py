@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
-from common.types import Completion, Prompt, SamplingRequest
+from common.types import Completion, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -55,10 +55,10 @@ def generator_calls(
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
-    """`score`: rewards by name of each completion of one prompt."""
+    """`score`: rewards by name of each completion of one prompt, and whether it is a success."""
     method = handle.options(method_name="score")
 
-    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         items = [(prompt.text, c.text, prompt.answer) for c in completions]
 
         async def ask(before: int) -> list[dict[str, float]]:
@@ -66,7 +66,8 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 
         what = f"verifying {len(items)} completions of prompt {prompt.index}"
         limit = config.reward.time_limit_s * len(items) + config.rollout.time_limit_s
-        return await retry(ask, what, config.rollout.attempts, limit)
+        rewards = await retry(ask, what, config.rollout.attempts, limit)
+        return [Scored(r, config.reward.succeeded(r)) for r in rewards]
 
     return score
 

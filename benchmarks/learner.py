@@ -68,7 +68,7 @@ def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0
             tokens = rng.integers(2, vocabulary, n).astype(np.int32)
             logprobs = np.full(n, -np.log(vocabulary), dtype=np.float32)
             rewards = {"accuracy": float(j == 0), "format": 1.0}
-            rollouts.append(Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, n),), "A", rewards))
+            rollouts.append(Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, n),), "A", rewards, j == 0))
         groups.append(Group("bench", 0, i, 0, 0, "hit_utility", (1.0, 1.0), "t", 1, prompt, tuple(rollouts)))
     return groups
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.calls import generator_calls, verifier_calls
-from actors.coordinator.allocation import decided, divide
+from actors.coordinator.allocation import decided, divide_round
 from actors.coordinator.cycles import BatchAllocation
 from actors.coordinator.sampling import Generate, Sampler, Score, begun
 from actors.coordinator.shard import Draw, Shard, phase_a, phase_b
@@ -45,7 +45,7 @@ async def one_shard(config: Config, shard: Shard, generate: Generate, score: Sco
     batch = uniform(shard)
     draws: list[Draw] = decided(config, batch) if ahead else []
     async with begun(Sampler(shard, generate, score), draws) as sample:
-        plan = await phase_a(shard, sample, partial(divide, config, batch, batch.prompts.tolist()))
+        plan = await phase_a(shard, sample, partial(divide_round, config, batch, batch.prompts.tolist()))
         return sum([g.size async for g in phase_b(shard, plan, sample)])
 
 

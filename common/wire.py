@@ -19,11 +19,13 @@ from common.errors import WireError
 from common.msgpack_count import count_objects
 from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_BYTES = 256 * 2**20
 MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
+MAX_ROUNDS = MAX_ROLLOUTS  # a round has a rollout at least
 MAX_TEXT = 1_024
+MAX_REWARDS = 64
 
 
 def encode_group(group: Group) -> bytes:
@@ -50,23 +52,22 @@ def encode_additional(group: Group) -> bytes:
 
 def decode_group(
     data: bytes,
-    additional: bytes | None = None,
-    *,
+    *additional: bytes,
     run: str | None = None,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Group:
-    """The group in `data`, with the rollouts in `additional`. `run`, `tokenizer` and `vocabulary`, when given, must be
-    the group's; `max_bytes` bounds both messages together.
+    """The group in `data`, with the rollouts in each of `additional`. `run`, `tokenizer` and `vocabulary`, when given, must be
+    the group's; `max_bytes` bounds all messages together.
 
     Raises WireError for anything that a learner could not train on as it stands.
     """
-    size = len(data) + len(additional or b"")
+    size = len(data) + sum(map(len, additional))
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
     raw = _unpack(data)
-    more = [] if additional is None else _additional(_unpack(additional), raw)
+    more = [rollout for message in additional for rollout in _additional(_unpack(message), raw)]
     group = _group_in(raw, more)
     where = f"group {group.id}"
     if run is not None and group.run != run:
@@ -102,7 +103,9 @@ def _unpack(data: bytes) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise WireError(f"not a message: a {type(raw).__name__}, not a map")
     if raw.get("schema") != SCHEMA:
-        raise WireError(f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}")
+        raise WireError(
+            f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}: use one version of hora for all parts of a run"
+        )
     return raw
 
 
@@ -125,13 +128,16 @@ def _group_out(g: Group) -> dict[str, Any]:
 
 
 def _rollout_out(r: Rollout) -> dict[str, Any]:
+    later = {"round": r.round} if r.round > 1 else {}
     return {
         "tokens": _buffer(r.tokens, "<i4"),
         "logprobs": _buffer(r.logprobs, "<f4"),
         "finish": r.finish_reason,
         "phase": r.phase,
         "rewards": {name: float(value) for name, value in r.rewards.items()},
+        "success": r.success,
         "spans": [[s.version, s.start, s.end] for s in r.spans],
+        **later,
     }
 
 
@@ -191,14 +197,24 @@ def _rollout_in(raw: Any, where: str) -> Rollout:
         raise WireError(f"{where}: {len(logprobs)} log-probs for {len(tokens)} tokens")
     if not np.isfinite(logprobs).all() or (logprobs > 0).any():
         raise WireError(f"{where}: log-probs must be finite and at most 0")
+    phase = cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where))
     return Rollout(
         tokens=tokens,
         logprobs=logprobs,
         finish_reason=cast(FinishReason, _one_of(raw.get("finish"), ("stop", "length"), "finish", where)),
         spans=_spans(_list(raw, "spans", where), len(tokens), where),
-        phase=cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where)),
+        phase=phase,
         rewards=_rewards(raw.get("rewards"), where),
+        success=_flag(raw.get("success"), "success", where),
+        round=_round(raw.get("round", 1), where) if phase == "B" else 0,
     )
+
+
+def _round(value: Any, where: str) -> int:
+    number = _int(value, "round", where)
+    if not 1 <= number <= MAX_ROUNDS:
+        raise WireError(f"{where}: round must be in 1..{MAX_ROUNDS}, not {number}")
+    return number
 
 
 def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
@@ -220,8 +236,8 @@ def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
 
 
 def _rewards(raw: Any, where: str) -> dict[str, float]:
-    if not isinstance(raw, dict) or not {"accuracy", "format"} <= raw.keys() or len(raw) > 64:
-        raise WireError(f"{where}: rewards must name accuracy and format, and at most 64 in all")
+    if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
+        raise WireError(f"{where}: rewards must be 1 to {MAX_REWARDS} values by name, not {_shown(raw)}")
     return {
         _text(name, "rewards", where): _float(value, f"reward {name!r:.40}", where)
         for name, value in raw.items()
@@ -257,6 +273,12 @@ def _list(raw: dict[str, Any], field: str, where: str) -> list[Any]:
     value = raw.get(field)
     if not isinstance(value, list):
         raise WireError(f"{where}: {field} must be a list, not {_shown(value)}")
+    return value
+
+
+def _flag(value: Any, field: str, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise WireError(f"{where}: {field} must be true or false, not {_shown(value)}")
     return value
 
 

@@ -212,6 +212,11 @@ class Planner:
         longest = max(len(r.tokens) for r in group.rollouts)
         if longest > self._config.rollout.max_response_tokens:
             raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
+        names = set(self._config.reward.names)
+        if any(r.rewards.keys() != names for r in group.rollouts):
+            raise WireError(
+                f"group {group.id}: its rewards must be {', '.join(sorted(names))}, of every rollout"
+            )
         if len(group.prompt_tokens) > self._config.rollout.max_prompt_tokens:
             raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
         return group

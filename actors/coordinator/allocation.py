@@ -15,7 +15,7 @@ def rounds_of(config: Config, rule: str) -> int:
     return 1 if rule == "uniform" else config.allocation.rounds
 
 
-def divide(
+def divide_round(
     config: Config,
     batch: BatchAllocation,
     prompts: Sequence[int],

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from allocator.priors import Prior
 from allocator.warmup import WarmUpGate
 from common.config import Config
+from common.errors import RunError
 from common.keys import Keys
 from common.order import batch_rows
 from common.state import changed
@@ -55,7 +56,7 @@ class Cycles:
         self._gate = WarmUpGate(
             threshold=config.allocation.warmup.format_reward,
             cycles=config.allocation.warmup.cycles,
-            enabled=config.allocation.warmup.enabled,
+            enabled=config.gate is not None,
         )
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
@@ -103,7 +104,8 @@ class Cycles:
 
     def _observe(self, reports: list[dict[str, Any]]) -> None:
         """Learn from one cycle, which fixes the allocation of the first batch that knows it."""
-        self._gate.observe(float(np.mean([r["format"] for r in reports])))
+        if self._config.gate is not None:
+            self._gate.observe(_mean_reward(reports, self._config.gate))
         self._prior.update(
             np.concatenate([np.asarray(r["prompts"], dtype=np.int64) for r in reports]),
             np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),
@@ -125,3 +127,13 @@ class Cycles:
         prompts = np.array([row for _, row in rows], dtype=np.int64)
         rule = self._config.allocation.rule if self._gate.open else "uniform"
         return BatchAllocation(rule, prompts, *self._prior.predict(prompts))
+
+
+def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:
+    """Mean of a reward over a cycle's Phase A."""
+    if not all("rewards" in r for r in reports):
+        raise RunError(
+            f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this run with that "
+            "version, or start anew under another run.name"
+        )
+    return float(np.mean([r["rewards"][name] for r in reports]))

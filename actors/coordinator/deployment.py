@@ -31,7 +31,7 @@ from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
-from common.rewards import usable_gold
+from common.rewards import gold_test
 from common.state import changed
 from common.telemetry import Telemetry, keep_beating
 from common.types import Prompt
@@ -126,7 +126,7 @@ def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
 
     A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable answer.
     """
-    dataset = load_dataset(config.data, usable_gold)
+    dataset = load_dataset(config.data, gold_test(config.reward))
     for rejected in dataset.rejected:
         log.warning("row left out", place=rejected.place, reason=rejected.reason)
     prompts: list[Prompt] = []

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from actors.coordinator.shard import Plan, Round
-from common.errors import WireError
+from common.errors import RunError, WireError
 from common.keys import Keys
 from common.types import Group
 from common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
@@ -80,12 +80,16 @@ class Plans:
         facts = [json.loads(text) for text in takewhile(lambda text: text is not None, stored)]
         if not facts:
             return None
+        if "rewards" not in facts[0]:
+            raise RunError(
+                f"the plan of shard {shard} is of an older hora and names no rewards: end this run with that version, or "
+                "start anew under another run.name"
+            )
         plan = Plan(
             rule=facts[0]["rule"],
             priors=tuple((alpha, beta) for alpha, beta in facts[0]["priors"]),
             rounds=tuple(Round(tuple(f["successes"]), tuple(f["extra"])) for f in facts),
-            format=facts[0]["format"],
-            accuracy=facts[0]["accuracy"],
+            rewards=facts[0]["rewards"],
             groups=(),
         )
         pushed = await self._redis.hmget(self._keys.pushed, ids)
@@ -120,5 +124,5 @@ def _facts(plan: Plan) -> str:
     last = plan.rounds[-1]
     facts: dict[str, Any] = {"successes": last.successes, "extra": last.extra}
     if len(plan.rounds) == 1:
-        facts |= {"rule": plan.rule, "priors": plan.priors, "format": plan.format, "accuracy": plan.accuracy}
+        facts |= {"rule": plan.rule, "priors": plan.priors, "rewards": plan.rewards}
     return json.dumps(facts)

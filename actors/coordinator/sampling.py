@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from actors.coordinator.concurrency import all_of, cancel
 from actors.coordinator.shard import Draw, Sample, Shard
-from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest
+from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest, Scored
 
 Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
-Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[dict[str, float]]]]
+Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +40,8 @@ class Sampler:
         completions = await self.generate(SamplingRequest(prompt, n, seed, shard.order))
         if len(completions) != n:
             raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
-        rewards = await self.score(prompt, completions)
-        return [_rollout(c, draw.phase, r) for c, r in zip(completions, rewards, strict=True)]
+        scored = await self.score(prompt, completions)
+        return [_rollout(c, draw, s) for c, s in zip(completions, scored, strict=True)]
 
 
 @asynccontextmanager
@@ -62,14 +62,16 @@ async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
         await cancel(tasks.values())
 
 
-def _rollout(completion: Completion, phase: Phase, rewards: dict[str, float]) -> Rollout:
+def _rollout(completion: Completion, draw: Draw, scored: Scored) -> Rollout:
     return Rollout(
         tokens=completion.tokens,
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
         spans=completion.spans,
-        phase=phase,
-        rewards=rewards,
+        phase=draw.phase,
+        rewards=scored.rewards,
+        success=scored.success,
+        round=draw.round,
     )
 
 

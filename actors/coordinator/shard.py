@@ -68,14 +68,13 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A shard of n prompts before its next rollouts: the rounds divided so far, by which rule and priors, and the mean format
-    and accuracy of Phase A. `groups` are those that are not complete, with the rollouts drawn before the last round."""
+    """A shard of n prompts before its next rollouts: the rounds divided so far, by which rule and priors, and the mean of
+    each reward over Phase A. `groups` are those that are not complete, with the rollouts drawn before the last round."""
 
     rule: str
     priors: tuple[tuple[float, float], ...]
     rounds: tuple[Round, ...]
-    format: float
-    accuracy: float
+    rewards: dict[str, float]
     groups: tuple[Group, ...]
 
     @property
@@ -116,18 +115,14 @@ Divide = Callable[[Sequence[Round], Sequence[int]], Allocation]
 
 async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
     """G0 pre-rollouts for every prompt, then the first division (lines 1-11)."""
-    drawn = await all_of(
-        sample(Draw(place, 0, 0, shard.pre_rollouts)) for place in range(len(shard.prompts))
-    )
+    drawn = await all_of(sample(Draw(place, 0, 0, shard.pre_rollouts)) for place in range(len(shard.prompts)))
     successes = _successes(drawn)
     allocation = divide((), successes)
-    rewards = [r.rewards for rollouts in drawn for r in rollouts]
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
         rounds=(Round(successes, tuple(allocation.extra.tolist())),),
-        format=float(np.mean([r["format"] for r in rewards])),
-        accuracy=float(np.mean([r["accuracy"] for r in rewards])),
+        rewards=_means([r.rewards for rollouts in drawn for r in rollouts]),
         groups=_groups(shard, allocation, drawn),
     )
 
@@ -173,6 +168,10 @@ async def _sample_some(sample: Sample, draw: Draw) -> list[Rollout]:
 
 def _successes(drawn: Sequence[Sequence[Rollout]]) -> tuple[int, ...]:
     return tuple(sum(r.success for r in rollouts) for rollouts in drawn)
+
+
+def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([r[name] for r in rewards])) for name in rewards[0]}
 
 
 def _groups(

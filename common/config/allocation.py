@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from common.config.base import Count, Section
@@ -11,7 +13,11 @@ class WarmUp(Section):
     """Uniform allocation until the format is learned (paper, appendix C)."""
 
     enabled: bool = Field(True, description="Start with plain GRPO (uniform).")
-    format_reward: float = Field(0.85, ge=0, le=1, description="Mean format reward that counts as learned.")
+    reward: str = Field(
+        "format",
+        description="Reward that is watched. Where format is not in use, there is no warm-up by default.",
+    )
+    format_reward: float = Field(0.85, ge=0, le=1, description="Mean of it that counts as learned.")
     cycles: Count = Field(
         3, description="Consecutive generation cycles at or above it before HORA takes over for good."
     )
@@ -28,6 +34,15 @@ class Allocation(Section):
     )
     alpha: float = Field(1.0, gt=0, description="α0 of the fixed Beta prior.")
     beta: float = Field(1.0, gt=0, description="β0 of the fixed Beta prior.")
+    rounds: Count = Field(
+        1,
+        description="R: Phase B's budget is divided in so many rounds, each by what was found before it. 1 is the paper.",
+    )
+    stop: Literal["none", "hit", "mixed"] = Field(
+        "none",
+        description="hit: prompts with a success get no more rollouts; mixed: those with a success and a failure. What nobody "
+        "can use goes to all-right prompts until a failure, then by the rule's own gain.",
+    )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File of a prior fitted offline by `hora prior fit`.")
     features: str | None = Field(

@@ -181,7 +181,7 @@ def _progress(config: Config, state: SharedState) -> dict[str, Any]:
         "step": state.step,
         "paused": state.paused,
         "error": state.error,
-        "warm_up": config.allocation.warmup.enabled and not state.gate_open,
+        "warm_up": config.gate is not None and not state.gate_open,
     }
 
 

@@ -27,7 +27,7 @@ def check_names(config: Config) -> None:
         except ValueError as error:
             raise ConfigError(f"allocation.{error}") from None
         try:
-            for name in config.reward.weights:
+            for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
         except ValueError as error:

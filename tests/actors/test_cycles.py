@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.allocation import divide
+from actors.coordinator.allocation import divide_round
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
 from actors.coordinator.shard import Allocation
@@ -18,6 +18,7 @@ from allocator import allocate
 from allocator.priors.base import Float, Int, State
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
+from common.errors import RunError
 from common.keys import Keys
 from common.load import load
 from common.order import batch_rows
@@ -83,7 +84,7 @@ def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[
     return {
         "batch": batch,
         "shard": shard,
-        "format": format,
+        "rewards": {"format": format, "accuracy": 0.0},
         "prompts": rows(config, batch, shard),
         "successes": [1, 2],
     }
@@ -111,7 +112,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
-    return divide(config, cycles.of(batch), rows(config, batch, shard), np.array(c))
+    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), c)
 
 
 def rule(cycles: Cycles, config: Config, batch: int) -> str:
@@ -170,7 +171,7 @@ def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
         assert await knows(cycles, 1)
-        found = divide(config, cycles.of(1), rows(config, 1, 1), c)
+        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), c.tolist())
         assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
@@ -185,7 +186,7 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c = coordinator(), np.array([0, 2])
         assert await knows(cycles, 0)
-        found = divide(config, cycles.of(0), rows(config, 0, 0), c)
+        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), c.tolist())
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 
@@ -204,6 +205,34 @@ def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
 
     play(url, config, scenario)
     assert read_state(connect(url), config.run.name).gate_open, "for those who show the run"
+
+
+def test_the_gate_watches_the_reward_that_is_named(url: str) -> None:
+    warmup = {"allocation.warmup.cycles": 1, "allocation.warmup.reward": "accuracy"}
+    config = config_of("named", **warmup)
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        for cycle, accuracy in enumerate((0.0, 0.9)):
+            for shard in range(SHARDS):
+                told = report(config, cycle, shard) | {"rewards": {"format": 1.0, "accuracy": accuracy}}
+                await cycles.complete(told)
+        assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
+
+    play(url, config, scenario)
+
+
+def test_reports_of_an_older_version_are_refused_in_one_line(url: str) -> None:
+    config = config_of("older", **{"allocation.warmup.cycles": 1})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        for shard in range(SHARDS):
+            told = report(config, 0, shard)
+            await cycles.complete({"format": 1.0, **{k: v for k, v in told.items() if k != "rewards"}})
+
+    with pytest.raises(RunError, match=r"reports of batch 0 are of an older hora .* another run\.name"):
+        play(url, config, scenario)
 
 
 def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> None:

@@ -44,6 +44,7 @@ def group(rng: np.random.Generator, index: int, size: int, reward: str = "mixed"
                 (VersionSpan(0, 0, n),),
                 "A" if j == 0 else "B",
                 {"accuracy": accuracy, "format": 1.0},
+                accuracy == 1.0,
             )
         )
     prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32)

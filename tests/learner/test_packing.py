@@ -48,7 +48,9 @@ def group(rng: np.random.Generator, index: int) -> Group:
         rewards = {"accuracy": float(j % 2), "format": 1.0}
         span = (VersionSpan(0, 0, n),)
         rollouts.append(
-            Rollout(np.ones(n, np.int32), np.full(n, -1.0, np.float32), "stop", span, "A", rewards)
+            Rollout(
+                np.ones(n, np.int32), np.full(n, -1.0, np.float32), "stop", span, "A", rewards, j % 2 == 1
+            )
         )
     return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, prompt, tuple(rollouts))
 

@@ -181,6 +181,7 @@ class SyntheticRun:
                 spans=(VersionSpan(max(0, batch - 1), 0, length),),
                 phase=phase,
                 rewards={"accuracy": float(j < correct), "format": 1.0},
+                success=j < correct,
             )
 
         return Group(
