@@ -166,7 +166,7 @@ def compare(samples: int, rounds: int, rows: int, max_response: int) -> SimpleNa
     vocabulary = model.config.vocab_size
     groups = ragged_batch(samples, max_response, vocabulary)
     ours = samples_of(
-        groups, Estimator(objective, WEIGHTS, "accuracy", 8), len(groups), max_response, version=0
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8, max_response), len(groups), version=0
     )
     tokens = sum(s.length for s in ours)
     inputs = trl_inputs(ours, max_response)

@@ -20,7 +20,7 @@ from learner.packing import pack, rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One rollout to learn from. `scale` = 1/(Γ G_i Z_ij); `match` (L,) marks tokens of the learner's own version."""
+    """One rollout to learn from. `scale` is a token's weight in the loss; `match` (L,) marks tokens of the learner's own version."""
 
     prompt: Tokens
     tokens: Tokens
@@ -59,20 +59,18 @@ class MicroBatch:
 
 
 def samples_of(
-    groups: Iterable[Group], estimator: Estimator, prompts_per_batch: int, max_response: int, version: int
+    groups: Iterable[Group], estimator: Estimator, prompts_per_batch: int, version: int
 ) -> list[Sample]:
     """Samples of the groups, in their order. `version` is that of the weights the step starts from.
 
-    Rollouts whose advantage is zero teach nothing and are left out, unless a KL term acts on them too.
+    Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on them too.
     """
-    objective, samples = estimator.objective, []
+    samples, every = [], estimator.objective.kl > 0.0
     for group in groups:
         for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
-            if a == 0.0 and objective.kl == 0.0:
-                continue
-            z = max_response if objective.normalisation == "constant" else len(rollout.tokens)
-            scale = 1.0 / (prompts_per_batch * group.size * z)
-            samples.append(_sample(group, rollout, float(a), scale, version))
+            if (a != 0.0 or every) and estimator.trains(rollout):
+                scale = estimator.scale(group, rollout, prompts_per_batch)
+                samples.append(_sample(group, rollout, float(a), scale, version))
     return samples
 
 

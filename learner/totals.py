@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-
-from common.types import Group
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Completion tokens and rollouts of a step; sum and sum of squares of its rollouts' rewards."""
+    """Trained completion tokens and rollouts of a step; sum and sum of squares of its rollouts' rewards."""
 
     tokens: float
     rollouts: float
@@ -29,18 +24,6 @@ class Totals:
             return 0.0
         mean = self.rewards / self.rollouts
         return math.sqrt(max(0.0, self.squares - self.rollouts * mean * mean) / (self.rollouts - 1))
-
-
-def totals_of(groups: Iterable[Group], rewards: Callable[[Group], NDArray[np.float64]]) -> Totals:
-    """The sums over `groups`; `rewards` gives a group's (G_i,) as the advantage takes them."""
-    pairs = [(group, rewards(group)) for group in groups]
-    values = np.concatenate([np.zeros(0), *(r for _, r in pairs)])
-    return Totals(
-        tokens=float(sum(group.tokens for group, _ in pairs)),
-        rollouts=float(len(values)),
-        rewards=float(values.sum()),
-        squares=float(np.square(values).sum()),
-    )
 
 
 def over_ranks(own: Totals, device: torch.device) -> Totals:

@@ -37,7 +37,7 @@ from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
 from learner.steps import Planner, Reader, Vocabulary
-from learner.totals import Totals, over_ranks, totals_of
+from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
@@ -170,21 +170,29 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
 
 
 def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
-    """The samples of `groups` as step `step` trains on them."""
-    rollout, estimator = config.rollout, replace(estimator_of(config), totals=totals)
-    return samples_of(groups, estimator, rollout.prompts_per_batch, rollout.max_response_tokens, version=step)
+    """The samples of `groups` as step `step` trains on them; `totals` of all ranks' groups, or these are all."""
+    estimator = estimator_of(config)
+    if config.learner.objective.over_batch:
+        estimator = replace(estimator, totals=totals or estimator.sums(groups))
+    return samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
 
 
 def estimator_of(config: Config) -> Estimator:
-    return Estimator(config.learner.objective, config.reward.weights, "accuracy", config.rollout.group_size)
+    rollout = config.rollout
+    return Estimator(
+        config.learner.objective,
+        config.reward.weights,
+        config.reward.success,
+        rollout.group_size,
+        rollout.max_response_tokens,
+    )
 
 
 def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
-    """Sums over the groups of all ranks, where the objective needs them: a collective then."""
-    if not parts.config.learner.objective.over_batch:
+    """Sums over the groups of all ranks, where the objective needs them and there are several: a collective then."""
+    if parts.world == 1 or not parts.config.learner.objective.over_batch:
         return None
-    own = totals_of(groups, estimator_of(parts.config).rewards)
-    return own if parts.world == 1 else over_ranks(own, parts.engine.device)
+    return over_ranks(estimator_of(parts.config).sums(groups), parts.engine.device)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:

@@ -48,6 +48,7 @@ from common.types import Completion, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
+IDLE_S = 0.2  # all batches are generated, and the learner may still want a group again
 
 
 @dataclass(slots=True)
@@ -121,7 +122,7 @@ class Coordination:
             await self._redo()
             self._collect()
             self._blocked = "" if self._tasks else "nothing: all batches are generated"
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(IDLE_S)
 
     async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
         """Lease the oldest shard that may start; None while there is none. Sets what is waited for."""

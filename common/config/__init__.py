@@ -82,6 +82,11 @@ class Config(Section):
                 f"learner.objective.k ({self.learner.objective.k}) exceeds the smallest group of rule {self.allocation.rule}, "
                 f"{smallest} rollouts: lower k or raise rollout.pre_rollouts"
             )
+        cache = self.learner.objective.overlong_cache or 1
+        if cache > self.rollout.max_response_tokens:
+            raise ValueError(
+                f"learner.objective.overlong_cache ({cache}) must be at most rollout.max_response_tokens ({self.rollout.max_response_tokens})"
+            )
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:
             raise ValueError(
@@ -120,6 +125,11 @@ class Config(Section):
                     f"allocation.prior ({self.allocation.prior})",
                     "allocation.prior: fixed",
                     self.allocation.prior != "fixed",
+                ),
+                (
+                    f"learner.objective.advantage ({self.learner.objective.advantage})",
+                    "learner.objective.advantage: grpo",
+                    self.learner.objective.binary,
                 ),
                 ("evaluation.path (Pass@K)", "evaluation.path: null", self.evaluation.path is not None),
             ]

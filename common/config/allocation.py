@@ -30,10 +30,14 @@ class Allocation(Section):
         "package.module:function.",
     )
     prior: str = Field(
-        "fixed", description="fixed, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
+        "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
     )
-    alpha: float = Field(1.0, gt=0, description="α0 of the fixed Beta prior.")
-    beta: float = Field(1.0, gt=0, description="β0 of the fixed Beta prior.")
+    alpha: float = Field(
+        1.0, gt=0, description="α0 of the fixed Beta prior; of the empirical one before the first cycle."
+    )
+    beta: float = Field(
+        1.0, gt=0, description="β0 of the fixed Beta prior; of the empirical one before the first cycle."
+    )
     rounds: Count = Field(
         1,
         description="R: Phase B's budget is divided in so many rounds, each by what was found before it. 1 is the paper.",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from actors.coordinator.prompt_features import feature_model
-from allocator.priors.make import NAMES
+from allocator.priors.make import NAMES, UNCONDITIONED
 from allocator.rules import get_rule
 from common.config import Config
 from common.errors import ConfigError
@@ -38,7 +38,7 @@ def check_names(config: Config) -> None:
             )
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
-    if allocation.prior != "fixed":
+    if allocation.prior not in UNCONDITIONED:
         feature_model(config)
     check_context(config)
 

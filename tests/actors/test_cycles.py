@@ -16,6 +16,7 @@ from actors.coordinator.leases import Leases
 from actors.coordinator.shard import Allocation
 from allocator import allocate
 from allocator.priors.base import Float, Int, State
+from allocator.priors.empirical import EmpiricalPrior, fit_beta
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
 from common.errors import RunError
@@ -327,3 +328,25 @@ def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(url: st
 
     asyncio.run(scenario())
     assert rules_by_batch(url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
+
+
+def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_others(url: str) -> None:
+    config = config_of("empirical", 1)
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        one, late = coordinator(), coordinator()
+        seen = []
+        for cycle in range(4):
+            reports = [report(config, cycle, shard) for shard in range(2)]
+            for shard, found in enumerate(reports):
+                found["successes"] = [cycle % G0, (cycle + shard) % G0]
+                await one.complete(found)
+            seen += [c for found in reports for c in found["successes"]]
+        await late.observe()
+        for batch in range(6):
+            known = seen[: 4 * max(0, batch - 1)]
+            expected = fit_beta(np.array(known), np.full(len(known), G0)) if known else (1.0, 1.0)
+            for cycles in (one, late):
+                assert set(shared_out(cycles, config, batch, 0, (0, 1)).priors) == {expected}
+
+    play(url, config, scenario, EmpiricalPrior)

@@ -115,7 +115,7 @@ def test_which_of_trls_losses_are_ours_at_equal_group_sizes(
     groups = [g for g in ragged_batch(48, longest, vocabulary) if g.size == 2]
     objective = Objective(importance="none", normalisation=normalisation)
     samples = samples_of(
-        groups, Estimator(objective, WEIGHTS, "accuracy", 8), len(groups), longest, version=0
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8, longest), len(groups), version=0
     )
     model = small_model(vocabulary, hidden=32, layers=2).train()
     micro, _ = micro_batches(samples, 300, packed=False)

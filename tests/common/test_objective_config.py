@@ -34,6 +34,27 @@ def with_objective(values: dict[str, Any], **sections: Any) -> Any:
             {"multi_objective_aggregation": "normalize_then_sum", "scale": "group"},
             "learner.objective.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with scale batch",
         ),
+        (
+            {"aggregate": "token", "advantage": "dr_grpo"},
+            "learner.objective.aggregate (token) divides by the tokens of the batch, and learner.objective.advantage (dr_grpo) is "
+            "defined with a constant: use grpo with scale none",
+        ),
+        (
+            {"aggregate": "token", "normalisation": "constant"},
+            "learner.objective.normalisation (constant) contradicts learner.objective.aggregate (token)",
+        ),
+        ({"normalisation": "none"}, "learner.objective.normalisation (none) contradicts"),
+        ({"aggregate": "token", "advantage": "likelihood"}, "is defined with 1/G_i: use aggregate group"),
+        (
+            {"clip_dual": 1.1},
+            "learner.objective.clip_dual (1.1) belongs to loss clip and must exceed 1 + clip_high = 1.2",
+        ),
+        ({"clip_dual": 3.0, "loss": "sapo"}, "learner.objective.loss is sapo"),
+        ({"overlong_cache": 100}, "learner.objective.overlong_cache (100) belongs to overlong soft"),
+        (
+            {"overlong": "soft", "overlong_cache": 4096},
+            "learner.objective.overlong_cache (4096) must be at most rollout.max_response_tokens (2048)",
+        ),
         ({"lambda": 0}, "learner.objective.lambda (0): Input should be greater than 0"),
     ],
 )
@@ -55,3 +76,7 @@ def test_every_value_comes_back_from_the_dump_and_from_the_command_line(tmp_path
     file.write_text(dump_yaml(config))
     assert load(str(file)) == config
     assert load(str(file), ["learner.objective.lambda=0.2"]).learner.objective.lambda_ == 0.2
+
+
+def test_token_aggregation_has_no_z_without_being_asked() -> None:
+    assert with_objective({"aggregate": "token"}).learner.objective.normalisation == "none"

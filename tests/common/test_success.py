@@ -45,6 +45,10 @@ def test_own_rewards_alone_define_no_success_and_what_needs_one_is_refused_with_
         ({}, "allocation.rule (hit_utility)"),
         ({"allocation": {"rule": "my.module:rule"}}, "allocation.rule (my.module:rule)"),
         ({"allocation": {"rule": "uniform", "prior": "hidden-online"}}, "allocation.prior (hidden-online)"),
+        (
+            {"allocation": {"rule": "uniform"}, "learner": {"objective": {"advantage": "likelihood"}}},
+            "learner.objective.advantage (likelihood)",
+        ),
         ({"allocation": {"rule": "uniform"}, "evaluation": {"path": "held.jsonl"}}, "evaluation.path"),
     ):
         message = refused(reward=reward, **sections)

@@ -1,14 +1,17 @@
 """Which rewards and successes of a group its advantages are made of."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from common.config import Objective
 from common.errors import ConfigError
 from common.types import Group, Rollout, VersionSpan
-from learner.advantages import grpo, likelihood, rloo
+from learner.advantages import centred, grpo, likelihood, max_rl, rloo
+from learner.batch import samples_of
 from learner.estimator import Estimator
-from learner.totals import Totals, totals_of
+from learner.totals import Totals
 from learner.user_advantage import try_advantage, user_advantage
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}
@@ -23,6 +26,7 @@ def group(accuracy: list[float], form: list[float]) -> Group:
             (VersionSpan(0, 0, 3),),
             "A" if j < 2 else "B",
             {"accuracy": a, "format": f},
+            a >= 1.0,
         )
         for j, (a, f) in enumerate(zip(accuracy, form, strict=True))
     )
@@ -30,7 +34,9 @@ def group(accuracy: list[float], form: list[float]) -> Group:
 
 
 def estimate(group: Group, totals: Totals | None = None, **objective: object) -> np.ndarray:
-    return Estimator(Objective.model_validate(objective), WEIGHTS, "accuracy", 4, totals).advantages(group)
+    return Estimator(Objective.model_validate(objective), WEIGHTS, "accuracy", 4, 10, totals).advantages(
+        group
+    )
 
 
 MIXED = group([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0])
@@ -56,12 +62,14 @@ def test_all_wrong_groups_of_equal_form_teach_nothing_under_likelihood_and_all_u
 
 def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch() -> None:
     other = group([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
-    estimator = Estimator(Objective(multi_objective_aggregation="normalize_then_sum"), WEIGHTS, "accuracy", 4)
+    estimator = Estimator(
+        Objective(multi_objective_aggregation="normalize_then_sum"), WEIGHTS, "accuracy", 4, 10
+    )
     summed = [
         0.5 * grpo([1, 0, 0, 1]) + 0.25 * grpo([1, 1, 0, 1]),
         0.5 * grpo([1, 0, 0]) + 0.25 * grpo([0, 0, 1]),
     ]
-    totals = totals_of([MIXED, other], estimator.rewards)
+    totals = estimator.sums([MIXED, other])
     deviation = np.concatenate(summed).std(ddof=1)
     assert totals.deviation == pytest.approx(deviation)
     found = estimate(MIXED, totals, multi_objective_aggregation="normalize_then_sum")
@@ -70,10 +78,46 @@ def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch()
 
 def test_scale_batch_divides_by_the_deviation_of_all_rewards_and_none_by_nothing() -> None:
     rewards = np.array([0.75, 0.25, 0.0, 0.75])
-    totals = totals_of([MIXED], Estimator(Objective(), WEIGHTS, "accuracy", 4).rewards)
+    totals = Estimator(Objective(), WEIGHTS, "accuracy", 4, 10).sums([MIXED])
     centred = rewards - rewards.mean()
     assert estimate(MIXED, totals, scale="batch") == pytest.approx(centred / (rewards.std(ddof=1) + 1e-4))
     assert estimate(MIXED, scale="none") == pytest.approx(centred)
+
+
+def test_the_soft_penalty_grows_over_the_last_tokens_before_the_limit() -> None:
+    lengths, cache = [3, 6, 8, 10], 4
+    rollouts = [replace(r, tokens=np.ones(n, np.int32)) for r, n in zip(MIXED.rollouts, lengths, strict=True)]
+    late = replace(MIXED, rollouts=tuple(rollouts))
+    objective = {"overlong": "soft", "overlong_cache": cache}
+    penalty = np.array([0.0, 0.0, 0.5, 1.0])
+    wanted = centred(np.array([0.75, 0.25, 0.0, 0.75]) - penalty)
+    assert estimate(late, advantage="dr_grpo", **objective) == pytest.approx(wanted)
+    of_others = centred(0.25 * np.array([1.0, 1.0, 0.0, 1.0]) - penalty)
+    found = estimate(late, advantage="max_rl", **objective)
+    assert found == pytest.approx(max_rl([1, 0, 0, 1]) + of_others)
+
+
+def test_a_masked_completion_counts_in_its_group_and_is_not_trained() -> None:
+    cut = replace(MIXED.rollouts[1], finish_reason="length")
+    late = replace(MIXED, rollouts=(MIXED.rollouts[0], cut, *MIXED.rollouts[2:]))
+    masked, kept = (
+        samples_of(
+            [late], Estimator(Objective(overlong=overlong, kl=0.1), WEIGHTS, "accuracy", 4, 10), 1, version=0
+        )
+        for overlong in ("mask", "keep")
+    )
+    assert [s.advantage for s in masked] == [s.advantage for i, s in enumerate(kept) if i != 1]
+    assert {s.scale for s in masked} == {1 / (4 * 10)}
+
+
+def test_token_aggregation_divides_by_the_trained_tokens_of_the_step() -> None:
+    cut = replace(MIXED.rollouts[1], finish_reason="length")
+    late = replace(MIXED, rollouts=(MIXED.rollouts[0], cut, *MIXED.rollouts[2:]))
+    estimator = Estimator(Objective(aggregate="token", overlong="mask"), WEIGHTS, "accuracy", 4, 10)
+    totals = estimator.sums([late, MIXED])
+    assert totals.tokens == 3 * 7
+    samples = samples_of([late], replace(estimator, totals=totals), 2, version=0)
+    assert {s.scale for s in samples} == {1 / 21}
 
 
 def sum_of_hits(rewards, successes, phases):  # type: ignore[no-untyped-def]

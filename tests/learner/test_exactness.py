@@ -104,7 +104,7 @@ def cut_gradient(
     for rank in range(ranks):
         mine = groups[rank::ranks]
         samples = samples_of(
-            mine, Estimator(objective, WEIGHTS, "accuracy", 8), len(groups), MAX_RESPONSE, version=0
+            mine, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), len(groups), version=0
         )
         micro, _ = micro_batches(samples, budget, packed)
         for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
@@ -169,7 +169,7 @@ def test_groups_of_one_and_of_equal_rewards_contribute_exactly_nothing() -> None
     rng = np.random.default_rng(3)
     groups = [group(rng, 0, 1), group(rng, 1, 6, "right")]
     assert (
-        samples_of(groups, Estimator(Objective(), WEIGHTS, "accuracy", 8), 2, MAX_RESPONSE, version=0) == []
+        samples_of(groups, Estimator(Objective(), WEIGHTS, "accuracy", 8, MAX_RESPONSE), 2, version=0) == []
     )
 
 
@@ -184,7 +184,7 @@ def test_no_logits_wider_than_a_chunk_ever_exist() -> None:
 def test_importance_does_not_clip_a_first_update_and_the_loss_is_the_plain_policy_gradient() -> None:
     policy, groups = tiny_policy(), batch(4)[:3]
     objective = Objective(importance="none")
-    samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8), 3, MAX_RESPONSE, version=0)
+    samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), 3, version=0)
     [micro], _ = micro_batches(samples, 100_000, True)
     logp, _ = policy(micro, TEMPERATURE, 64)
     loss, stats = policy_loss(logp, logp.detach(), micro, objective)
@@ -195,7 +195,7 @@ def test_importance_does_not_clip_a_first_update_and_the_loss_is_the_plain_polic
 def test_clipping_has_separate_bounds_below_and_above() -> None:
     groups = batch(5)[:4]
     objective = Objective(clip_low=0.1, clip_high=0.3, importance="none")
-    samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8), 4, MAX_RESPONSE, version=0)
+    samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), 4, version=0)
     [micro], _ = micro_batches(samples, 100_000, True)
     zero = torch.zeros_like(micro.logprobs)
     for shift, bound in ((0.5, 1.3), (-0.5, 0.9)):

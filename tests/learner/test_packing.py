@@ -64,7 +64,7 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
     rng = np.random.default_rng(budget)
     groups = [group(rng, i) for i in range(count)]
     samples = samples_of(
-        groups, Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8), len(groups), 2048, version=0
+        groups, Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048), len(groups), version=0
     )
     micro, figures = micro_batches(samples, budget, packed)
     real = sum(len(g.prompt_tokens) + len(r.tokens) for g in groups for r in g.rollouts)

@@ -37,7 +37,7 @@ def trainer(tmp_path: Path):  # type: ignore[no-untyped-def]
 def batch(objective: Objective) -> tuple[list[Sample], int]:
     groups = ragged_batch(24, LONGEST, VOCABULARY)
     return samples_of(
-        groups, Estimator(objective, WEIGHTS, "accuracy", 8), len(groups), LONGEST, version=0
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8, LONGEST), len(groups), version=0
     ), len(groups)
 
 
