@@ -13,6 +13,11 @@ class Keys:
         return f"hora:{{{self.run}}}:{name}"
 
     @property
+    def pattern(self) -> str:
+        """What SCAN matches for every key of the run."""
+        return self._key("*")
+
+    @property
     def config(self) -> str:
         """string: the coordinators' resolved configuration, JSON."""
         return self._key("config")

@@ -86,7 +86,8 @@ class Group:
     `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its budget
     came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the fingerprint
     of the vocabulary in which the tokens are written. `sampling` names the drawing of its pre-rollouts, which may be
-    repeated: additional rollouts belong to those that their number was worked out from.
+    repeated: additional rollouts belong to those that their number was worked out from. `size_as_if` is the size that
+    another rule would have given it (`learner.objective.group_weight.as_if`), 0 where none was asked.
     """
 
     run: str
@@ -101,6 +102,7 @@ class Group:
     prompt_tokens: Tokens
     rollouts: tuple[Rollout, ...]
     sampling: str = ""
+    size_as_if: int = 0
 
     @property
     def id(self) -> str:

@@ -122,6 +122,7 @@ def _group_out(g: Group) -> dict[str, Any]:
         "tokenizer": g.tokenizer,
         "pre_rollouts": g.pre_rollouts,
         "sampling": g.sampling,
+        "size_as_if": g.size_as_if,
         "prompt": _buffer(g.prompt_tokens, "<i4"),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
@@ -182,6 +183,7 @@ def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
         pre_rollouts=pre_rollouts,
         prompt_tokens=prompt,
         sampling=_name(raw.get("sampling"), "sampling", where),
+        size_as_if=_int(raw.get("size_as_if", 0), "size_as_if", where),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
