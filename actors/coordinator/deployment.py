@@ -25,12 +25,12 @@ from actors.coordinator.scheduler import Coordination, Services
 from common import logs
 from common.config import Config
 from common.datasets import load_dataset
+from common.equality import usable_gold
 from common.errors import HoraError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
-from common.rewards import usable_gold
 from common.telemetry import Telemetry, keep_beating
 from common.types import Prompt
 

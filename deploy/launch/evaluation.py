@@ -14,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
+from common.equality import usable_gold
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.prompts import load_tokenizer, render
 from common.redis import connect
-from common.rewards import usable_gold
 from common.telemetry import record_evaluation
 from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from common.config import Config
 from common.datasets import load_dataset, load_held_out
+from common.equality import usable_gold
 from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
-from common.rewards import usable_gold
 from deploy.launch.ports import check_port
 from deploy.monitor.progress import working
 from deploy.preflight.names import check_names
