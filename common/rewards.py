@@ -1,7 +1,7 @@
 """Rewards of one completion: format, accuracy, a user's own, and their weighted sum (paper, section 4).
 
 `format`    1.0 where the whole completion is one <think>…</think> and one <answer>…</answer>, else 0.0.
-`accuracy`  1.0 where the text of the answer tag equals the gold answer, else 0.0. HORA's counts use this alone.
+`accuracy`  1.0 where the text of the answer tag equals the gold answer, else 0.0. The default success.
 
 Everything here is quick and safe on hostile text. Whether an answer equals the gold answer is `common.equality`'s.
 """
@@ -11,6 +11,9 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
+
+from common.config import Reward
+from common.equality import usable_gold
 
 UserReward = Callable[[str, str, str], float]
 """A user's reward: (prompt text, completion, gold answer) -> one finite float. Named `package.module:function`."""
@@ -38,6 +41,12 @@ def extract_answer(completion: str) -> str | None:
     return completion[start + len("<answer>") : end].strip() or None
 
 
+def gold_test(reward: Reward) -> Callable[[str], bool] | None:
+    """What decides whether a row's gold answer can be used with these rewards; None where accuracy is not computed: then
+    any answer can."""
+    return usable_gold if "accuracy" in reward.names else None
+
+
 def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
     """Weighted sum of the rewards that have a weight. Raises ValueError naming a reward that is missing."""
     missing = [name for name in weights if name not in rewards]
@@ -54,11 +63,9 @@ def load_reward(name: str) -> UserReward:
     try:
         reward = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"reward.weights: cannot load {name!r}: {error}; write package.module:function"
-        ) from error
+        raise ValueError(f"reward: cannot load {name!r}: {error}; write package.module:function") from error
     if not callable(reward):
-        raise ValueError(f"reward.weights: {name!r} is a {type(reward).__name__}, not a function")
+        raise ValueError(f"reward: {name!r} is a {type(reward).__name__}, not a function")
     return reward
 
 

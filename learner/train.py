@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -24,17 +24,20 @@ from common.errors import RunError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
+from common.state import changed
 from common.telemetry import Heart
 from common.types import Group
 from common.weight_versions import advance, available
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
+from learner.estimator import Estimator
 from learner.export import export
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
 from learner.steps import Planner, Reader, Vocabulary
+from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
@@ -101,7 +104,7 @@ def train_step(parts: Parts, step: int) -> Update:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
         _beat(parts, step, "training")
     groups = parts.reader.read(step)
-    samples = samples_at(config, groups, step)
+    samples = samples_at(config, groups, step, totals_at(parts, groups))
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
     flops = parts.shape.flops(samples)
@@ -166,16 +169,30 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
     )
 
 
-def samples_at(config: Config, groups: list[Group], step: int) -> list[Sample]:
-    """The samples of `groups` as step `step` trains on them."""
-    return samples_of(
-        groups,
-        config.reward.weights,
+def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
+    """The samples of `groups` as step `step` trains on them; `totals` of all ranks' groups, or these are all."""
+    estimator = estimator_of(config)
+    if config.learner.objective.over_batch:
+        estimator = replace(estimator, totals=totals or estimator.sums(groups))
+    return samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
+
+
+def estimator_of(config: Config) -> Estimator:
+    rollout = config.rollout
+    return Estimator(
         config.learner.objective,
-        config.rollout.prompts_per_batch,
-        config.rollout.max_response_tokens,
-        version=step,
+        config.reward.weights,
+        config.reward.success,
+        rollout.group_size,
+        rollout.max_response_tokens,
     )
+
+
+def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
+    """Sums over the groups of all ranks, where the objective needs them and there are several: a collective then."""
+    if parts.world == 1 or not parts.config.learner.objective.over_batch:
+        return None
+    return over_ranks(estimator_of(parts.config).sums(groups), parts.engine.device)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:
@@ -206,7 +223,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         records = Records(config, client, run_dir, start)
-        client.hset(Keys(config.run.name).state, "step", start)
+        client.hset(Keys(config.run.name).state, mapping=changed(step=start))
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config,
