@@ -14,6 +14,7 @@ import numpy as np
 from actors.coordinator.prompt_features import feature_model
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
+from common.answers import load_extract
 from common.config import Config
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
@@ -54,6 +55,7 @@ def names(target: Target) -> Iterator[Finding]:
             for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
+            load_extract(config.reward.answer)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
@@ -97,6 +99,14 @@ def context(target: Target) -> Iterator[Finding]:
             f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: lower one"
         )
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
+
+
+def family(target: Target) -> Iterator[Finding]:
+    """That the learner gets the log-probs of the model's family right."""
+    from learner.agreement import check_family
+
+    if target.trains:
+        yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
 
 
 def packages(target: Target) -> Iterator[Finding]:
