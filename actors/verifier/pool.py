@@ -25,7 +25,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from common import rewards
+from common import equality, rewards
 from common.config import Reward
 
 MEMORY_BYTES = 2**30
@@ -114,10 +114,10 @@ class VerifierPool:
 
     async def _accuracy(self, completion: str, gold: str) -> float:
         answer = rewards.extract_answer(completion)
-        if answer is None or not rewards.bounded(answer, self._reward.max_answer_chars):
+        if answer is None or not equality.bounded(answer, self._reward.max_answer_chars):
             self._counts["plain"] += 1
             return 0.0
-        verdict = rewards.quick_verdict(gold, answer)
+        verdict = equality.quick_verdict(gold, answer)
         if verdict is not None:
             self._counts["plain"] += 1
         else:
@@ -125,7 +125,7 @@ class VerifierPool:
         return 1.0 if verdict else 0.0
 
     async def _remembered(self, gold: str, answer: str) -> bool:
-        key = (rewards.bare(gold), rewards.bare(answer))
+        key = (equality.bare(gold), equality.bare(answer))
         if key in self._verdicts:
             self._counts["cached"] += 1
             self._verdicts.move_to_end(key)
@@ -159,7 +159,7 @@ class VerifierPool:
 
     async def _equal(self, gold: str, answer: str) -> bool:
         try:
-            return bool(await self._run(rewards.math_equal, gold, answer))
+            return bool(await self._run(equality.math_equal, gold, answer))
         except (MemoryError, RecursionError) as error:
             return self._killed(gold, f"ended by {type(error).__name__}")
 
@@ -221,7 +221,7 @@ def _initialize(memory_bytes: int) -> None:
     # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own manager.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
-    rewards.math_equal(r"\frac{1}{2}", "0.5")
+    equality.math_equal(r"\frac{1}{2}", "0.5")
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))
