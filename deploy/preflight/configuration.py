@@ -14,6 +14,7 @@ import numpy as np
 from actors.coordinator.prompt_features import feature_model
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
+from common.answers import load_extract
 from common.config import Config
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
@@ -56,6 +57,7 @@ def names(target: Target) -> Iterator[Finding]:
             for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
+            load_extract(config.reward.answer)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
