@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> Make:
         base: dict[str, dict[str, object]] = {
             "run": {"folder": str(tmp_path / "runs")},
             "model": {"path": str(ROOT / "deploy/demo/model"), "dtype": "float32"},
-            "data": {"path": "arithmetic"},
+            "data": {"path": "arithmetic", "system": None},
             "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 64},
             "telemetry": {"http_port": 0},
         }
