@@ -19,15 +19,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from actors.calls import generator_calls, verifier_calls
 from actors.coordinator.deployment import render_prompts
 from actors.coordinator.sampling import Generate, Sampler, Score
-from actors.coordinator.shard import Allocation, Shard, phase_a, phase_b
+from actors.coordinator.shard import Allocation, Round, Shard, phase_a, phase_b
 from allocator import allocate
 from common.config import Config
 from common.load import load
@@ -42,7 +40,7 @@ def two_phases(config: Config, generate: Generate, score: Score) -> RunShard:
     """Tokens of one shard under HORA."""
     rollout = config.rollout
 
-    def divide(successes: NDArray[np.int64]) -> Allocation:
+    def divide(earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
         extra = allocate(
             successes, rollout.pre_rollouts, rollout.shard_budget, prior=(1.0, 1.0), rule="hit_utility"
         )

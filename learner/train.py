@@ -30,6 +30,7 @@ from common.types import Group
 from common.weight_versions import advance, available
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
+from learner.drift import DriftLimit
 from learner.engine import Engine, Update
 from learner.estimator import Estimator
 from learner.export import export
@@ -62,6 +63,7 @@ class Parts:
     rank: int
     world: int
     heart: Heart
+    drift: DriftLimit
     published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
 
 
@@ -112,12 +114,14 @@ def train_step(parts: Parts, step: int) -> Update:
     update = parts.engine.step(micro, partial(_fresh, parts, step, packed))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
+    sums = _over_ranks(parts, {**update.sums, **packing})
+    parts.drift.check(step, sums)
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)
         parts.published = step + 1
     seconds = time.monotonic() - began
     times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
-    _record(parts, step, groups, update, packing, times)
+    _record(parts, step, groups, update, sums, times)
     return update
 
 
@@ -126,10 +130,9 @@ def _record(
     step: int,
     mine: list[Group],
     update: Update,
-    packing: dict[str, float],
+    sums: dict[str, float],
     times: dict[str, float],
 ) -> None:
-    sums = _over_ranks(parts, {**update.sums, **packing})
     trained = records_of(step, mine, parts.config, parts.world)
     if parts.records is None:
         return
@@ -239,6 +242,7 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         rank,
         world,
         Heart(client, config.run.name, f"learner/{rank}"),
+        DriftLimit(config.weights.drift_limit),
     )
     parts.published = engine.agree(available(client, config))
     if rank == 0:

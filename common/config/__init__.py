@@ -15,7 +15,7 @@ from common.config.base import Section
 from common.config.data import Data, Model, Run
 from common.config.learner import Learner, Optimizer, Weights
 from common.config.objective import Objective, check_sampling
-from common.config.reward import Reward, Verifier
+from common.config.reward import BUILT_IN, Reward, Verifier
 from common.config.rollout import Rollout
 from common.config.services import Coordinator, Generator, Queue
 from common.config.telemetry import Evaluation, Telemetry
@@ -81,6 +81,27 @@ class Config(Section):
         if cap is not None and cap < self.rollout.group_size:
             raise ValueError(
                 f"allocation.max_group_size ({cap}) must be at least rollout.group_size ({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds(self) -> Self:
+        allocation, rollout, reward = self.allocation, self.rollout, self.reward
+        if allocation.rounds > rollout.shard_budget:
+            raise ValueError(
+                f"allocation.rounds ({allocation.rounds}) exceeds the Phase B rollouts of a shard, (Γ/shards)·(G - G0) = "
+                f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = {rollout.shard_budget}: a round needs "
+                "at least one"
+            )
+        if allocation.stop != "none" and allocation.rule == "uniform":
+            raise ValueError(
+                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform divides without them: use "
+                "allocation.rule: even_sizes, which divides evenly among those still served, or allocation.stop: none"
+            )
+        if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
+            raise ValueError(
+                f"allocation.stop: mixed waits for a failure, and reward.{reward.success} is never below reward.success_at "
+                f"({reward.success_at}): no rollout fails. Raise reward.success_at, or use allocation.stop: hit"
             )
         return self
 

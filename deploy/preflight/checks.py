@@ -20,7 +20,7 @@ from deploy.preflight.findings import Check, Finding, Target
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.data)
+CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     machine.folder,
     *NAMES,
     configuration.packages,
+    configuration.family,
     machine.versions,
     services.redis_server,
     machine.gpu_count,

@@ -99,6 +99,14 @@ def context(target: Target) -> Iterator[Finding]:
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
 
 
+def family(target: Target) -> Iterator[Finding]:
+    """That the learner gets the log-probs of the model's family right."""
+    from learner.agreement import check_family
+
+    if target.trains:
+        yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
+
+
 def packages(target: Target) -> Iterator[Finding]:
     """Packages that this configuration asks for and `make setup` does not install."""
     learner = target.config.learner

@@ -19,6 +19,7 @@ from common.load import dump_yaml, load
 from deploy.cli import main
 from deploy.launch.local import _prepare, run_local
 from deploy.runs.record import RunFile, write_config
+from tests.support.families import write_model
 
 HORA = str(Path(sys.executable).with_name("hora"))
 Done = subprocess.CompletedProcess[str]
@@ -90,6 +91,17 @@ def test_an_impossible_value_is_named_with_its_key_and_the_reason(
 def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_started(hora) -> None:
     wanted = ["-s", "learner.attention=flash_attention_2", "-s", "model.dtype=bfloat16"]
     assert_refused(hora("check", "tiny", *wanted), "neither flash_attn nor kernels is installed", "sdpa")
+
+
+def test_a_model_family_that_the_learner_cannot_train_is_named(
+    tmp_path: Path, hora: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model("opt", tmp_path / "model")
+    capsys.readouterr()  # what writing it has shown
+    assert_refused(hora("check", "tiny", "-s", f"model.path={folder}"), str(folder), "OPTForCausalLM")
+    folder = write_model("granite", tmp_path / "other")
+    done = hora("check", "tiny", "-s", f"model.path={folder}")
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
