@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import init_process_group, is_initialized
 from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.allocation import divide_round, rounds_of
@@ -31,10 +32,10 @@ from common.prompts import load_tokenizer, render
 from common.types import Group, Prompt, Rollout
 from deploy.study.local_sampler import LocalSampler
 from deploy.tasks.recall import TRAINED, ExactSuccess, RecallTask, load_task
-from learner.batch import micro_batches, samples_of
-from learner.engine import Engine
+from learner.batch import micro_batches
+from learner.engine import Engine, set_device
 from learner.records import group_record
-from learner.train import estimator_of
+from learner.train import estimator_of, samples_at
 
 CURVES = "curves.json"
 KS = (1, 4, 16, 64, 256)
@@ -57,7 +58,6 @@ def run_cell(config: Config, every: int) -> Path:
 
     Raises ConfigError for a model that is not a recall task's.
     """
-    torch.set_num_threads(1)
     folder = Path(config.run.folder) / config.run.name
     folder.mkdir(parents=True, exist_ok=True)
     parts = _prepare(config)
@@ -89,9 +89,10 @@ def _prepare(config: Config) -> Parts:
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts = _prompts(config, task, tokenizer)
-    if not torch.distributed.is_initialized():
-        store = torch.distributed.HashStore()
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
+    set_device(config, 0)
+    if not is_initialized():
+        init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     engine = Engine(config, rank=0, world=1)
     allocation = config.allocation
     return Parts(
@@ -137,8 +138,8 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
 
 
 async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Group]:
-    def sample(draw: Draw) -> asyncio.Future[list[Rollout]]:
-        return asyncio.ensure_future(parts.sampler.sample(shard.prompts[draw.place], draw.phase, draw.n))
+    async def sample(draw: Draw) -> list[Rollout]:
+        return await parts.sampler.sample(shard.prompts[draw.place], draw.phase, draw.n)
 
     divide = partial(divide_round, parts.config, batch, [p.index for p in shard.prompts])
     plan = await phase_a(shard, sample, divide)
@@ -148,14 +149,13 @@ async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Gro
     return sorted([group async for group in phase_b(shard, plan, sample)], key=lambda g: order[g.id])
 
 
-def _train(parts: Parts, step: int, groups: Sequence[Group]) -> dict[str, float]:
+def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     """One optimizer step on `groups`; returns what is recorded of it."""
     config = parts.config
-    estimator = estimator_of(config)
-    samples = samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
+    samples = samples_at(config, groups, step)
     micro, _ = micro_batches(samples, config.learner.tokens_per_microbatch, packed=False)
     update = parts.engine.step(micro)
-    rewards = [estimator.rewards(g) for g in groups]
+    rewards = [estimator_of(config).rewards(g) for g in groups]
     return {
         "step": step,
         "hits": float(np.mean([g.hits > 0 for g in groups])),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def area(steps: Sequence[float], values: Sequence[float]) -> float:
+def area(steps: ArrayLike, values: ArrayLike) -> float:
     """Mean height of a curve over its steps: the area under it (trapezoids) over their range."""
     x, y = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
     if x.size < 2:
@@ -59,7 +59,7 @@ def area(steps: Sequence[float], values: Sequence[float]) -> float:
     return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
-def at_matched(level: float, matched: Sequence[float], values: Sequence[float]) -> float:
+def at_matched(level: float, matched: ArrayLike, values: ArrayLike) -> float:
     """`values` where the curve `matched` first reaches `level`, by linear interpolation; NaN where it never does."""
     x, y = np.asarray(matched, dtype=np.float64), np.asarray(values, dtype=np.float64)
     reached = np.flatnonzero(x >= level)
