@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from common.answers import format_reward
 from common.config import Config
-from common.rewards import format_reward, load_reward
+from common.rewards import load_reward
 from common.types import Phase, Prompt, Rollout, VersionSpan
 from deploy.tasks.recall import one_of
 
