@@ -178,13 +178,17 @@ def study(
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Cells at once; by default as many as the processors hold.")
     ] = None,
+    loop: Annotated[
+        bool, typer.Option("--loop", help="Train recall tasks in one process a cell, without servers.")
+    ] = False,
 ) -> None:
     """Compare arms of an experiment over seeds at equal compute. The same command goes on after an interruption."""
     from deploy.launch.signals import stopped_by_signals
+    from deploy.study.loop_runner import study_loop
     from deploy.study.runner import study as run_study
 
     with stopped_by_signals():
-        complete = run_study(file, out, parallel)
+        complete = (study_loop if loop else run_study)(file, out, parallel)
     if not complete:
         raise typer.Exit(1)
 
