@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.coordinator.lengths import RunningLengths
+from allocator.lengths import Lengths
 from allocator.priors import Prior
 from allocator.warmup import WarmUpGate
 from common.config import Config
@@ -30,12 +32,13 @@ from common.state import changed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule and per-prompt prior by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,)."""
+    """Rule, per-prompt prior and lengths by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,)."""
 
     rule: str
     prompts: NDArray[np.int64]
     alpha: NDArray[np.float64]
     beta: NDArray[np.float64]
+    lengths: Lengths | None = None  # of the cycles it knows, where the budget is in tokens
 
     def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """α0 (n,) and β0 (n,) of `prompts` (n,), which are of this batch."""
@@ -58,6 +61,7 @@ class Cycles:
             cycles=config.allocation.warmup.cycles,
             enabled=config.gate is not None,
         )
+        self._lengths = RunningLengths(config.rollout.pre_rollouts)
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
         self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
@@ -94,7 +98,8 @@ class Cycles:
     @property
     def _settled(self) -> bool:
         """No cycle can change the allocation any more: every batch is known."""
-        return self._gate.open and not self._prior.learns
+        learns = self._prior.learns or self._config.allocation.budget == "tokens"
+        return self._gate.open and not learns
 
     async def _reports(self, batch: int) -> list[dict[str, Any]]:
         """All shard reports of `batch`, or nothing while one is missing."""
@@ -111,6 +116,8 @@ class Cycles:
             np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),
             self._config.rollout.pre_rollouts,
         )
+        if self._config.allocation.budget == "tokens":
+            self._lengths.observe(reports)
         self._observed += 1
         batch = self._observed + self._config.rollout.max_staleness
         self._batches[batch] = self._now(batch)
@@ -126,7 +133,7 @@ class Cycles:
         )
         prompts = np.array([row for _, row in rows], dtype=np.int64)
         rule = self._config.allocation.rule if self._gate.open else "uniform"
-        return BatchAllocation(rule, prompts, *self._prior.predict(prompts))
+        return BatchAllocation(rule, prompts, *self._prior.predict(prompts), self._lengths.now)
 
 
 def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:

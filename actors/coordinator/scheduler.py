@@ -28,6 +28,7 @@ from actors.coordinator.sampling import Generate, Sampler, Score, begun
 from actors.coordinator.shard import (
     Allocation,
     Divide,
+    Found,
     Plan,
     Round,
     Sample,
@@ -210,7 +211,7 @@ class Coordination:
         row = report["groups"].index(group_id)
         rounds = [r["extra"][row] for r in report.get("rounds", [report])]
 
-        def as_before(earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        def as_before(earlier: Sequence[Round], found: Found) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
             return Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
 
