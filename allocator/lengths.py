@@ -7,6 +7,7 @@ gain/ℓ is highest.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,6 +22,9 @@ from allocator.session import Session
 
 STRENGTH = 8.0
 """Rollouts of mean length that a class's own are averaged with."""
+
+WINDOW = 10
+"""Cycles that count: lengths change while a model learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,32 @@ def expected_lengths(successes: ArrayLike, tokens: ArrayLike, trials: int) -> Le
     prompts = np.bincount(c, minlength=trials + 1)
     by_class = np.bincount(c, weights=spent, minlength=trials + 1) + STRENGTH * mean
     return Lengths(mean, tuple((by_class / (prompts * trials + STRENGTH)).tolist()))
+
+
+class RunningLengths:
+    """Lengths by the Phase A rollouts of the last `WINDOW` cycles. Phase A samples every prompt alike, so its mean is that of
+    uniform sampling, whatever the rule prefers."""
+
+    def __init__(self, trials: int) -> None:
+        self._trials = trials
+        self._cycles: deque[list[tuple[int, int]]] = deque(maxlen=WINDOW)
+
+    @property
+    def now(self) -> Lengths | None:
+        """By the cycles observed so far; None before the first."""
+        counts = [pair for cycle in self._cycles for pair in cycle]
+        if not counts:
+            return None
+        successes, tokens = zip(*counts, strict=True)
+        return expected_lengths(successes, tokens, self._trials)
+
+    def observe(self, successes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Take note of one cycle's prompts (m,). ValueError where there are no lengths for each."""
+        if len(tokens) != len(successes):
+            raise ValueError(
+                f"{len(tokens)} lengths for {len(successes)} prompts: a budget in tokens needs one each"
+            )
+        self._cycles.append(list(zip(successes, tokens, strict=True)))
 
 
 @lru_cache(maxsize=16)

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.coordinator.lengths import RunningLengths
-from allocator.lengths import Lengths
+from allocator.lengths import Lengths, RunningLengths
 from allocator.priors import Prior
 from allocator.warmup import WarmUpGate
 from common.config import Config
@@ -117,7 +116,7 @@ class Cycles:
             self._config.rollout.pre_rollouts,
         )
         if self._config.allocation.budget == "tokens":
-            self._lengths.observe(reports)
+            self._lengths.observe(*_lengths(reports))
         self._observed += 1
         batch = self._observed + self._config.rollout.max_staleness
         self._batches[batch] = self._now(batch)
@@ -134,6 +133,17 @@ class Cycles:
         prompts = np.array([row for _, row in rows], dtype=np.int64)
         rule = self._config.allocation.rule if self._gate.open else "uniform"
         return BatchAllocation(rule, prompts, *self._prior.predict(prompts), self._lengths.now)
+
+
+def _lengths(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Successes and tokens of each prompt of a cycle in Phase A."""
+    if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
+        raise RunError(
+            f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are of an older hora and "
+            "have none: end this run with that version, or start anew under another run.name"
+        )
+    first = [r["rounds"][0] for r in reports]
+    return [c for r in first for c in r["successes"]], [t for r in first for t in r["tokens"]]
 
 
 def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:
