@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypedDict
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from actors.coordinator.cycles import BatchAllocation
 from actors.coordinator.shard import Allocation, Draw, Found, Round
-from allocator import Session
+from allocator import Session, allocate
 from allocator.lengths import ask_tokens, expected_lengths
 from allocator.posterior import Int
 from common.config import Config
 
-Told = Sequence[
-    tuple[Sequence[int], int | Sequence[int]]
-]  # successes (n,) and trials of Phase A and each round since
+Float = NDArray[np.float64]
+# Successes (n,) and trials of Phase A and of each round since.
+Told = Sequence[tuple[Sequence[int], int | Sequence[int]]]
 
 
 class Terms(TypedDict):
@@ -41,12 +42,10 @@ def divide_round(
     found: Found,
 ) -> Allocation:
     """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and what was found since."""
-    alpha, beta = batch.priors_of(prompts)
-    # One prior for all is solved by a table that is kept.
-    shared = alpha.min() == alpha.max() and beta.min() == beta.max()
+    prior = batch.priors_of(prompts)
     terms: Terms = {
         "rule": batch.rule,
-        "prior": (float(alpha[0]), float(beta[0])) if shared else (alpha, beta),
+        "prior": _shared(*prior),
         "stop": "none" if batch.rule == "uniform" else config.allocation.stop,
         "max_group_size": config.allocation.max_group_size,
     }
@@ -56,8 +55,12 @@ def divide_round(
         extra = _by_tokens(config, batch, told, [*(r.tokens for r in earlier), found.tokens], terms)
     else:
         extra = _by_rollouts(config, batch, told, terms)
-    priors = tuple((float(a), float(b)) for a, b in zip(alpha, beta, strict=True))
-    return Allocation(extra=extra, rule=batch.rule, priors=priors)
+    return Allocation(
+        extra=extra,
+        rule=batch.rule,
+        priors=tuple((float(a), float(b)) for a, b in zip(*prior, strict=True)),
+        sizes_as_if=sizes_as_if(config, batch, prompts, found.successes) if not earlier else None,
+    )
 
 
 def _by_rollouts(config: Config, batch: BatchAllocation, told: Told, terms: Terms) -> Int:
@@ -82,6 +85,30 @@ def _by_tokens(
     budget = len(told[0][0]) * config.rollout.group_size * lengths.mean
     left = budget - sum(map(sum, spent))
     return ask_tokens(told, left / (config.allocation.rounds - len(told) + 1), lengths, **terms)
+
+
+def sizes_as_if(
+    config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
+) -> tuple[int, ...] | None:
+    """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None where none is asked."""
+    if batch.as_if is None:
+        return None
+    rollout = config.rollout
+    extra = allocate(
+        successes,
+        rollout.pre_rollouts,
+        len(prompts) * (rollout.group_size - rollout.pre_rollouts),
+        prior=_shared(*batch.priors_of(prompts)),
+        rule=batch.as_if,
+        max_group_size=config.allocation.max_group_size,
+    )
+    return tuple((rollout.pre_rollouts + extra).tolist())
+
+
+def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
+    """One pair where all prompts have the same prior: such a problem is solved by a table that is kept."""
+    same = alpha.min() == alpha.max() and beta.min() == beta.max()
+    return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 
 
 def decided(config: Config, batch: BatchAllocation) -> list[Draw]:
