@@ -31,6 +31,7 @@ from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
 from learner.export import export
+from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
@@ -64,11 +65,13 @@ class Parts:
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
     """Train from the newest checkpoint (or the initial policy) to learner.steps, then export the model."""
-    parts, start = _prepare(config, redis_url, run_dir, rank, world)
+    client = connect(redis_url, patient=True)
+    heart = Heart(client, config.run.name, f"learner/{rank}")
     try:
+        parts, start = _prepare(config, client, heart, run_dir, rank, world)
         _train(parts, start)
     finally:
-        parts.heart.stop()
+        heart.stop()
 
 
 def _train(parts: Parts, start: int) -> None:
@@ -187,10 +190,15 @@ def _mfu(parts: Parts, flops: float, seconds: float) -> float:
     return updates * flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan
 
 
-def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> tuple[Parts, int]:
-    client = connect(redis_url, patient=True)
+def _prepare(
+    config: Config, client: redis.Redis, heart: Heart, run_dir: Path, rank: int, world: int
+) -> tuple[Parts, int]:
+    starting = partial(_starting, heart)
+    compile_extensions(starting)
+    starting("the model to be loaded")
     engine = Engine(config, rank, world)
     shape = Shape.of(engine.hf)
+    starting("the newest checkpoint to be verified and loaded")
     checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
     publisher = Publisher(config, engine, client, run_dir, rank)
@@ -221,8 +229,9 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         run_dir,
         rank,
         world,
-        Heart(client, config.run.name, f"learner/{rank}"),
+        heart,
     )
+    starting("the newest weights to be published")
     parts.published = engine.agree(available(client, config))
     if rank == 0:
         # The learner before this one may have died between announcing a version and counting it as published.
@@ -232,6 +241,10 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         publisher.wait()
         parts.published = start
     return parts, start
+
+
+def _starting(heart: Heart, waits_for: str) -> None:
+    heart.tell(state="starting", waiting_for=waits_for)
 
 
 def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:

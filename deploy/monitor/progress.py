@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +15,10 @@ from common.config import Config
 from common.errors import RunError
 from common.redis import connect
 from deploy.monitor.run_state import RunState, read_run
+from deploy.monitor.warnings import notices
 
 EVERY_S = 1.0
+SECONDS = re.compile(r"\d+ s\b")
 
 
 @contextmanager
@@ -102,11 +105,16 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event) -> N
 
 
 def _lines(config: Config, url: str, console: Console, done: threading.Event) -> None:
-    last = -1
+    last, told = -1, set[str]()
     for state in _readings(config, url, done):
         if state.step != last:
             last = state.step
             console.print(f"step {state.step}/{state.steps} {_text(state)}", markup=False)
+        for notice in notices(state):
+            kind = SECONDS.sub("", notice)
+            if kind not in told:
+                told.add(kind)
+                console.print(f"! {notice}", markup=False, soft_wrap=True)
 
 
 def _readings(config: Config, url: str, done: threading.Event) -> Iterator[RunState]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 SILENT_S = 10.0
 STARVING = 0.2
 BACKLOG_S = 2.0
+SLOW_START_S = 60.0
 DISAGREE = "weights disagree"
 """How a sentence begins that says so: of generators and learner, or of replicas."""
 
@@ -25,7 +26,7 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[str]:
     if state.paused:
         found.append("paused by an operator")
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
-    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
+    return found + _silent(state) + notices(state) + _flow(state) + _stalled(state, stall_s)
 
 
 def _foreign(state: RunState) -> list[str]:
@@ -84,6 +85,23 @@ def _silent(state: RunState) -> list[str]:
     return found
 
 
+def notices(state: RunState) -> list[str]:
+    """What living parts say of themselves in words: what keeps a learner from being up, and what they mended or gave up."""
+    said = [
+        f"{p.kind} {p.name}: {p.state['notice']}" for p in state.parts if _speaks(p) and p.state.get("notice")
+    ]
+    return _starting(state) + said
+
+
+def _starting(state: RunState) -> list[str]:
+    waits = {
+        (round(state.time - p.state["started"]), p.state["waiting_for"])
+        for p in _alive(state, "learner")
+        if p.state.get("state") == "starting" and state.time - p.state["started"] > SLOW_START_S
+    }
+    return [f"the learner has been starting for {n} s: it waits for {what}" for n, what in sorted(waits)[:1]]
+
+
 def _flow(state: RunState) -> list[str]:
     found = []
     if _starving(state):
@@ -128,7 +146,11 @@ def _lacking(state: RunState) -> str:
 
 
 def _alive(state: RunState, kind: str) -> list[Part]:
-    return [p for p in state.of(kind) if p.silent_s < SILENT_S]
+    return [p for p in state.of(kind) if _speaks(p)]
+
+
+def _speaks(part: Part) -> bool:
+    return part.silent_s < SILENT_S
 
 
 def _waits(state: RunState) -> str:

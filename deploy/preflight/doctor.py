@@ -30,6 +30,7 @@ CHECKS: tuple[Check, ...] = (
     machine.limits,
     machine.port,
     machine.disk,
+    machine.build_lock,
     services.redis_server,
     services.model,
     services.ray_cluster,

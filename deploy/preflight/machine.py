@@ -18,6 +18,7 @@ from common.load import ROOT
 from deploy.launch.ports import check_port
 from deploy.preflight.check import OPTIMIZER, check_memory, check_packages, gpus, model_gib
 from deploy.preflight.findings import Finding, fail, ok, warn
+from learner import extensions
 
 GIB = 2**30
 SHARED_GIB = 1.0
@@ -208,6 +209,22 @@ def disk(config: Config) -> Iterator[Finding]:
         yield fail("disk", says, "lower learner.keep_checkpoints or set run.folder to a larger disk")
     else:
         yield ok("disk", says)
+
+
+def build_lock(config: Config) -> Iterator[Finding]:
+    """What keeps the learner's start, or another program's, waiting for a build of DeepSpeed's."""
+    del config
+    place = extensions.build_folder()
+    for lock in extensions.abandoned_locks():
+        yield warn(
+            "build lock",
+            f"{lock} was left by a process that was killed: every program but HORA that uses this build waits for it for ever",
+            f"rm {lock}",
+        )
+    if owner := extensions.busy(place):
+        yield ok("DeepSpeed's build", f"{owner} compiles in {place} now; a learner that starts waits for it")
+    else:
+        yield ok("DeepSpeed's build", f"nothing holds {place}")
 
 
 def gpus_needed(config: Config) -> int:

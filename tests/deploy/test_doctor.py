@@ -1,3 +1,4 @@
+import os
 import socket
 
 import pytest
@@ -11,6 +12,7 @@ from deploy.preflight import machine as doctor_machine
 from deploy.preflight import services as doctor_services
 from deploy.preflight.check import memory_gib
 from deploy.preflight.doctor import CHECKS, doctor, http_options, show
+from learner import extensions
 
 
 @pytest.fixture
@@ -180,6 +182,20 @@ def test_checkpoints_that_do_not_fit_the_disk_are_found(config, monkeypatch):
     (finding,) = doctor_machine.disk(config())
     assert finding.level == "fail"
     assert "keep_checkpoints" in finding.mend
+
+
+def test_the_lock_of_a_build_that_was_killed_is_named(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert [f.level for f in doctor_machine.build_lock(config())] == ["ok"]
+    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    left, own = doctor_machine.build_lock(config())
+    assert (left.level, left.mend) == ("warn", f"rm {lock}")
+    assert own.level == "ok"
+    with extensions.owned(extensions.build_folder()):
+        *_, own = doctor_machine.build_lock(config())
+    assert f"process {os.getpid()}" in own.says
 
 
 def test_every_finding_that_is_not_ok_says_how_to_mend_it_and_the_report_shows_it(config, capsys):

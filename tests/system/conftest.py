@@ -92,9 +92,25 @@ class LiveRun:
             return _saying(word, [c for p in self.part(replica) for c in p.children(recursive=True)])
         return _saying(PARTS[name], self.processes())
 
-    def kill(self, name: str, chance: random.Random, how: signal.Signals = signal.SIGKILL) -> psutil.Process:
-        """Send `how` to one process of the part, at a moment within the next second; the process."""
-        time.sleep(chance.random())
+    def until_there(self, path: Path, limit_s: float = 400.0) -> None:
+        """Wait for a file."""
+        deadline = time.monotonic() + limit_s
+        assert self._process is not None
+        while not path.exists():
+            assert self._process.poll() is None, self.output()
+            assert time.monotonic() < deadline, f"no {path}\n{self.output()}"
+            self.processes()
+            time.sleep(0.05)
+
+    def kill(
+        self,
+        name: str,
+        chance: random.Random,
+        how: signal.Signals = signal.SIGKILL,
+        within_s: float = 1.0,
+    ) -> psutil.Process:
+        """Send `how` to one process of the part, at a moment within the next `within_s` seconds; the process."""
+        time.sleep(within_s * chance.random())
         deadline = time.monotonic() + 60
         while not (victims := self.part(name)):  # it may be between two lives, as workers often are
             assert time.monotonic() < deadline, f"no process of {name}: {self.processes()}"

@@ -6,11 +6,14 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-STEPS = 40
+from learner import extensions
+
+STEPS, FEW_STEPS = 40, 8
 # Plain text decides nearly all answers of the demo: without work a verifier starts no worker.
 OWN_REWARD = {"reward.weights": "{format: 0.5, accuracy: 0.5, 'tests.system.own_reward:brevity': 0.01}"}
 
@@ -96,6 +99,23 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_and_is_resumed(
         f"launcher: killed at step {at}, the rest gone {gone:.0f} s later, resumed and finished after {seconds:.0f} s"
     )
     run.assert_exact()
+
+
+def test_a_learner_killed_while_it_compiles_keeps_no_later_one_waiting(
+    live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
+    foreign = tmp_path / "builds" / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()  # what a killed learner of another program, or of an older version, leaves behind
+    lock = extensions.build_folder() / "deepspeed_shm_comm" / "lock"
+    run = live_run(FEW_STEPS)
+    run.until_there(lock)
+    run.kill("learner", random.Random(0), within_s=0.0)
+    assert lock.exists(), "it was killed while it compiled"
+    run.finish()
+    run.assert_exact()
+    assert not lock.exists()
 
 
 def test_a_replica_whose_engine_stands_still_is_replaced_while_the_other_goes_on(
