@@ -44,12 +44,12 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
 
     `doing` is told what this process waits for. Raises RunError when it cannot be compiled here.
     """
-    from deepspeed.accelerator import get_accelerator
+    import deepspeed
 
-    accelerator = get_accelerator()
-    if accelerator.device_name() != "cpu":
-        return
-    builder, place = accelerator.create_op_builder("ShmCommBuilder"), build_folder()
+    accelerator = deepspeed.accelerator.get_accelerator()
+    builder, place = accelerator.create_op_builder("ShareMemCommBuilder"), build_folder()
+    if builder is None or not deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
+        return  # as on GPUs: DeepSpeed asks for none either
     with owned(place, doing):
         doing(f"DeepSpeed's {builder.name} to be compiled in {place}")
         (place / builder.name / BATON).unlink(missing_ok=True)

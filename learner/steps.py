@@ -90,18 +90,19 @@ class Planner:
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
         self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
+        self._durable = int(self._redis.hget(self._keys.state, "durable_step") or 0)
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort what a crash left behind: contained in the checkpoint, to be repeated, or free.
+        """Sort what a crash left behind: in the ledger, contained in the checkpoint or to be repeated; or free.
 
         Raises RunError when this is not the Redis that the checkpoint's steps were planned in.
         """
-        durable = int(self._redis.hget(self._keys.state, "durable_step") or 0)
-        if start < durable:
+        if start < self._durable:
             raise RunError(
-                f"the newest checkpoint here contains {start} steps, but one of {durable} was written and its groups were let "
-                f"go: bring that checkpoint back (run.folder), or start anew under another run.name"
+                f"the newest checkpoint here that can be used contains {start} steps, but the groups of the first "
+                f"{self._durable} were let go: bring back a checkpoint of step {self._durable} or later (run.folder; what was "
+                "damaged there is named refused-step-*), or start anew under another run.name"
             )
         missing = [s for s in range(start) if s not in self._planned]
         if missing:
@@ -109,16 +110,11 @@ class Planner:
                 f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: it lost what "
                 "it held, or is another run's; resume with the Redis of this run, or start anew under another run.name"
             )
-        step_of = {r.entry: step for step, rows in self._planned.items() for r in rows}
-        contained = {}
+        planned = {r.entry for rows in self._planned.values() for r in rows}
         for entry in self._consumer.pending():
-            step = step_of.get(entry.id)
-            if step is None:
+            if entry.id not in planned:
                 self._admit(entry)
-            elif step < start:
-                contained[entry.id] = entry.group
-        self._consumer.acknowledge(contained, start)
-        self._planned = {step: rows for step, rows in self._planned.items() if step >= start}
+        self._planned = {step: rows for step, rows in self._planned.items() if step >= self._durable}
 
     def plan(self, step: int, waiting: Callable[[], None]) -> float:
         """Fix step `step` in the ledger, waiting for groups if need be; returns the seconds waited.
@@ -174,11 +170,14 @@ class Planner:
         return [entry for entry in self._consumer.pending() if entry.id not in known]
 
     def durable(self, step: int) -> None:
-        """A checkpoint holds the first `step` steps: their entries may go."""
+        """No restart will need the groups of the first `step` steps: their entries may go."""
+        if step <= self._durable:
+            return
         done = [s for s in self._planned if s < step]
         self._consumer.acknowledge({r.entry: r.group for s in done for r in self._planned[s]}, step)
         for s in done:
             del self._planned[s]
+        self._durable = step
 
     def _admit(self, entry: Entry) -> None:
         try:

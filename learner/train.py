@@ -87,11 +87,13 @@ def _train(parts: Parts, start: int) -> None:
         if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
             if parts.records is not None:
                 parts.records.sync()
-            parts.checkpoints.save(parts.engine, step + 1)
+            needed_from = parts.checkpoints.save(parts.engine, step + 1)
             if parts.planner is not None:
-                parts.planner.durable(step + 1)
+                parts.planner.durable(needed_from)
     parts.publisher.close()
     export(parts.engine, config, run_dir / "model", parts.rank, max(start, config.learner.steps))
+    if parts.planner is not None:
+        parts.planner.durable(config.learner.steps)  # the model is there: no checkpoint is needed any more
     if parts.records is not None:
         parts.records.close()
 
@@ -201,6 +203,10 @@ def _prepare(
     starting("the newest checkpoint to be verified and loaded")
     checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
+    if checkpoints.refused:
+        heart.note(
+            f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step {start}"
+        )
     publisher = Publisher(config, engine, client, run_dir, rank)
     planner = records = None
     if rank == 0:

@@ -30,8 +30,8 @@ from redis.exceptions import BusyLoadingError
 from actors.coordinator.memory import ENVIRONMENT
 from common.errors import RunError
 from common.files import replace_text
+from common.kept_secret import kept_secret
 from common.redis import connect
-from deploy.launch.kept_secret import kept_secret
 
 log = structlog.get_logger(__name__)
 START_S = 30.0

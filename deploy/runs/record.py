@@ -30,7 +30,7 @@ from common.files import replace_text
 from common.keys import Keys
 from common.load import dump_yaml, load
 from common.redis import connect, has_password
-from deploy.launch.kept_secret import kept_secret
+from common.kept_secret import kept_secret
 from deploy.monitor.progress import working
 
 log = structlog.get_logger(__name__)

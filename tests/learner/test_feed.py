@@ -197,19 +197,42 @@ def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups
     assert [trained(server, s) for s in (0, 1)] == before
 
 
-def test_only_what_a_checkpoint_holds_is_let_go_and_a_crash_in_between_is_mended(server: RedisServer) -> None:
-    push(server, *(group(i) for i in range(6)))
+def test_only_what_no_restart_needs_is_let_go_whatever_the_newest_checkpoint_holds(
+    server: RedisServer,
+) -> None:
+    push(server, *(group(i) for i in range(3 * GAMMA)))
     client, keys = connect(server.url), Keys("f")
     first = planner(server)
-    first.plan(0, lambda: None)
-    first.plan(1, lambda: None)
-    assert client.xlen(keys.groups) == 6
+    for step in range(3):
+        first.plan(step, lambda: None)
+    first.durable(0)
+    assert client.xlen(keys.groups) == 3 * GAMMA
     first.durable(1)
-    assert client.xlen(keys.groups) == 3
-    # The checkpoint of step 2 was written, but the process died before it could say so.
-    planner(server, start=2)
+    assert client.xlen(keys.groups) == 2 * GAMMA
+    # The checkpoint of step 3 is the newest, then it is found to be damaged and that of step 1 is taken.
+    planner(server, start=3)
+    assert client.xlen(keys.groups) == 2 * GAMMA
+    again = planner(server, start=1)
+    assert again.plan(1, lambda: None) == again.plan(2, lambda: None) == 0.0
+    assert [trained(server, step) for step in (1, 2)] == [["0:3", "0:4", "0:5"], ["0:6", "0:7", "0:8"]]
+    again.durable(1)
+    again.durable(3)
     assert client.xlen(keys.groups) == 0
-    assert client.hget(keys.state, "durable_step") == b"2"
+    assert client.hget(keys.state, "durable_step") == b"3"
+
+
+def test_what_is_let_go_late_is_let_go_after_a_restart(server: RedisServer) -> None:
+    push(server, *(group(i) for i in range(3 * GAMMA)))
+    client, keys = connect(server.url), Keys("f")
+    first = planner(server)
+    for step in range(2):
+        first.plan(step, lambda: None)
+    second = planner(server, start=2)
+    assert second.missing(2)[0] == 0, "what no step took is ready"
+    second.plan(2, lambda: None)
+    second.durable(2)
+    assert client.xlen(keys.groups) == GAMMA
+    assert second._consumer.claimed() == GAMMA
 
 
 def test_waiting_for_ever_is_an_error_that_names_the_limit(server: RedisServer) -> None:
@@ -271,7 +294,7 @@ def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(ser
     for step in (0, 1):
         feed.plan(step, lambda: None)
         feed.durable(step + 1)
-    with pytest.raises(RunError, match="contains 1 steps, but one of 2 was written"):
+    with pytest.raises(RunError, match="contains 1 steps, but the groups of the first 2 were let go"):
         planner(server, start=1)
     assert connect(server.url).hget(Keys("f").state, "durable_step") == b"2"
 
