@@ -67,7 +67,7 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """hash: small shared facts: version, step, durable_step, paused, unpaused, cycles (the gate, for views), error, token_sha256,
+        """hash: small shared facts: version, step, durable_step, republished, paused, unpaused, cycles (the gate, for views), error, token_sha256,
         prompts (JSON: their number `n` and fingerprint, those of the first coordinator)."""
         return self._key("state")
 

@@ -246,7 +246,7 @@ class Reader:
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config)
 
-    def read(self, step: int) -> list[Group]:
+    def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
         said: Any = None
@@ -260,6 +260,7 @@ class Reader:
                 raise RunError(
                     f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone or stands still"
                 )
+            waiting()
             time.sleep(POLL_S)
         return self._groups(divide(rows, self._world)[self._rank])
 

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import redis
 import structlog
@@ -61,6 +62,7 @@ class Parts:
     world: int
     heart: Heart
     published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
+    republished: int = 0  # how often rank 0 asked all ranks to publish again
 
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
@@ -105,7 +107,7 @@ def train_step(parts: Parts, step: int) -> Update:
     if parts.planner is not None:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
         _beat(parts, step, "training")
-    groups = parts.reader.read(step)
+    groups = parts.reader.read(step, partial(_publish_with_rank_0, parts, step))
     samples = samples_at(config, groups, step)
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
@@ -238,7 +240,8 @@ def _prepare(
         heart,
     )
     starting("the newest weights to be published")
-    parts.published = engine.agree(available(client, config))
+    parts.published = engine.agree(available(client, config) if rank == 0 else 0)
+    parts.republished = engine.agree(_republished(client, config) if rank == 0 else 0)
     if rank == 0:
         # The learner before this one may have died between announcing a version and counting it as published.
         advance(client, config.run.name, parts.published)
@@ -268,6 +271,28 @@ def _wait(parts: Parts, planner: Planner, step: int) -> None:
     missing, batch = planner.missing(step)
     parts.heart.tell(state="waiting", step=step, missing=missing, batch=batch)
     parts.publisher.refresh()
+    if parts.publisher.is_damaged():
+        log.error("a replica found the newest weights damaged; publishing them again", version=step)
+        parts.redis.hincrby(Keys(parts.config.run.name).state, "republished", 1)
+        _publish_again(parts, step)
+
+
+def _publish_with_rank_0(parts: Parts, step: int) -> None:
+    """Take part when rank 0, which waits for groups of step `step` too, publishes again: gathering is a collective."""
+    if _republished(parts.redis, parts.config) > parts.republished:
+        _publish_again(parts, step)
+
+
+def _publish_again(parts: Parts, step: int) -> None:
+    parts.republished += 1
+    parts.publisher.publish(step)
+    parts.publisher.wait()
+    parts.published = step  # what was out beyond this is published again when its step is
+
+
+def _republished(client: redis.Redis, config: Config) -> int:
+    count: Any = client.hget(Keys(config.run.name).state, "republished")
+    return int(count or 0)
 
 
 def _beat(parts: Parts, step: int, state: str) -> None:

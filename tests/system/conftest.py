@@ -152,6 +152,17 @@ class LiveRun:
         assert self._process.returncode == 0, self.output()
         return time.monotonic() - began
 
+    def fail(self, limit_s: float = 400.0) -> str:
+        """What a run said that ended by itself and not well."""
+        assert self._process is not None
+        deadline = time.monotonic() + limit_s
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, self.output()
+            self.processes()
+            time.sleep(0.2)
+        assert self._process.returncode == 1, self.output()
+        return self.output()
+
     def assert_exact(self) -> None:
         """Every step is there once, the audit finds nothing, and no process is left."""
         steps = [json.loads(line)["step"] for line in (self.run / "steps.jsonl").read_text().splitlines()]

@@ -2,6 +2,7 @@
 ends it: every group trained in exactly one surviving step, no budget lost, no process left.
 """
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import pytest
 
 from learner import extensions
 
-STEPS, FEW_STEPS = 40, 8
+STEPS, SOME_STEPS, FEW_STEPS = 40, 14, 8
 # Plain text decides nearly all answers of the demo: without work a verifier starts no worker.
 OWN_REWARD = {"reward.weights": "{format: 0.5, accuracy: 0.5, 'tests.system.own_reward:brevity': 0.01}"}
 
@@ -98,6 +99,74 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_and_is_resumed(
     print(
         f"launcher: killed at step {at}, the rest gone {gone:.0f} s later, resumed and finished after {seconds:.0f} s"
     )
+    run.assert_exact()
+
+
+def noise(folder: Path) -> None:
+    """4 KiB inside the largest file: a tensor's values, which load without a word."""
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        file.write(os.urandom(4096))
+
+
+def cut(folder: Path) -> None:
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
+def lose(folder: Path) -> None:
+    next(folder.rglob("*_model_states.pt")).unlink()
+
+
+def steps_of(run: Path) -> list[int]:
+    return sorted(int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("damage", [noise, cut, lose])
+def test_of_a_damaged_newest_checkpoint_nothing_is_loaded_and_the_one_before_is_taken(
+    damage: Callable[[Path], None], live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 9))
+    run.kill_everything()
+    before, newest = steps_of(run.run)
+    damage(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.start("--resume")
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    assert f"step-{newest:08d}: " in run.output()
+    assert f"the run continues after step {before}" in run.output()
+    run.assert_exact()
+
+
+def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 9))
+    run.kill_everything()
+    for step in steps_of(run.run):
+        noise(run.run / "checkpoints" / f"step-{step:08d}")
+    run.start("--resume")
+    last = run.fail().splitlines()[-1]
+    assert last.startswith(
+        "hora: the learner stopped: the newest checkpoint here that can be used contains 0 steps"
+    )
+    assert "Traceback" not in run.output()
+    assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
+
+
+def test_a_published_file_that_was_cut_short_makes_resuming_no_harder(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(4, 8))
+    run.kill_everything()
+    for file in (run.run / "weights").glob("*.safetensors"):
+        os.truncate(file, 4096)
+    run.start("--resume")
+    run.finish()
     run.assert_exact()
 
 
