@@ -34,6 +34,8 @@ PARTS = {
     "coordinator": "ray::ServeReplica:hora:coordinator",
     "verifier": "ray::ServeReplica:hora:verifier",
     "learner": "RayTrainWorker",
+    "controller": "ray::TrainController",
+    "raylet": "raylet/raylet",
     "redis": "redis-server",
 }
 # A worker has no name of its own: it is what its replica spawned.
@@ -57,8 +59,12 @@ class LiveRun:
                 [*self._command, *more], stdout=log, stderr=log, start_new_session=True, env={**os.environ, "COLUMNS": "200"}
             )  # fmt: skip
 
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def output(self) -> str:
-        return self._log.read_text(errors="replace")[-4000:]
+        """The end of what was said, for a failed test."""
+        return self.said()[-4000:]
 
     def trained(self) -> int:
         """Steps that surviving records hold."""
@@ -161,7 +167,7 @@ class LiveRun:
             self.processes()
             time.sleep(0.2)
         assert self._process.returncode == 1, self.output()
-        return self.output()
+        return self.said()
 
     def assert_exact(self) -> None:
         """Every step is there once, the audit finds nothing, and no process is left."""

@@ -135,8 +135,8 @@ def test_of_a_damaged_newest_checkpoint_nothing_is_loaded_and_the_one_before_is_
     run.start("--resume")
     run.finish()
     assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
-    assert f"step-{newest:08d}: " in run.output()
-    assert f"the run continues after step {before}" in run.output()
+    assert f"step-{newest:08d}: " in run.said()
+    assert f"the run continues after step {before}" in run.said()
     run.assert_exact()
 
 
@@ -153,7 +153,7 @@ def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
     assert last.startswith(
         "hora: the learner stopped: the newest checkpoint here that can be used contains 0 steps"
     )
-    assert "Traceback" not in run.output()
+    assert "Traceback" not in run.said()
     assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
 
 
