@@ -1,5 +1,5 @@
 # Every target does its own set-up; `make demo` and `make test` are all a fresh machine needs.
-# PYTHON: a Python 3.11. HORA_SET: cpu or gpu (chosen by the presence of an NVIDIA GPU).
+# PYTHON: a Python 3.11 to 3.13. HORA_SET: cpu or gpu (chosen by the presence of an NVIDIA GPU).
 PYTHON ?= python3.11
 HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin

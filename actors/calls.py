@@ -11,17 +11,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
 import structlog
 from ray.serve.handle import DeploymentHandle
 
-from actors.coordinator.shard import Generate, Score
+from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
-from common.types import Completion, Prompt, SamplingRequest
+from common.types import Completion, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -44,7 +43,7 @@ def generator_calls(
 
     async def generate(request: SamplingRequest) -> list[Completion]:
         async def ask(before: int) -> list[Completion]:
-            return await method.remote(replace(request, attempt=before), min_version, degrees)
+            return await method.remote(request, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # The replica cuts at the limit itself, and one that stands still is replaced. This is for what neither sees; a request
@@ -56,10 +55,10 @@ def generator_calls(
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
-    """`score`: rewards by name of each completion of one prompt."""
+    """`score`: rewards by name of each completion of one prompt, and whether it is a success."""
     method = handle.options(method_name="score")
 
-    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         items = [(prompt.text, c.text, prompt.answer) for c in completions]
 
         async def ask(before: int) -> list[dict[str, float]]:
@@ -67,7 +66,8 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 
         what = f"verifying {len(items)} completions of prompt {prompt.index}"
         limit = config.reward.time_limit_s * len(items) + config.rollout.time_limit_s
-        return await retry(ask, what, config.rollout.attempts, limit)
+        rewards = await retry(ask, what, config.rollout.attempts, limit)
+        return [Scored(r, config.reward.succeeded(r)) for r in rewards]
 
     return score
 

@@ -1,9 +1,12 @@
 """The paper's contribution on its own: which prompts get how many of the remaining rollouts. Needs numpy alone.
 
-from allocator import allocate
-extra = allocate(successes=[0, 3, 8], trials=8, budget=72)
+    from allocator import allocate
+    extra = allocate(successes=[0, 3, 8], trials=8, budget=72)
+
+`Session` does the same in rounds.
 """
 
+from allocator.session import Session
 from allocator.solver import allocate
 
-__all__ = ["allocate"]
+__all__ = ["Session", "allocate"]

@@ -70,7 +70,8 @@ def _gain(rule: Marginal, post: Posterior, classes: Int, levels: Int):  # type: 
 
     def gain(entry: int) -> Fraction:
         k = int(classes[entry])
-        return exact(Fraction(post.alpha[k]), Fraction(post.beta[k]), int(post.trials[k]), int(levels[entry]))
+        alpha, beta = Fraction(post.alpha[k]), Fraction(post.beta[k])
+        return exact(alpha, beta, int(post.successes[k]), int(post.trials[k]), int(levels[entry]))
 
     return gain
 

@@ -41,3 +41,8 @@ def digamma(x: Float) -> Float:
     )
     below = sum((1 / (x + k) for k in range(SHIFT)), np.zeros_like(x))
     return np.log(z) - 0.5 / z - series - below
+
+
+def sigmoid(x: Float) -> Float:
+    """1 / (1 + exp(-x)), any shape, without overflow."""
+    return np.where(x >= 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))

@@ -137,7 +137,8 @@ def _cut(
 
         def exact(e: int) -> Fraction:
             i, k = int(prompts[e]), int(levels[e])
-            return fraction(Fraction(post.alpha[i]), Fraction(post.beta[i]), int(post.trials[i]), k)
+            alpha, beta = Fraction(post.alpha[i]), Fraction(post.beta[i])
+            return fraction(alpha, beta, int(post.successes[i]), int(post.trials[i]), k)
 
     order = exact_order(gains[near], post.successes[prompts], prompts, exact)
     return np.concatenate([above, near[order]])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 ROUNDING = 1e-9  # one rollout more or less changes a mean by far more
 
 
 class WarmUpGate:
-    """Opens after `cycles` consecutive generation cycles whose mean format reward is at least `threshold`.
+    """Opens after `cycles` consecutive generation cycles whose mean reward (the format's, in the paper) is at least
+    `threshold`.
 
     It never closes again. With `enabled` false it is open from the start.
     """
@@ -22,9 +25,9 @@ class WarmUpGate:
         """True: HORA is in force. False: allocate uniformly."""
         return self._open
 
-    def observe(self, mean_format: float) -> None:
-        """Take note of one generation cycle. ValueError for a mean that is not in 0..1, NaN included."""
-        if not 0 <= mean_format <= 1:
-            raise ValueError(f"mean_format must be in 0..1, not {mean_format}")
-        self._run = self._run + 1 if mean_format >= self._threshold - ROUNDING else 0
+    def observe(self, mean: float) -> None:
+        """Record one generation cycle's mean reward. ValueError for one that is not finite."""
+        if not math.isfinite(mean):
+            raise ValueError(f"mean must be finite, not {mean}")
+        self._run = self._run + 1 if mean >= self._threshold - ROUNDING else 0
         self._open = self._open or self._run >= self._cycles

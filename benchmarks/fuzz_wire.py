@@ -35,6 +35,7 @@ def sample_group() -> Group:
             spans,
             "A" if i < 2 else "B",
             {"accuracy": 1.0, "format": 0.0},
+            True,
         )
         for i in range(4)
     )

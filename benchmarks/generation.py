@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from actors.coordinator.shard import sample_seed
+from actors.coordinator.sampling import sample_seed
 from common.config import Config
 from common.keys import Keys
 from common.load import load

@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from common.config import Objective
 from common.types import Group, Rollout, VersionSpan
 from learner.batch import MicroBatch, Sample, micro_batches, samples_of
+from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.objective import policy_loss
 
@@ -67,7 +68,7 @@ def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0
             tokens = rng.integers(2, vocabulary, n).astype(np.int32)
             logprobs = np.full(n, -np.log(vocabulary), dtype=np.float32)
             rewards = {"accuracy": float(j == 0), "format": 1.0}
-            rollouts.append(Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, n),), "A", rewards))
+            rollouts.append(Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, n),), "A", rewards, j == 0))
         groups.append(Group("bench", 0, i, 0, 0, "hit_utility", (1.0, 1.0), "t", 1, prompt, tuple(rollouts)))
     return groups
 
@@ -164,7 +165,9 @@ def compare(samples: int, rounds: int, rows: int, max_response: int) -> SimpleNa
     model = small_model().train()
     vocabulary = model.config.vocab_size
     groups = ragged_batch(samples, max_response, vocabulary)
-    ours = samples_of(groups, WEIGHTS, objective, len(groups), max_response, version=0)
+    ours = samples_of(
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8, max_response), len(groups), version=0
+    )
     tokens = sum(s.length for s in ours)
     inputs = trl_inputs(ours, max_response)
     padded = inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()

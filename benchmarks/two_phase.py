@@ -26,7 +26,8 @@ from rich.table import Table
 
 from actors.calls import generator_calls, verifier_calls
 from actors.coordinator.deployment import render_prompts
-from actors.coordinator.shard import Allocation, Generate, Score, Shard, run_shard
+from actors.coordinator.sampling import Generate, Sampler, Score
+from actors.coordinator.shard import Allocation, Shard, phase_a, phase_b
 from allocator import allocate
 from common.config import Config
 from common.load import load
@@ -41,14 +42,16 @@ def two_phases(config: Config, generate: Generate, score: Score) -> RunShard:
     """Tokens of one shard under HORA."""
     rollout = config.rollout
 
-    async def divide(prompts: Sequence[int], successes: NDArray[np.int64]) -> Allocation:
+    def divide(successes: NDArray[np.int64]) -> Allocation:
         extra = allocate(
             successes, rollout.pre_rollouts, rollout.shard_budget, prior=(1.0, 1.0), rule="hit_utility"
         )
-        return Allocation(extra=extra, rule="hit_utility", priors=((1.0, 1.0),) * len(prompts))
+        return Allocation(extra=extra, rule="hit_utility", priors=((1.0, 1.0),) * len(successes))
 
     async def run(shard: Shard) -> int:
-        return sum([g.tokens async for g in run_shard(shard, generate, score, divide)])
+        sample = Sampler(shard, generate, score)
+        plan = await phase_a(shard, sample, divide)
+        return sum([g.tokens async for g in phase_b(shard, plan, sample)])
 
     return run  # fmt: skip
 

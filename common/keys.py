@@ -67,8 +67,7 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """hash: small shared facts: version, step, durable_step, republished, paused, unpaused, cycles (the gate, for views), error, token_sha256,
-        prompts (JSON: their number `n` and fingerprint, those of the first coordinator)."""
+        """hash: `common.state.SharedState`."""
         return self._key("state")
 
     @property
@@ -93,7 +92,7 @@ class Keys:
 
     @property
     def history(self) -> str:
-        """stream: one reading of the rates every few seconds, for charts."""
+        """stream: totals and levels once a second, written by a coordinator, for rates and charts."""
         return self._key("history")
 
     @property

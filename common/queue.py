@@ -24,6 +24,7 @@ import redis
 from common.config import Config
 from common.errors import WireError
 from common.keys import Keys
+from common.state import changed
 from common.types import Group
 from common.wire import encode_additional, encode_pre_rollouts
 
@@ -47,10 +48,6 @@ redis.call('HDEL', KEYS[3], ARGV[1])
 return entry
 """
 
-DEPTH = """
-local taken = redis.call('HLEN', KEYS[2]) - tonumber(redis.call('HGET', KEYS[3], 'durable_step') or '0')
-return redis.call('XLEN', KEYS[1]) - taken * tonumber(ARGV[1])
-"""
 
 # Once for each entry, whatever is repeated because an answer was lost. Its group is sampled again only if this was its
 # entry, not another's that bears its name. The pre-rollouts stay: a coordinator that goes on with the shard has no others.
@@ -76,6 +73,11 @@ class Entry:
     batch: int
 
 
+def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
+    """Groups that no step has taken: of `length` in the stream, those of the `steps` ledgered and not yet durable are taken."""
+    return max(0, length - (steps - durable_step) * per_step)
+
+
 class Producer:
     """The coordinator's end. `redis` is an asyncio client that returns bytes."""
 
@@ -83,7 +85,6 @@ class Producer:
         self._redis = redis
         self._keys = Keys(config.run.name)
         self._per_step = config.rollout.prompts_per_batch
-        self._depth = redis.register_script(DEPTH)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
         """Add a complete group; False when a group of this id was pushed before. `planned`: a plan of its shard stored its
@@ -102,8 +103,12 @@ class Producer:
 
     async def depth(self) -> int:
         """Groups that no step has taken yet."""
-        keys = [self._keys.groups, self._keys.ledger, self._keys.state]
-        return int(await self._depth(keys=keys, args=[self._per_step]))
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.xlen(self._keys.groups)
+            pipe.hlen(self._keys.ledger)
+            pipe.hget(self._keys.state, "durable_step")
+            length, steps, durable = await pipe.execute()
+        return depth_of(length, steps, int(durable or 0), self._per_step)
 
     async def redo(self) -> dict[str, int]:
         """Groups to be sampled again, with their batch; pushing one takes it off the list."""
@@ -174,7 +179,7 @@ class Consumer:
                 pipe.xdel(self._keys.groups, *groups)
                 pipe.unlink(*map(self._keys.additional, groups))
                 pipe.unlink(*map(self._keys.pre_rollouts, groups.values()))
-            pipe.hset(self._keys.state, "durable_step", durable_step)
+            pipe.hset(self._keys.state, mapping=changed(durable_step=durable_step))
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str) -> None:

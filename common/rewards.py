@@ -1,7 +1,7 @@
 """Rewards of one completion: format, accuracy, a user's own, and their weighted sum (paper, section 4).
 
 `format`    1.0 where the whole completion is one <think>…</think> and one <answer>…</answer>, else 0.0.
-`accuracy`  1.0 where the text of the answer tag equals the gold answer, else 0.0. HORA's counts use this alone.
+`accuracy`  1.0 where the text of the answer tag equals the gold answer, else 0.0. The default success.
 
 Everything here is quick and safe on hostile text except `math_equal`, which asks math-verify: that one may run
 for ever or take all memory (`9**9**9`), so only the killable processes of `actors.verifier.pool` call it on a
@@ -15,6 +15,8 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping
+
+from common.config import Reward
 
 UserReward = Callable[[str, str, str], float]
 """A user's reward: (prompt text, completion, gold answer) -> one finite float. Named `package.module:function`."""
@@ -66,6 +68,12 @@ def usable_gold(answer: str) -> bool:
     if canonical_number(answer) is not None or canonical_words(answer) is not None:
         return True
     return any(not isinstance(part, str) for part in _parse(answer)) and math_equal(answer, answer)
+
+
+def gold_test(reward: Reward) -> Callable[[str], bool] | None:
+    """What decides whether a row's gold answer can be used with these rewards; None where accuracy is not computed: then
+    any answer can."""
+    return usable_gold if "accuracy" in reward.names else None
 
 
 def bounded(text: str, max_chars: int) -> bool:
@@ -217,11 +225,9 @@ def load_reward(name: str) -> UserReward:
     try:
         reward = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"reward.weights: cannot load {name!r}: {error}; write package.module:function"
-        ) from error
+        raise ValueError(f"reward: cannot load {name!r}: {error}; write package.module:function") from error
     if not callable(reward):
-        raise ValueError(f"reward.weights: {name!r} is a {type(reward).__name__}, not a function")
+        raise ValueError(f"reward: {name!r} is a {type(reward).__name__}, not a function")
     return reward
 
 

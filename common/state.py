@@ -1,13 +1,105 @@
-"""The state of a run that actors and learner share through Redis."""
+"""The hash in Redis that actors, learner and views share, typed: its fields, their units and who writes each.
+
+Write with `redis.hset(keys.state, mapping=changed(step=7))`, read with `read_state` or `SharedState.parse`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypedDict, Unpack, cast
 
+import redis
+import redis.asyncio
 from pydantic import ValidationError
 
 from common.config import Config
 from common.errors import RunError
+from common.keys import Keys
+
+Value = bytes | bytearray | memoryview | str | int | float
+"""What redis-py takes as a hash's field or value."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsUsed:
+    """The prompts of the run's first coordinator: their number and their fingerprint (16 hex digits)."""
+
+    n: int
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """One moment of the run's hash. A field that nobody has written yet has its default."""
+
+    version: int = 0
+    """Newest published weight version; written by learner rank 0, never falls."""
+    step: int = 0
+    """Optimizer steps done; written by learner rank 0."""
+    durable_step: int = 0
+    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never falls."""
+    republished: int = 0
+    """How often a version was published again because a replica found its file damaged; written by learner rank 0."""
+    paused: bool = False
+    """Whether coordinators start no further shard; written by the page."""
+    unpaused: float = 0.0
+    """When the last pause ended, seconds since the epoch; written by the page."""
+    error: str | None = None
+    """Why the run stopped; written by a coordinator that gives up, removed by one that starts."""
+    gate_open: bool = False
+    """Whether the warm-up is over; written by the coordinators, for views."""
+    token_sha256: str | None = None
+    """SHA-256 (hex) of the token that pause and resume ask for; written by whoever starts the run."""
+    prompts: PromptsUsed | None = None
+    """Written once, by the first coordinator."""
+
+    @classmethod
+    def parse(cls, raw: Mapping[bytes, bytes]) -> SharedState:
+        """The state in `raw`, as HGETALL returns it. Fields of other versions are ignored."""
+        text = {name.decode(): value.decode() for name, value in raw.items()}
+        prompts = text.get("prompts")
+        return cls(
+            version=int(text.get("version", 0)),
+            step=int(text.get("step", 0)),
+            durable_step=int(text.get("durable_step", 0)),
+            republished=int(text.get("republished", 0)),
+            paused=text.get("paused") == "1",
+            unpaused=float(text.get("unpaused", 0)),
+            error=text.get("error"),
+            gate_open=text.get("gate_open") == "1",
+            token_sha256=text.get("token_sha256"),
+            prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
+        )
+
+
+class Changes(TypedDict, total=False):
+    """Fields of `SharedState` that plain HSET may write. `version` and `prompts` are written by scripts."""
+
+    step: int
+    durable_step: int
+    paused: bool
+    unpaused: float
+    error: str
+    gate_open: bool
+    token_sha256: str
+
+
+def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:
+    """`changes` as Redis stores them: the mapping of an HSET."""
+    values = cast(dict[str, Value], changes)
+    return {name: int(value) if isinstance(value, bool) else value for name, value in values.items()}
+
+
+def read_state(client: redis.Redis, run: str) -> SharedState:
+    """The state of `run` now; `client` blocks and returns bytes."""
+    return SharedState.parse(client.hgetall(Keys(run).state))  # type: ignore[arg-type]
+
+
+async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState:
+    """`read_state` for an asyncio client."""
+    return SharedState.parse(await client.hgetall(Keys(run).state))  # type: ignore[misc, arg-type]
 
 
 def read_config(text: bytes | None, run: str) -> Config:

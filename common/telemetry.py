@@ -23,6 +23,8 @@ HEARTBEAT_S = 1.0
 
 HISTORY = 100_000
 FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
+SILENT_S = 10.0
+"""A part that has not reported for so long counts as down."""
 TELEMETRY = 2
 """Version of what parts write about themselves; bump it on an incompatible change."""
 

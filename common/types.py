@@ -50,9 +50,17 @@ class Completion:
     spans: tuple[VersionSpan, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What became of a completion: its rewards by name (each finite), and whether it is a success (`reward.success`)."""
+
+    rewards: dict[str, float]
+    success: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """A completion with its rewards by name (`accuracy` and `format` at least; each finite)."""
+    """A completion with its rewards by name (each finite). `success` is what Phase A counts (`reward.success`)."""
 
     tokens: Tokens
     logprobs: LogProbs
@@ -60,6 +68,7 @@ class Rollout:
     spans: tuple[VersionSpan, ...]
     phase: Phase
     rewards: dict[str, float]
+    success: bool
 
 
 def group_id(epoch: int, prompt_index: int) -> str:
@@ -106,13 +115,13 @@ class Group:
 
     @property
     def successes(self) -> int:
-        """c_i: correct pre-rollouts (equation 2's observation), by accuracy alone."""
-        return sum(r.rewards["accuracy"] >= 1.0 for r in self.rollouts if r.phase == "A")
+        """c_i: successful pre-rollouts (equation 2's observation)."""
+        return sum(r.success for r in self.rollouts if r.phase == "A")
 
     @property
     def hits(self) -> int:
-        """Correct rollouts of both phases."""
-        return sum(r.rewards["accuracy"] >= 1.0 for r in self.rollouts)
+        """Successful rollouts of both phases."""
+        return sum(r.success for r in self.rollouts)
 
     @property
     def tokens(self) -> int:
@@ -128,25 +137,23 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A shard of n prompts between its phases: c (n,) and Δ (n,), the rule and each prompt's prior, and the mean format and
-    accuracy of Phase A. `groups` are those that are not complete, with their Phase A rollouts only."""
+    """A shard of n prompts between its phases: c (n,) and Δ (n,), the rule and each prompt's prior, and the mean of each
+    reward over Phase A. `groups` are those that are not complete, with their Phase A rollouts only."""
 
     rule: str
     priors: tuple[tuple[float, float], ...]
     successes: tuple[int, ...]
     extra: tuple[int, ...]
-    format: float
-    accuracy: float
+    rewards: dict[str, float]
     groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights; of
-    requests that wait in an engine, those of the lower `order` come first. `attempt` counts the times it was asked before."""
+    requests that wait in an engine, those of the lower `order` come first."""
 
     prompt: Prompt
     n: int
     seed: int
     order: int = 0
-    attempt: int = 0

@@ -19,11 +19,12 @@ from common.errors import WireError
 from common.msgpack_count import count_objects
 from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_BYTES = 256 * 2**20
 MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
 MAX_TEXT = 1_024
+MAX_REWARDS = 64
 
 
 def encode_group(group: Group) -> bytes:
@@ -102,7 +103,9 @@ def _unpack(data: bytes) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise WireError(f"not a message: a {type(raw).__name__}, not a map")
     if raw.get("schema") != SCHEMA:
-        raise WireError(f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}")
+        raise WireError(
+            f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}: use one version of hora for all parts of a run"
+        )
     return raw
 
 
@@ -131,6 +134,7 @@ def _rollout_out(r: Rollout) -> dict[str, Any]:
         "finish": r.finish_reason,
         "phase": r.phase,
         "rewards": {name: float(value) for name, value in r.rewards.items()},
+        "success": r.success,
         "spans": [[s.version, s.start, s.end] for s in r.spans],
     }
 
@@ -198,6 +202,7 @@ def _rollout_in(raw: Any, where: str) -> Rollout:
         spans=_spans(_list(raw, "spans", where), len(tokens), where),
         phase=cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where)),
         rewards=_rewards(raw.get("rewards"), where),
+        success=_flag(raw.get("success"), "success", where),
     )
 
 
@@ -220,8 +225,8 @@ def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
 
 
 def _rewards(raw: Any, where: str) -> dict[str, float]:
-    if not isinstance(raw, dict) or not {"accuracy", "format"} <= raw.keys() or len(raw) > 64:
-        raise WireError(f"{where}: rewards must name accuracy and format, and at most 64 in all")
+    if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
+        raise WireError(f"{where}: rewards must be 1 to {MAX_REWARDS} values by name, not {_shown(raw)}")
     return {
         _text(name, "rewards", where): _float(value, f"reward {name!r:.40}", where)
         for name, value in raw.items()
@@ -257,6 +262,12 @@ def _list(raw: dict[str, Any], field: str, where: str) -> list[Any]:
     value = raw.get(field)
     if not isinstance(value, list):
         raise WireError(f"{where}: {field} must be a list, not {_shown(value)}")
+    return value
+
+
+def _flag(value: Any, field: str, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise WireError(f"{where}: {field} must be true or false, not {_shown(value)}")
     return value
 
 

@@ -17,6 +17,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator.deployment import Coordinator
+from actors.coordinator.memory import KEEP_FREED_MEMORY
 from actors.generator.router import RESERVED
 from actors.verifier.deployment import Verifier
 from common.config import Config
@@ -27,6 +28,7 @@ from deploy.runs.record import redis_url
 
 APP = "hora"
 LEAVING_S = 10.0
+ROUTER = "actors.generator.router.BalanceRouter"
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -80,18 +82,13 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
         name="generator",
         num_replicas=generator.replicas,
         max_ongoing_requests=generator.max_requests + RESERVED,
-        request_router_config=_router(generator.routing),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=leaving_s,
         graceful_shutdown_wait_loop_s=1.0,
     )
-
-
-def _router(routing: str) -> RequestRouterConfig:
-    name = "PrefixRouter" if routing == "prefix" else "BalanceRouter"
-    return RequestRouterConfig(request_router_class=f"actors.generator.router.{name}")
 
 
 def _verifier(config: Config) -> serve.Deployment:
@@ -112,7 +109,10 @@ def _coordinator(config: Config) -> serve.Deployment:
         Coordinator,
         name="coordinator",
         num_replicas=config.coordinator.replicas,
-        ray_actor_options={"num_cpus": config.coordinator.cpus},
+        ray_actor_options={
+            "num_cpus": config.coordinator.cpus,
+            "runtime_env": {"env_vars": KEEP_FREED_MEMORY},
+        },
         health_check_period_s=2.0,
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.5,

@@ -33,7 +33,9 @@ def _section(path: str, model: Any) -> str:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             nested.append(_section(f"{path}.{name}", field.annotation))
         else:
-            lines.append(f"| `{path}.{name}` | {_default(field.default)} | {_meaning(field.description)} |\n")
+            lines.append(
+                f"| `{path}.{field.alias or name}` | {_default(field.default)} | {_meaning(field.description)} |\n"
+            )
     return "".join(lines + nested)
 
 

@@ -6,8 +6,8 @@ python=${PYTHON:-python3.11}
 command -v "$python" >/dev/null || python=python3
 "$python" - <<'PY' || exit 1
 import sys
-if sys.version_info[:2] != (3, 11):
-    sys.exit(f"HORA needs Python 3.11, this is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11")
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(f"HORA needs Python 3.11 to 3.13, this is {sys.version.split()[0]}: set PYTHON=/path/to/python3.11")
 PY
 other=$([ "$set_name" = cpu ] && echo gpu || echo cpu)
 if [ -e ".venv/.ready-$other" ]; then

@@ -16,6 +16,7 @@ from typing import Any
 from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
+from common.state import SharedState, read_state
 from common.types import group_id
 
 
@@ -61,15 +62,15 @@ def gather(client: Any, run: str, read: Callable[[], Iterable[str]]) -> Facts:
     read before it relies on.
     """
     keys = Keys(run)
-    durable = int(client.hget(keys.state, "durable_step") or 0)
+    durable = read_state(client, run).durable_step
     records = [json.loads(line) for line in read()]
     with client.pipeline(transaction=True) as pipe:  # one moment, so that a live run can be audited too
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
         pipe.xrange(keys.groups)
         pipe.hkeys(keys.redo)
-        pipe.hget(keys.state, "prompts")
-        reports, planned, stream, redo, prompts = pipe.execute()
+        pipe.hgetall(keys.state)
+        reports, planned, stream, redo, state = pipe.execute()
     ledger = {
         int(step): [(row[0], int(row[2])) for row in json.loads(text)] for step, text in planned.items()
     }
@@ -81,7 +82,7 @@ def gather(client: Any, run: str, read: Callable[[], Iterable[str]]) -> Facts:
         records=_whole(records, ledger, durable),
         waiting=frozenset(group.decode(errors="replace") for group in {*queued, *redo}) - taken,
         durable=durable,
-        prompts=json.loads(prompts)["n"] if prompts else None,
+        prompts=used.n if (used := SharedState.parse(state).prompts) else None,
     )
 
 

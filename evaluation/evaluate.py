@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Completion, Prompt, SamplingRequest
+from common.types import Completion, Prompt, SamplingRequest, Scored
 from evaluation.samples import Sample, append, open_samples
 
 Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
-Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[dict[str, float]]]]
+Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class _Tally:
             return
         self._known[row, s.sample] = True
         formatted = s.rewards.get("format", 0.0) >= 1.0
-        self._sums[:, row] += [s.correct, formatted, s.length, s.finish_reason == "length"]
+        self._sums[:, row] += [s.success, formatted, s.length, s.finish_reason == "length"]
 
     def has(self, problem: int, sample: int) -> bool:
         return bool(self._known[self._row[problem], sample])
@@ -142,11 +142,11 @@ class _Run:
         for prompt, first, n in todo:
             seed = request_seed(self._seed, prompt.index, first)
             completions = await self._generate(SamplingRequest(prompt, n, seed))
-            rewards = await self._score(prompt, completions)
-            self._keep(prompt, first, seed, list(zip(completions, rewards, strict=True)))
+            scored = await self._score(prompt, completions)
+            self._keep(prompt, first, seed, list(zip(completions, scored, strict=True)))
 
     def _keep(
-        self, prompt: Prompt, first: int, seed: int, scored: Sequence[tuple[Completion, dict[str, float]]]
+        self, prompt: Prompt, first: int, seed: int, scored: Sequence[tuple[Completion, Scored]]
     ) -> None:
         drawn = [_sample(prompt, first + j, seed, c, r) for j, (c, r) in enumerate(scored)]
         new = [s for s in drawn if not self._tally.has(s.problem, s.sample)]
@@ -194,7 +194,7 @@ def _missing(problems: Sequence[Prompt], samples: int, size: int, tally: _Tally)
     ]
 
 
-def _sample(prompt: Prompt, number: int, seed: int, c: Completion, rewards: dict[str, float]) -> Sample:
+def _sample(prompt: Prompt, number: int, seed: int, c: Completion, scored: Scored) -> Sample:
     versions = [span.version for span in c.spans]
     return Sample(
         problem=prompt.index,
@@ -204,5 +204,6 @@ def _sample(prompt: Prompt, number: int, seed: int, c: Completion, rewards: dict
         length=len(c.tokens),
         finish_reason=c.finish_reason,
         versions=(min(versions), max(versions)) if versions else (0, 0),
-        rewards=rewards,
+        rewards=scored.rewards,
+        success=scored.success,
     )

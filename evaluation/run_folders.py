@@ -23,6 +23,17 @@ class RunFolderError(HoraError, ValueError):
     """A run folder that cannot be reported on: names the file and the remedy."""
 
 
+ADVANTAGES = {
+    "grpo": "GRPO",
+    "dr_grpo": "Dr.GRPO",
+    "rloo": "RLOO",
+    "max_rl": "MaxRL",
+    "pass_at_k": "Pass@k training",
+    "pkpo": "PKPO",
+    "weighted_reinforce": "W-REINFORCE",
+}
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """One run. `groups` and `steps` are columns of equal length, in the order they were trained.
@@ -61,9 +72,8 @@ class Run:
         """The paper's name of what the run does: GRPO, GRPO + HORA, RLOO, RLOO + HORA…; the folder's without config."""
         if not self.config:
             return self.name
-        advantage = {"rloo": "RLOO", "dr_grpo": "Dr.GRPO"}.get(
-            self.setting("learner.objective.advantage", "grpo"), "GRPO"
-        )
+        estimator = str(self.setting("learner.objective.advantage", "grpo"))
+        advantage = ADVANTAGES.get(estimator, estimator)
         rule = self.setting("allocation.rule", "hit_utility")
         if rule == "uniform":
             return advantage

@@ -37,10 +37,7 @@ class Sample:
     finish_reason: str
     versions: tuple[int, int]
     rewards: dict[str, float]
-
-    @property
-    def correct(self) -> bool:
-        return self.rewards["accuracy"] >= 1.0
+    success: bool
 
 
 def fingerprint(problems: Sequence[Prompt]) -> str:

@@ -5,7 +5,7 @@ Letters: B rows of T tokens of a micro-batch, N completion tokens in it, G_i rol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import islice
 
@@ -13,16 +13,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import Objective
-from common.rewards import total
 from common.types import Group, LogProbs, Rollout, Tokens
-from learner.advantages import advantages
+from learner.estimator import Estimator
 from learner.packing import pack, rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One rollout to learn from. `scale` = 1/(Γ G_i Z_ij); `match` (L,) marks tokens of the learner's own version."""
+    """One rollout to learn from. `scale` is a token's weight in the loss; `match` (L,) marks tokens of the learner's own version."""
 
     prompt: Tokens
     tokens: Tokens
@@ -61,26 +59,18 @@ class MicroBatch:
 
 
 def samples_of(
-    groups: Sequence[Group],
-    weights: Mapping[str, float],
-    objective: Objective,
-    prompts_per_batch: int,
-    max_response: int,
-    version: int,
+    groups: Iterable[Group], estimator: Estimator, prompts_per_batch: int, version: int
 ) -> list[Sample]:
     """Samples of the groups, in their order. `version` is that of the weights the step starts from.
 
-    Rollouts whose advantage is zero teach nothing and are left out, unless a KL term acts on them too.
+    Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on them too.
     """
-    samples = []
+    samples, every = [], estimator.objective.kl > 0.0
     for group in groups:
-        advantage = advantages([total(r.rewards, weights) for r in group.rollouts], objective.advantage)
-        for rollout, a in zip(group.rollouts, advantage, strict=True):
-            if a == 0.0 and objective.kl == 0.0:
-                continue
-            z = max_response if objective.normalisation == "constant" else len(rollout.tokens)
-            scale = 1.0 / (prompts_per_batch * group.size * z)
-            samples.append(_sample(group, rollout, float(a), scale, version))
+        for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
+            if (a != 0.0 or every) and estimator.trains(rollout):
+                scale = estimator.scale(group, rollout, prompts_per_batch)
+                samples.append(_sample(group, rollout, float(a), scale, version))
     return samples
 
 

@@ -61,12 +61,22 @@ def step_metrics(
         "lag/max": float(lags.max()),
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
-        "groups/hit": float(np.mean([g.hits > 0 for g in groups])),
+        **_successes(groups, config),
         "padding/share": 1.0 - sums["packing/tokens"] / sums["packing/processed"]
         if sums.get("packing/processed")
         else 0.0,
         # How much more the busiest rank computes than the mean rank.
         "imbalance": busiest * ranks / sums["packing/flops"] - 1.0 if sums.get("packing/flops") else 0.0,
+    }
+
+
+def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:
+    """Share of successes, a mean over prompts, and of groups with one; nothing where no reward says what success is."""
+    if config.reward.success is None:
+        return {}
+    return {
+        "success": float(np.mean([g.hits / g.size for g in groups])),
+        "groups/hit": float(np.mean([g.hits > 0 for g in groups])),
     }
 
 

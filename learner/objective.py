@@ -2,15 +2,21 @@
 
     L = -Σ_i (1/Γ)(1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt · min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A)
 
+or another gain than the minimum, or 1/(tokens of the batch) for the three factors: `micro.scale` carries them.
 ρ = π_θ/π_prox; w corrects for π_prox/π_gen, the sampler's weights and arithmetic not being the learner's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from common.config import Objective
 from learner.batch import MicroBatch
+
+Gain = tuple[torch.Tensor, torch.Tensor]
+"""What a token adds to the objective (N,), and which tokens the loss holds back (N,)."""
 
 
 def policy_loss(
@@ -19,22 +25,66 @@ def policy_loss(
     micro: MicroBatch,
     objective: Objective,
     reference: torch.Tensor | None = None,
+    keep: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Loss (scalar) and sums over this micro-batch's N tokens for the step's metrics.
 
-    `logprobs` (N,) with gradient; `prox`, `reference` (N,) without. All terms carry `micro.scale`.
+    `logprobs` (N,) with gradient; `prox`, `reference` (N,) without; tokens outside `keep` (N,) move the policy by KL alone.
+    All terms carry `micro.scale`.
     """
     weight = importance(prox - micro.logprobs, micro.sequence, objective)
-    ratio = torch.exp(logprobs - prox)
-    clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
-    gain = torch.minimum(ratio * micro.advantage, clipped * micro.advantage)
+    log_ratio = logprobs - prox
+    if objective.ratio == "sequence":
+        log_ratio = mean_of_sequences(log_ratio, micro.sequence)
+    ratio = torch.exp(log_ratio)
+    gain, limited = GAINS[objective.loss](ratio, logprobs, micro.advantage, objective)
+    gain = gain if keep is None else gain * keep
     loss = -(micro.scale * weight * gain).sum()
     if reference is not None:
-        gap = reference - logprobs
-        loss = loss + objective.kl * (micro.scale * (torch.exp(gap) - gap - 1.0)).sum()
+        loss = loss + objective.kl * (micro.scale * KL[objective.kl_estimator](reference - logprobs)).sum()
     with torch.no_grad():
-        stats = _sums(logprobs, prox, ratio, clipped, weight, micro, loss)
+        stats = _sums(prox, limited, weight, micro, loss)
     return loss, stats
+
+
+def clip(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
+    """min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high) A); with `clip_dual` ρ is bounded above where A is negative too."""
+    clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
+    bounded = ratio if objective.clip_dual is None else ratio.clamp(max=objective.clip_dual)
+    gain = torch.minimum(bounded * advantage, clipped * advantage)
+    return gain, gain != ratio * advantage
+
+
+def cispo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
+    """min(ρ, 1 + ε_high) A log π, without gradient through ρ (MiniMax-M1, 2506.13585): no token is left out."""
+    bound = 1.0 + objective.clip_high
+    return ratio.detach().clamp(max=bound) * advantage * logprobs, ratio > bound
+
+
+def sapo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
+    """(4/τ) σ(τ(ρ - 1)) A, τ by the sign of A (2511.20347): at ρ = 1 its gradient is that of ρA, and it fades beyond."""
+    steep = torch.where(advantage > 0, objective.sapo_temperature_pos, objective.sapo_temperature_neg)
+    gate = torch.sigmoid(steep * (ratio - 1.0)) * 4.0 / steep
+    return gate * advantage, torch.zeros_like(ratio, dtype=torch.bool)
+
+
+GAINS = {"clip": clip, "cispo": cispo, "sapo": sapo}
+KL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of log π_ref/π
+    "k1": lambda gap: -gap,
+    "k2": lambda gap: gap.square() / 2.0,
+    "k3": lambda gap: torch.exp(gap) - gap - 1.0,
+}
+
+
+def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """The mean over each token's completion (N,): GSPO's log-ratio (2507.18071). No micro-batch cuts a completion."""
+    return sum_of_sequences(values, sequence) / sum_of_sequences(torch.ones_like(values), sequence)
+
+
+def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
+    """The sum over each token's completion (N,)."""
+    zeros = torch.zeros(int(sequence.max()) + 1, device=values.device, dtype=values.dtype)
+    return zeros.index_add(0, sequence, values)[sequence]
 
 
 def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objective) -> torch.Tensor:
@@ -47,28 +97,24 @@ def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objec
         return ratio.clamp(max=cap)
     if kind == "token_mask":
         return torch.where(ratio <= cap, ratio, 0.0)
-    count = int(sequence.max()) + 1
-    product = torch.exp(torch.zeros(count, device=ratio.device).index_add(0, sequence, log_ratio))[sequence]
+    product = torch.exp(sum_of_sequences(log_ratio, sequence))
     return torch.where(product <= cap, product, 0.0)
 
 
 def _sums(
-    logprobs: torch.Tensor,
     prox: torch.Tensor,
-    ratio: torch.Tensor,
-    clipped: torch.Tensor,
+    limited: torch.Tensor,
     weight: torch.Tensor,
     micro: MicroBatch,
     loss: torch.Tensor,
 ) -> dict[str, float]:
     real = micro.scale > 0
     gap = micro.logprobs - prox
-    limiting = (ratio != clipped) & (ratio * micro.advantage > clipped * micro.advantage) & real
     matched = micro.match & real
     return {
         "loss": float(loss),
         "tokens_trained": float(real.sum()),
-        "clip": float(limiting.sum()),
+        "clip": float((limited & real).sum()),
         "importance": float(weight[real].sum()),
         "importance_max": float(weight[real].max()) if bool(real.any()) else 0.0,
         "importance_square": float(weight[real].square().sum()),

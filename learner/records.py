@@ -17,6 +17,7 @@ from common.config import Config
 from common.files import sync
 from common.keys import Keys
 from common.rewards import total
+from common.state import changed
 from common.telemetry import count_now, record_step
 from common.types import Group
 
@@ -50,7 +51,7 @@ class Records:
             "tokens_out": sum(g["tokens"] for g in groups),
         }
         count_now(self._redis, name, out)
-        self._redis.hset(Keys(name).state, "step", step + 1)
+        self._redis.hset(Keys(name).state, mapping=changed(step=step + 1))
 
     def sync(self) -> None:
         """Lines of steps that a checkpoint is about to contain cannot be written again: they are on the disk before it."""
@@ -111,7 +112,7 @@ def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
         "hits": group.hits,
         "tokens": group.tokens,
         "reward_mean": sum(total(r.rewards, config.reward.weights) for r in rollouts) / n,
-        "format_mean": sum(r.rewards["format"] for r in rollouts) / n,
+        "rewards": {name: sum(r.rewards[name] for r in rollouts) / n for name in config.reward.names},
         "length_mean": group.tokens / n,
         "version_min": old_new[0],
         "version_max": old_new[1],

@@ -24,6 +24,7 @@ from common.errors import RunError, WireError
 from common.keys import Keys
 from common.queue import Consumer, Entry, Ledger, Row
 from common.staleness import Ready, select_for_step
+from common.state import read_state
 from common.types import Group
 from common.wire import decode_group
 
@@ -90,7 +91,7 @@ class Planner:
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
         self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
-        self._durable = int(self._redis.hget(self._keys.state, "durable_step") or 0)
+        self._durable = read_state(client, config.run.name).durable_step
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
@@ -210,16 +211,21 @@ class Planner:
         longest = max(len(r.tokens) for r in group.rollouts)
         if longest > self._config.rollout.max_response_tokens:
             raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
+        names = set(self._config.reward.names)
+        if any(r.rewards.keys() != names for r in group.rollouts):
+            raise WireError(
+                f"group {group.id}: its rewards must be {', '.join(sorted(names))}, of every rollout"
+            )
         if len(group.prompt_tokens) > self._config.rollout.max_prompt_tokens:
             raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
         return group
 
     def _check(self, step: int, silent: float) -> bool:
         """Whether an operator paused the run: then waiting is right, for as long as it takes."""
-        error, paused = self._redis.hmget(self._keys.state, ["error", "paused"])
-        if error:
-            raise RunError(f"the coordinator stopped: {error.decode()}")
-        if paused == b"1":
+        state = read_state(self._redis, self._config.run.name)
+        if state.error:
+            raise RunError(f"the coordinator stopped: {state.error}")
+        if state.paused:
             return True
         if silent > self._config.learner.wait_limit_s:
             raise RunError(

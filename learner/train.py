@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import redis
 import structlog
@@ -25,18 +24,21 @@ from common.errors import RunError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
+from common.state import changed, read_state
 from common.telemetry import Heart
 from common.types import Group
 from common.weight_versions import advance, available
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
+from learner.estimator import Estimator
 from learner.export import export
 from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
 from learner.steps import Planner, Reader, Vocabulary
+from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
@@ -108,7 +110,7 @@ def train_step(parts: Parts, step: int) -> Update:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
         _beat(parts, step, "training")
     groups = parts.reader.read(step, partial(_publish_with_rank_0, parts, step))
-    samples = samples_at(config, groups, step)
+    samples = samples_at(config, groups, step, totals_at(parts, groups))
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
     flops = parts.shape.flops(samples)
@@ -173,16 +175,30 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
     )
 
 
-def samples_at(config: Config, groups: list[Group], step: int) -> list[Sample]:
-    """The samples of `groups` as step `step` trains on them."""
-    return samples_of(
-        groups,
-        config.reward.weights,
+def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
+    """The samples of `groups` as step `step` trains on them; `totals` of all ranks' groups, or these are all."""
+    estimator = estimator_of(config)
+    if config.learner.objective.over_batch:
+        estimator = replace(estimator, totals=totals or estimator.sums(groups))
+    return samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
+
+
+def estimator_of(config: Config) -> Estimator:
+    rollout = config.rollout
+    return Estimator(
         config.learner.objective,
-        config.rollout.prompts_per_batch,
-        config.rollout.max_response_tokens,
-        version=step,
+        config.reward.weights,
+        config.reward.success,
+        rollout.group_size,
+        rollout.max_response_tokens,
     )
+
+
+def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
+    """Sums over the groups of all ranks, where the objective needs them and there are several: a collective then."""
+    if parts.world == 1 or not parts.config.learner.objective.over_batch:
+        return None
+    return over_ranks(estimator_of(parts.config).sums(groups), parts.engine.device)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:
@@ -222,7 +238,7 @@ def _prepare(
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         records = Records(config, client, run_dir, start)
-        client.hset(Keys(config.run.name).state, "step", start)
+        client.hset(Keys(config.run.name).state, mapping=changed(step=start))
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config,
@@ -241,7 +257,7 @@ def _prepare(
     )
     starting("the newest weights to be published")
     parts.published = engine.agree(available(client, config) if rank == 0 else 0)
-    parts.republished = engine.agree(_republished(client, config) if rank == 0 else 0)
+    parts.republished = engine.agree(read_state(client, config.run.name).republished)
     if rank == 0:
         # The learner before this one may have died between announcing a version and counting it as published.
         advance(client, config.run.name, parts.published)
@@ -279,7 +295,7 @@ def _wait(parts: Parts, planner: Planner, step: int) -> None:
 
 def _publish_with_rank_0(parts: Parts, step: int) -> None:
     """Take part when rank 0, which waits for groups of step `step` too, publishes again: gathering is a collective."""
-    if _republished(parts.redis, parts.config) > parts.republished:
+    if read_state(parts.redis, parts.config.run.name).republished > parts.republished:
         _publish_again(parts, step)
 
 
@@ -288,11 +304,6 @@ def _publish_again(parts: Parts, step: int) -> None:
     parts.publisher.publish(step)
     parts.publisher.wait()
     parts.published = step  # what was out beyond this is published again when its step is
-
-
-def _republished(client: redis.Redis, config: Config) -> int:
-    count: Any = client.hget(Keys(config.run.name).state, "republished")
-    return int(count or 0)
 
 
 def _beat(parts: Parts, step: int, state: str) -> None:

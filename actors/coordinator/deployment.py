@@ -17,9 +17,10 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from actors.calls import generator_calls, verifier_calls
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.cycles import Cycles
+from actors.coordinator.history_writer import write_history
 from actors.coordinator.leases import Leases
-from actors.coordinator.memory import freeze_heap, keep_freed_memory
+from actors.coordinator.memory import freeze_heap
 from actors.coordinator.prompt_features import prior_of
 from actors.coordinator.scheduler import Coordination, Services
 from common import logs
@@ -30,7 +31,8 @@ from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, render
 from common.queue import Producer
 from common.redis import connect_async
-from common.rewards import usable_gold
+from common.rewards import gold_test
+from common.state import changed
 from common.telemetry import Telemetry, keep_beating
 from common.types import Prompt
 
@@ -46,7 +48,6 @@ class Coordinator:
     ) -> None:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
-        keep_freed_memory()
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
@@ -64,6 +65,7 @@ class Coordinator:
         self._work = loop.create_task(self._run())
         beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
         self._beat = loop.create_task(beating)
+        self._history = loop.create_task(write_history(self._redis, self._config))
 
     def _build(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
         config = self._config
@@ -108,13 +110,13 @@ class Coordinator:
 
     async def _give_up(self, reason: str) -> None:
         log.error("coordinator stopped", reason=reason)
-        await self._redis.hset(self._keys.state, "error", reason)
+        await self._redis.hset(self._keys.state, mapping=changed(error=reason))
 
     def _state(self) -> dict[str, Any]:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}
 
     async def __del__(self) -> None:
-        for task in (getattr(self, "_work", None), getattr(self, "_beat", None)):
+        for task in (getattr(self, name, None) for name in ("_work", "_beat", "_history")):
             if task is not None:
                 task.cancel()
 
@@ -124,7 +126,7 @@ def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
 
     A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable answer.
     """
-    dataset = load_dataset(config.data, usable_gold)
+    dataset = load_dataset(config.data, gold_test(config.reward))
     for rejected in dataset.rejected:
         log.warning("row left out", place=rejected.place, reason=rejected.reason)
     prompts: list[Prompt] = []

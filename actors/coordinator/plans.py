@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from common.errors import WireError
+from common.errors import RunError, WireError
 from common.keys import Keys
 from common.types import Group, Plan
 from common.wire import MAX_BYTES, decode_group, encode_pre_rollouts
@@ -67,6 +67,11 @@ class Plans:
         if stored is None:
             return None
         facts = json.loads(stored)
+        if "rewards" not in facts:
+            raise RunError(
+                f"the plan of shard {shard} is of an older hora and names no rewards: end this run with that version, or "
+                "start anew under another run.name"
+            )
         pushed = await self._redis.hmget(self._keys.pushed, ids)
         open_ids = [i for i, entry in zip(ids, pushed, strict=True) if entry is None]
         groups = [g for i in open_ids if (g := await self._pre_rollouts(shard, i)) is not None]
@@ -75,8 +80,7 @@ class Plans:
             priors=tuple((alpha, beta) for alpha, beta in facts["priors"]),
             successes=tuple(facts["successes"]),
             extra=tuple(facts["extra"]),
-            format=facts["format"],
-            accuracy=facts["accuracy"],
+            rewards=facts["rewards"],
             groups=tuple(groups),
         )
 

@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,19 +19,22 @@ from typing import Any
 import numpy as np
 import structlog
 
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.allocation import decided, divide
+from actors.coordinator.cycles import Cycles
 from actors.coordinator.identity import settle
 from actors.coordinator.leases import Leases
 from actors.coordinator.plans import Plans
-from actors.coordinator.shard import Allocation, Generate, Score, Shard, run_shard
+from actors.coordinator.sampling import Generate, Sampler, Score, begun
+from actors.coordinator.shard import Allocation, Divide, Sample, Shard, phase_a, phase_b
 from common import logs
 from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
 from common.queue import Producer
 from common.staleness import may_start
+from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest
+from common.types import Completion, Plan, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -115,9 +118,9 @@ class Coordination:
         if len(self._tasks) >= self._config.rollout.shards_in_flight:
             self._blocked = ""
             return None
-        state = await self._redis.hmget(self._keys.state, ["version", "paused"])
-        version, paused = int(state[0] or 0), state[1] == b"1"
-        if paused:
+        state = await self._state()
+        version = state.version
+        if state.paused:
             self._blocked = "an operator: the run is paused"
             return None
         if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
@@ -131,7 +134,7 @@ class Coordination:
         for batch, shard in list(todo):
             if not may_start(batch, version, self._config.rollout.max_staleness):
                 break
-            if not await self._with.cycles.known(batch):
+            if not await self._known(batch):
                 needed = batch - 1 - self._config.rollout.max_staleness
                 self._blocked = "" if self._tasks else f"the last shard of batch {needed}"
                 return None
@@ -142,6 +145,12 @@ class Coordination:
                 return batch, shard
         self._blocked = "" if self._tasks else "shards that another coordinator has leased"
         return None
+
+    async def _known(self, batch: int) -> bool:
+        cycles = self._with.cycles
+        if not cycles.known(batch):
+            await cycles.observe()
+        return cycles.known(batch)
 
     async def _run_leased(self, batch: int, index: int) -> None:
         name = f"{batch}:{index}"
@@ -157,22 +166,20 @@ class Coordination:
     async def _run_shard(self, shard: Shard) -> None:
         """Phase A, allocation, Phase B, push; then the report that says the shard is complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
-        plan = await self._plans.load(name, shard.ids)
-
-        async def remember(made: Plan) -> Plan:
-            nonlocal plan
-            plan = await self._plans.remember(name, made)
-            return plan
-
-        generate, score = self._calls(shard.batch)
-        allocate = partial(self._with.cycles.allocate, shard.batch)
-        groups = run_shard(shard, generate, score, allocate, plan, remember)
-        async for group in groups:
-            await self._push(group, planned=True)
-        assert plan is not None
+        stored = await self._plans.load(name, shard.ids)
+        ahead = decided(self._config, self._with.cycles.of(shard.batch)) if stored is None else []
+        async with begun(self._sampler(shard), ahead) as sample:
+            plan = stored or await self._plans.remember(
+                name, await phase_a(shard, sample, self._divide(shard))
+            )
+            await self._push(shard, plan, sample, planned=True)
         await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
         self._with.telemetry.allocation(plan.successes, plan.extra)
         await self._with.telemetry.flush()
+
+    def _divide(self, shard: Shard) -> Divide:
+        batch = self._with.cycles.of(shard.batch)
+        return partial(divide, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
         """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
@@ -191,30 +198,26 @@ class Coordination:
         row = report["groups"].index(group_id)
         extra = np.array([report["extra"][row]], dtype=np.int64)
         fixed = Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
-
-        async def allocate(prompts: Any, successes: Any) -> Allocation:
-            return fixed
-
         shard = self._shard(report["batch"], report["shard"])
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
-        generate, score = self._calls(shard.batch)
-        async for group in run_shard(one, generate, score, allocate):
-            await self._push(group, planned=False)
+        sample = self._sampler(one)
+        plan = await phase_a(one, sample, lambda successes: fixed)
+        await self._push(one, plan, sample, planned=False)
         self._again.discard(group_id)
 
-    def _calls(self, batch: int) -> tuple[Generate, Score]:
-        """`generate` and `score` for a batch, counted while they are under way."""
-        generate_at = self._with.generate_at(max(0, batch - self._config.rollout.max_staleness))
+    def _sampler(self, shard: Shard) -> Sampler:
+        """Draws rollouts of the shard; its requests are counted while they are under way."""
+        generate_at = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
 
         async def generate(request: SamplingRequest) -> list[Completion]:
             with self._asking("generators"):
                 return await generate_at(request)
 
-        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
             with self._asking("verifiers"):
                 return await self._with.score(prompt, completions)
 
-        return generate, score
+        return Sampler(shard, generate, score)
 
     @contextmanager
     def _asking(self, part: str) -> Iterator[None]:
@@ -224,10 +227,13 @@ class Coordination:
         finally:
             self._asked[part] -= 1
 
-    async def _push(self, group: Group, planned: bool) -> None:
-        if await self._with.producer.push(group, planned=planned):
-            self._with.telemetry.group_in(group)
-            await self._with.telemetry.flush()
+    async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
+        """Phase B; each group goes to the queue when it is complete."""
+        async with aclosing(phase_b(shard, plan, sample)) as groups:
+            async for group in groups:
+                if await self._with.producer.push(group, planned=planned):
+                    self._with.telemetry.group_in(group)
+                    await self._with.telemetry.flush()
 
     def _shard(self, batch: int, index: int) -> Shard:
         rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
@@ -267,7 +273,10 @@ class Coordination:
             await asyncio.sleep(POLL_S)
 
     async def _finished(self) -> bool:
-        return int(await self._redis.hget(self._keys.state, "step") or 0) >= self._config.learner.steps
+        return (await self._state()).step >= self._config.learner.steps
+
+    async def _state(self) -> SharedState:
+        return await read_state_async(self._redis, self._config.run.name)
 
 
 def _pair(field: bytes) -> tuple[int, int]:
@@ -287,7 +296,6 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "format": plan.format,
-        "accuracy": plan.accuracy,
+        "rewards": plan.rewards,
         "seconds": seconds,
     }

@@ -1,50 +1,39 @@
 """Algorithm 1 of the paper for one shard of prompts. Knows neither Ray, vLLM nor Redis.
 
-    prompts ─► Phase A: G0 samples each ─► c_i ─► allocate: Σ Δ_i = budget ─► Phase B: Δ_i more ─► groups, G_i = G0 + Δ_i
+    phase_a: G0 samples of each prompt ─► c_i ─► divide: Σ Δ_i = budget ─► Plan
+    phase_b: Plan ─► Δ_i more samples of each prompt ─► groups, G_i = G0 + Δ_i
 
-The barrier before allocation is the shard's only one: Phase B of a prompt is scored and leaves as a group as
-soon as its own samples are there. What Phase A found and how the budget was divided is a `Plan`; a coordinator
-that restarts goes on from the plan, so a batch always holds exactly Γ·G rollouts.
+The barrier before the division is the shard's only one: in Phase B a group leaves as soon as its own samples are there. A plan
+is stored before Phase B begins, and a restarted coordinator continues from it, so a batch always holds exactly Γ·G rollouts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Completion, Group, Phase, Plan, Prompt, Rollout, SamplingRequest, group_id
-
-T = TypeVar("T")
-
-Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
-Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[dict[str, float]]]]
+from actors.coordinator.concurrency import all_of, cancel
+from common.types import Group, Phase, Plan, Prompt, Rollout, group_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """Δ (n,) and how it came about: the rule and each prompt's prior (α0, β0)."""
+    """Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen."""
 
     extra: NDArray[np.int64]
     rule: str
     priors: tuple[tuple[float, float], ...]
 
 
-# (prompt indices (n,), successes c (n,)) -> Allocation whose extra sums to the shard's budget
-Allocate = Callable[[Sequence[int], NDArray[np.int64]], Awaitable[Allocation]]
-Remember = Callable[[Plan], Awaitable[Plan]]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """Shard `index` of batch `batch`: n prompts, each with the epoch it is met in. `order` is the shard's place in the run:
-    what an older shard still needs comes first, so that shards in flight end one after the other and not all at once."""
+    requests of the oldest shard are served first, so that shards in flight end one after the other and not all at once."""
 
     run: str
     batch: int
@@ -63,46 +52,69 @@ class Shard:
         return tuple(group_id(epoch, p.index) for epoch, p in zip(self.epochs, self.prompts, strict=True))
 
 
-async def run_shard(
-    shard: Shard,
-    generate: Generate,
-    score: Score,
-    allocate: Allocate,
-    plan: Plan | None = None,
-    remember: Remember | None = None,
-) -> AsyncIterator[Group]:
-    """Yield the shard's groups in order of completion.
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """`n` rollouts of the prompt at `place` of the shard, the first of them number `first` of its phase."""
 
-    `plan` continues a shard whose Phase A is done, with the groups that it still holds; `remember` stores a new plan before
-    Phase B begins and returns the one that counts (another coordinator may have been first). An error of any request ends
-    the shard and cancels its other requests: a lost rollout is the caller's to retry, never a wrong answer.
+    place: int
+    phase: Phase
+    first: int
+    n: int
+
+
+Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
+Divide = Callable[[NDArray[np.int64]], Allocation]  # successes c (n,) -> Δ that sums to the shard's budget
+
+
+async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
+    """G0 pre-rollouts for every prompt, then one allocation for all of them (lines 1-11)."""
+    pre_rollouts = await all_of(
+        sample(Draw(place, "A", 0, shard.pre_rollouts)) for place in range(len(shard.prompts))
+    )
+    allocation = divide(np.array([_successes(rollouts) for rollouts in pre_rollouts], dtype=np.int64))
+    return Plan(
+        rule=allocation.rule,
+        priors=allocation.priors,
+        successes=tuple(_successes(rollouts) for rollouts in pre_rollouts),
+        extra=tuple(allocation.extra.tolist()),
+        rewards=_means([r.rewards for rollouts in pre_rollouts for r in rollouts]),
+        groups=_begun_groups(shard, allocation, pre_rollouts),
+    )
+
+
+async def phase_b(shard: Shard, plan: Plan, sample: Sample) -> AsyncGenerator[Group, None]:
+    """Yield the plan's groups in order of completion, each with its Δ_i additional rollouts (lines 13-16).
+
+    An error of any drawing ends the shard and cancels its other drawings.
     """
-    if plan is None:
-        plan = await phase_a(shard, generate, score, allocate)
-        if remember is not None:
-            plan = await remember(plan)
-    wanted = dict(zip(shard.ids, zip(shard.prompts, plan.extra, strict=True), strict=True))
-    tasks = [
-        asyncio.create_task(_phase_b(shard, group, *wanted[group.id], generate, score))
-        for group in plan.groups
-    ]
+    place = {group: i for i, group in enumerate(shard.ids)}
+
+    async def complete(group: Group) -> Group:
+        at = place[group.id]
+        more = await sample(Draw(at, "B", 0, plan.extra[at])) if plan.extra[at] else []
+        return replace(group, rollouts=group.rollouts + tuple(more))
+
+    tasks = [asyncio.create_task(complete(group)) for group in plan.groups]
     try:
         for done in asyncio.as_completed(tasks):
             yield await done
     finally:
-        await _cancel(tasks)
+        await cancel(tasks)
 
 
-async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allocate) -> Plan:
-    """G0 pre-rollouts for every prompt, then one allocation for all of them (lines 1-11)."""
-    rollouts = await _all(
-        _sample(shard, epoch, prompt, shard.pre_rollouts, "A", generate, score)
-        for epoch, prompt in zip(shard.epochs, shard.prompts, strict=True)
-    )
-    successes = np.array([sum(r.rewards["accuracy"] >= 1.0 for r in rs) for rs in rollouts], dtype=np.int64)
-    allocation = await allocate([p.index for p in shard.prompts], successes)
+def _successes(rollouts: Sequence[Rollout]) -> int:
+    return sum(r.success for r in rollouts)
+
+
+def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([r[name] for r in rewards])) for name in rewards[0]}
+
+
+def _begun_groups(
+    shard: Shard, allocation: Allocation, pre_rollouts: Sequence[Sequence[Rollout]]
+) -> tuple[Group, ...]:
     sampling = uuid.uuid4().hex
-    groups = tuple(
+    return tuple(
         Group(
             run=shard.run,
             epoch=epoch,
@@ -114,78 +126,10 @@ async def phase_a(shard: Shard, generate: Generate, score: Score, allocate: Allo
             tokenizer=shard.tokenizer,
             pre_rollouts=shard.pre_rollouts,
             prompt_tokens=prompt.tokens,
-            rollouts=tuple(rs),
+            rollouts=tuple(rollouts),
             sampling=sampling,
         )
-        for epoch, prompt, rs, prior in zip(
-            shard.epochs, shard.prompts, rollouts, allocation.priors, strict=True
+        for epoch, prompt, rollouts, prior in zip(
+            shard.epochs, shard.prompts, pre_rollouts, allocation.priors, strict=True
         )
     )
-    found = [r.rewards for rs in rollouts for r in rs]
-    return Plan(
-        rule=allocation.rule,
-        priors=allocation.priors,
-        successes=tuple(successes.tolist()),
-        extra=tuple(allocation.extra.tolist()),
-        format=float(np.mean([rewards["format"] for rewards in found])),
-        accuracy=float(np.mean([rewards["accuracy"] for rewards in found])),
-        groups=groups,
-    )
-
-
-async def _phase_b(
-    shard: Shard, group: Group, prompt: Prompt, extra: int, generate: Generate, score: Score
-) -> Group:
-    """Pool Δ_i additional rollouts with the pre-rollouts (lines 13-16)."""
-    more = await _sample(shard, group.epoch, prompt, extra, "B", generate, score)
-    return replace(group, rollouts=group.rollouts + tuple(more))
-
-
-async def _sample(
-    shard: Shard, epoch: int, prompt: Prompt, n: int, phase: Phase, generate: Generate, score: Score
-) -> list[Rollout]:
-    """`n` scored rollouts of one prompt, asked for in requests of bounded size that run side by side."""
-
-    async def one(first: int) -> list[Rollout]:
-        size = min(shard.samples_per_request, n - first)
-        seed = sample_seed(shard.seed, epoch, prompt.index, phase, first)
-        completions = await generate(SamplingRequest(prompt, size, seed, shard.order))
-        if len(completions) != size:
-            raise ValueError(f"prompt {prompt.index}: asked for {size} completions, got {len(completions)}")
-        rewards = await score(prompt, completions)
-        return [_rollout(c, phase, r) for c, r in zip(completions, rewards, strict=True)]
-
-    parts = await _all(one(first) for first in range(0, n, shard.samples_per_request))
-    return [rollout for part in parts for rollout in part]
-
-
-async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run side by side; when one fails, cancel the others and wait for them before raising."""
-    tasks = [asyncio.create_task(w) for w in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await _cancel(tasks)
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _rollout(completion: Completion, phase: Phase, rewards: dict[str, float]) -> Rollout:
-    return Rollout(
-        tokens=completion.tokens,
-        logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        spans=completion.spans,
-        phase=phase,
-        rewards=rewards,
-    )
-
-
-def sample_seed(seed: int, epoch: int, prompt_index: int, phase: Phase, first: int) -> int:
-    """Seed of one request, pure in what it is for: a retry anywhere draws the same samples from the same weights."""
-    text = f"{seed}:{epoch}:{prompt_index}:{phase}:{first}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

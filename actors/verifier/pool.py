@@ -58,7 +58,7 @@ class VerifierPool:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._users = tuple(name for name in reward.weights if ":" in name)
+        self._users = tuple(name for name in reward.names if ":" in name)
         for name in self._users:
             rewards.load_reward(name)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
@@ -70,7 +70,7 @@ class VerifierPool:
         self._pool = self._start()
 
     async def score_batch(self, items: Sequence[Item]) -> list[dict[str, float]]:
-        """Rewards by name of each (problem, completion, gold): `format`, `accuracy` and every user's own.
+        """Rewards by name of each (problem, completion, gold): those in use (`Reward.names`).
 
         Raises VerifierUnavailable when the pool failed and ValueError when a user's reward did.
         """
@@ -103,10 +103,11 @@ class VerifierPool:
 
     async def _score(self, item: Item) -> dict[str, float]:
         problem, completion, gold = item
-        scored = {
-            "format": rewards.format_reward(completion),
-            "accuracy": await self._accuracy(completion, gold),
-        }
+        scored = {}
+        if "format" in self._reward.names:
+            scored["format"] = rewards.format_reward(completion)
+        if "accuracy" in self._reward.names:
+            scored["accuracy"] = await self._accuracy(completion, gold)
         for name in self._users:
             scored[name] = await self._user(name, problem, completion, gold)
         return scored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 State = dict[str, NDArray]
+FIXED_STRENGTH = 2.0
+"""α + β of a prior whose strength is not learned: that of Beta(1, 1)."""
 
 
 class Prior(Protocol):
@@ -30,6 +32,14 @@ class Prior(Protocol):
 
     def load_state_dict(self, state: State) -> None:
         """Go on from `state_dict()`."""
+
+
+@runtime_checkable
+class LearnedPrior(Prior, Protocol):
+    """A prior that can be fitted to recorded rollouts before a run."""
+
+    def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
+        """Fit to c_i successes (m,) of `trials` (m,) for the prompts (m,); returns the mean loss per prompt."""
 
 
 def checked(name: str, prompts: Int, alpha: Float, beta: Float) -> tuple[Float, Float]:

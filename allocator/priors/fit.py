@@ -10,9 +10,7 @@ import numpy as np
 
 from allocator.calibration import log_loss
 from allocator.posterior import Int
-from allocator.priors.base import Prior
-from allocator.priors.gp import GaussianProcessPrior
-from allocator.priors.probe import ProbePrior
+from allocator.priors.base import LearnedPrior, Prior
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ def fit_prior(
     The split is by prompt, so a prompt met in two epochs is never on both sides. ValueError for a prior that learns
     nothing, and for fewer than two prompts.
     """
-    if not isinstance(prior, ProbePrior | GaussianProcessPrior):
+    if not isinstance(prior, LearnedPrior):
         raise ValueError(f"prior {prior.name}: has nothing to fit")
     different = np.unique(prompts)
     if len(different) < 2:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator.posterior import prior_from_rate
-from allocator.priors.base import Float, Int, State, checked
-from allocator.priors.probe import FIXED_STRENGTH, sigmoid
+from allocator.priors.base import FIXED_STRENGTH, Float, Int, State, checked
+from allocator.special import sigmoid
 
 PRIOR_MEAN = -1.0
 NOISE = 1.0

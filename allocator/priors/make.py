@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.priors.base import Prior, State
+from allocator.priors.base import LearnedPrior, Prior, State
 from allocator.priors.fixed import FixedPrior
 from allocator.priors.gp import GaussianProcessPrior
-from allocator.priors.probe import ProbePrior
 
 # name: (two heads, learns during training)
 PROBES = {
@@ -40,14 +39,17 @@ def make_prior(
     if name == "fixed":
         return FixedPrior(alpha, beta)
     checked = _features(name, n, features)
-    prior = (
-        GaussianProcessPrior(checked, seed)
-        if name == "gp"
-        else ProbePrior(name, checked, *PROBES[name], seed)
-    )
+    prior = GaussianProcessPrior(checked, seed) if name == "gp" else _probe(name, checked, seed)
     if state is not None:
         prior.load_state_dict(state)
     return prior
+
+
+def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:
+    # Needs torch, which the rest of the allocator does without.
+    from allocator.priors.probe import ProbePrior
+
+    return ProbePrior(name, features, *PROBES[name], seed)
 
 
 def _features(name: str, n: int, features: NDArray | None) -> NDArray:

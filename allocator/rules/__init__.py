@@ -1,4 +1,4 @@
-"""Rules by name. One rule, one small file; a user's own is named `package.module:function`.
+"""Rules by name. One rule, one small file; a user's own is a function, named `package.module:function` or given itself.
 
 Such a function is the rule's marginal gain and nothing else:
 
@@ -7,45 +7,77 @@ Such a function is the rule's marginal gain and nothing else:
 `posterior` has alpha, beta, successes, trials and mean; `level` counts the extra rollouts already given; all shapes
 broadcast. The result is what one more rollout is worth, finite and not negative, and it must not rise with the
 level: otherwise giving the next rollout to the highest gain is not optimal, and the rule is refused.
+
+A name may carry a parameter: `hit_or_miss(3)`, `first_hit(hit_utility)`.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import re
 from functools import lru_cache
 
 import numpy as np
 
 from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal, Rule
+from allocator.rules.base import Division, Gain, Marginal, Rule
+from allocator.rules.even_sizes import EVEN_SIZES
 from allocator.rules.hard_first import HARD_FIRST
 from allocator.rules.hit_utility import HIT_UTILITY
 from allocator.rules.knapsack import KNAPSACK
+from allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, first_hit, hit_or_miss
 from allocator.rules.uniform import UNIFORM
 from allocator.rules.variance import VARIANCE
 
-RULES: dict[str, Rule] = {r.name: r for r in (HIT_UTILITY, UNIFORM, HARD_FIRST, VARIANCE, KNAPSACK)}
+RULES: dict[str, Rule] = {
+    r.name: r
+    for r in (HIT_UTILITY, UNIFORM, HARD_FIRST, VARIANCE, KNAPSACK, FIRST_HIT, MIXED, HIT_OR_MISS, EVEN_SIZES)
+}
 
 
-def get_rule(name: str) -> Rule:
-    """The rule of that name. ValueError when there is none, or when a user's function cannot be found."""
-    return RULES[name] if name in RULES else _load(name)
+def get_rule(rule: str | Rule | Gain) -> Rule:
+    """The rule of that name, or of that function. ValueError when there is none or its parameter is not one."""
+    if isinstance(rule, Marginal | Division):
+        return rule
+    if isinstance(rule, str):
+        return RULES[rule] if rule in RULES else _load(rule)
+    if callable(rule):
+        return _of_function(rule)
+    raise ValueError(f"rule: must be a name, 'package.module:function' or a function, not {rule!r}")
 
 
 @lru_cache(maxsize=64)
-def _load(name: str) -> Marginal:
+def _of_function(gain: Gain) -> Marginal:
+    return from_gain(getattr(gain, "__qualname__", repr(gain)), gain)
+
+
+@lru_cache(maxsize=64)
+def _load(name: str) -> Rule:
+    if found := re.fullmatch(r"(hit_or_miss|first_hit)\((.*)\)", name):
+        return _with_parameter(name, *found.groups())
     module, colon, function = name.partition(":")
     if not colon:
         raise ValueError(f"rule: {name!r} is none of {', '.join(RULES)}, nor package.module:function")
     try:
         gain = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(f"rule: {name!r} cannot be loaded: {error}") from error
+    if not callable(gain):
+        raise ValueError(f"rule: {name!r} is no function but {gain!r}")
     return from_gain(name, gain)
 
 
-def from_gain(name: str, gain: Callable[[Posterior, Int], Float]) -> Marginal:
+def _with_parameter(name: str, rule: str, parameter: str) -> Rule:
+    if rule == "first_hit":
+        return first_hit(get_rule(parameter))
+    try:
+        weight = float(parameter)
+    except ValueError:
+        raise ValueError(f"rule: {name!r} needs a number, the weight of a hit against a miss") from None
+    return hit_or_miss(weight)
+
+
+def from_gain(name: str, gain: Gain) -> Marginal:
     """A user's gain function as a rule; its values are checked wherever they are read."""
 
     def log_gain(posterior: Posterior, level: Int) -> Float:

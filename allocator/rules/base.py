@@ -7,8 +7,26 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator.posterior import Float, Int, Posterior
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What was sampled of n prompts: `successes` among `trials`, `extra` of which are Phase B's. All (n,) int64."""
+
+    successes: Int
+    trials: Int
+    extra: Int
+
+    def __len__(self) -> int:
+        return len(self.successes)
+
+    def __getitem__(self, index: Mask | Int) -> Sampled:
+        return Sampled(self.successes[index], self.trials[index], self.extra[index])
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,17 +34,21 @@ class Marginal:
     """A rule that maximises Σ_i U_i(Δ_i) with concave U_i; `level` l counts the extra rollouts already given.
 
     log_gain(posterior, level) -> log of U(l+1) - U(l), elementwise over broadcast shapes; must not increase in l.
-    exact(alpha, beta, trials, level) -> the same gain as a Fraction, to decide what float64 cannot.
+    exact(alpha, beta, successes, trials, level) -> the same gain as a Fraction, to decide what float64 cannot.
     table(posterior, depth) -> (n, depth) log gains of levels 0..depth-1, where that is cheaper than log_gain.
     guess(posterior, x) -> about how many levels have a log gain of at least x, where a formula is known.
+    useful(sampled) -> (n,) which prompts gain anything at all; only these are passed to the functions above.
+    rest: divides what the useful prompts cannot take, among the others. Both or neither.
     """
 
     name: str
     log_gain: Callable[[Posterior, Int], Float]
-    exact: Callable[[Fraction, Fraction, int, int], Fraction] | None = None
+    exact: Callable[[Fraction, Fraction, int, int, int], Fraction] | None = None
     table: Callable[[Posterior, int], Float] | None = None
-    guess: Callable[[Posterior, float], Float] | None = None
+    guess: Callable[[Posterior, float | Float], Float] | None = None
     least_trials: int = 0
+    useful: Callable[[Sampled], Mask] | None = None
+    rest: Marginal | Division | None = None
 
     def log_table(self, posterior: Posterior, depth: int) -> Float:
         """(n, depth) log gains of levels 0..depth-1."""
@@ -37,32 +59,50 @@ class Marginal:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """A rule given by its result: divide(successes (n,), room (n,), budget) -> extra (n,), extra <= room."""
+    """A rule given by its result: divide(sampled, room (n,), budget) -> extra (n,), extra <= room.
+
+    It must spend the whole budget, which `room` holds.
+    """
 
     name: str
-    divide: Callable[[Int, Int, int], Int]
+    divide: Callable[[Sampled, Int, int], Int]
 
 
 Rule = Marginal | Division
+Gain = Callable[[Posterior, Int], Float]
 
 
-def evenly(successes: Int, room: Int, budget: int) -> Int:
-    """Divide as evenly as `room` (n,) allows; what does not divide goes to fewer successes, then to lower indices."""
+def level_up(start: Int, successes: Int, room: Int, budget: int) -> Int:
+    """Δ (n,) that makes `start` + Δ as even as `room` allows: the lowest first, as water fills a vessel.
+
+    What does not divide goes to fewer successes, then to lower indices.
+    """
     n = len(room)
     if n == 0:
         return np.zeros(0, dtype=np.int64)
-    sizes = np.sort(room)
-    # With t each, prompts whose room is below t are full: spent(t) = Σ_{room < t} room + t · (how many others).
-    before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
-    spent = before + sizes * (n - np.arange(n))
-    full = int(np.searchsorted(spent, budget, side="right"))
-    if full == n:
-        return room.copy()
-    each = (budget - int(before[full])) // (n - full)
-    extra = np.minimum(room, each)
+    level = _level(start, start + room, budget)
+    extra = np.clip(level - start, 0, room)
     left = budget - int(extra.sum())
     if left:
-        open_ = np.flatnonzero(room > each)
+        open_ = np.flatnonzero((start <= level) & (extra < room))
         order = np.argsort(successes[open_], kind="stable")
         extra[open_[order[:left]]] += 1
     return extra
+
+
+def _level(start: Int, end: Int, budget: int) -> int:
+    """The highest level t with Σ clip(t, start, end) - start <= budget. `end` - `start` holds the budget."""
+    low, n = int(start.min()), len(start)
+    if low == int(start.max()):
+        sizes = np.sort(end) - low
+        # With t each, prompts whose room is below t are full: spent(t) = Σ_{room < t} room + t · (how many others).
+        before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+        full = int(np.searchsorted(before + sizes * (n - np.arange(n)), budget, side="right"))
+        return int(end.max()) if full == n else low + (budget - int(before[full])) // (n - full)
+    top = int(start.max()) + budget // n + 1
+    while top < int(end.max()) and int((np.clip(top, start, end) - start).sum()) <= budget:
+        top = 2 * top - low
+    begun = np.bincount(start - low, minlength=top - low + 1)
+    ended = np.bincount(np.minimum(end, top) - low, minlength=top - low + 1)
+    spent = np.concatenate(([0], np.cumsum(np.cumsum(begun - ended))[:-1]))
+    return low + int(np.searchsorted(spent, budget, side="right")) - 1

@@ -8,15 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from allocator.posterior import Int
-from allocator.rules.base import Division, evenly
+from allocator.rules.base import Division, Sampled
+from allocator.rules.uniform import UNIFORM
 
 
-def _divide(successes: Int, room: Int, budget: int) -> Int:
-    hard = successes == 0
+def _divide(sampled: Sampled, room: Int, budget: int) -> Int:
+    hard = sampled.successes == 0
     extra = np.zeros_like(room)
     first = min(budget, int(room[hard].sum()))
-    extra[hard] = evenly(successes[hard], room[hard], first)
-    extra[~hard] = evenly(successes[~hard], room[~hard], budget - first)
+    extra[hard] = UNIFORM.divide(sampled[hard], room[hard], first)
+    extra[~hard] = UNIFORM.divide(sampled[~hard], room[~hard], budget - first)
     return extra
 
 

@@ -35,13 +35,13 @@ def _table(posterior: Posterior, depth: int) -> Float:
     return np.cumsum(np.log(steps, out=steps), axis=1, out=steps)
 
 
-def _guess(posterior: Posterior, x: float) -> Float:
+def _guess(posterior: Posterior, x: float | Float) -> Float:
     """From Γ(z)/Γ(z+a) ≈ (z + (a-1)/2)^-a with a = α+1."""
     alpha = posterior.alpha
     return np.exp((_base(posterior) - x) / (alpha + 1)) - posterior.beta - alpha / 2 + 1
 
 
-def _exact(alpha: Fraction, beta: Fraction, trials: int, level: int) -> Fraction:
+def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
     if alpha.denominator == 1 and alpha < level:
         # For a whole α all but α+1 factors cancel: α · Π_{j<α}(β+j) / Π_{j<=α}(β+l+j).
         return _product(alpha, beta, int(alpha)) / _product(Fraction(1), beta + level, int(alpha) + 1)

@@ -20,7 +20,7 @@ def _log_gain(posterior: Posterior, level: Int) -> Float:
     return right + 2 * wrong + np.logaddexp(size * right + wrong, size * wrong + right)
 
 
-def _exact(alpha: Fraction, beta: Fraction, trials: int, level: int) -> Fraction:
+def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
     right = alpha / (alpha + beta)
     wrong = 1 - right
     size = trials + level

@@ -1,7 +1,13 @@
-"""What GRPO does: every prompt the same."""
+"""What GRPO does: every prompt the same number of additional rollouts. Over rounds their sums are kept even."""
 
 from __future__ import annotations
 
-from allocator.rules.base import Division, evenly
+from allocator.posterior import Int
+from allocator.rules.base import Division, Sampled, level_up
 
-UNIFORM = Division("uniform", evenly)
+
+def _divide(sampled: Sampled, room: Int, budget: int) -> Int:
+    return level_up(sampled.extra, sampled.successes, room, budget)
+
+
+UNIFORM = Division("uniform", _divide)

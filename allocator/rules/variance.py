@@ -21,7 +21,7 @@ def _log_gain(posterior: Posterior, level: Int) -> Float:
     return spread - np.log(size) - np.log(size - 1)
 
 
-def _exact(alpha: Fraction, beta: Fraction, trials: int, level: int) -> Fraction:
+def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
     size = trials + level
     return alpha * beta / ((alpha + beta) ** 2 * size * (size - 1))
 

@@ -11,7 +11,11 @@ class WarmUp(Section):
     """Uniform allocation until the format is learned (paper, appendix C)."""
 
     enabled: bool = Field(True, description="Start with plain GRPO (uniform).")
-    format_reward: float = Field(0.85, ge=0, le=1, description="Mean format reward that counts as learned.")
+    reward: str = Field(
+        "format",
+        description="Reward that is watched. Where format is not in use, there is no warm-up by default.",
+    )
+    format_reward: float = Field(0.85, ge=0, le=1, description="Mean of it that counts as learned.")
     cycles: Count = Field(
         3, description="Consecutive generation cycles at or above it before HORA takes over for good."
     )
@@ -20,7 +24,8 @@ class WarmUp(Section):
 class Allocation(Section):
     rule: str = Field(
         "hit_utility",
-        description="hit_utility, uniform, hard_first, variance, knapsack, or package.module:function.",
+        description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, even_sizes, or "
+        "package.module:function.",
     )
     prior: str = Field(
         "fixed", description="fixed, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."

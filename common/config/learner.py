@@ -1,4 +1,4 @@
-"""Optimizer, objective, learner and the way of its weights."""
+"""Optimizer, learner and the way of its weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from common.config.base import Beta, Count, Seconds, Section
+from common.config.objective import Objective
 
 
 class Optimizer(Section):
@@ -19,29 +20,6 @@ class Optimizer(Section):
     betas: tuple[Beta, Beta] = Field((0.9, 0.999), description="AdamW's betas.")
     epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
-
-
-class Objective(Section):
-    """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i)."""
-
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = Field(
-        "grpo", description="(R-mean)/(std+1e-4), R-mean, or leave one out."
-    )
-    normalisation: Literal["constant", "sequence"] = Field(
-        "constant", description="Z: max_response_tokens (Dr.GRPO) or the own length."
-    )
-    clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
-    clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")
-    importance: Literal["token_truncate", "token_mask", "sequence_mask", "none"] = Field(
-        "token_truncate", description="Correction of π_prox/π_gen."
-    )
-    importance_cap: float = Field(3.0, gt=0, description="C of the correction.")
-    kl: float = Field(
-        0.0, ge=0, description="Coefficient of the k3 KL estimate to the frozen initial policy."
-    )
-    updates_per_batch: Count = Field(
-        1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
-    )
 
 
 class Learner(Section):

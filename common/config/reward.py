@@ -1,16 +1,28 @@
-"""Rewards, and the processes that compute them."""
+"""Rewards, what counts as success, and the processes that compute them."""
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from collections.abc import Mapping
+
+from pydantic import Field, field_validator, model_validator
 
 from common.config.base import Count, Seconds, Section
+
+BUILT_IN = ("format", "accuracy")
 
 
 class Reward(Section):
     weights: dict[str, float] = Field(
         {"format": 0.5, "accuracy": 0.5},
-        description="Weight of each reward by name; `package.module:function` adds your own.",
+        description="Weight of each reward by name: format, accuracy, or `package.module:function` for your own.",
+    )
+    success: str | None = Field(
+        "accuracy",
+        description="Reward that says whether a rollout is a success, which Phase A counts. It is computed whether it has a "
+        "weight or not. null: nothing is; so too by default where all weights are your own rewards'.",
+    )
+    success_at: float = Field(
+        1.0, allow_inf_nan=False, description="A rollout is a success where that reward is at least this."
     )
     time_limit_s: Seconds = Field(
         5.0,
@@ -23,12 +35,40 @@ class Reward(Section):
     def _weights(cls, value: dict[str, float]) -> dict[str, float]:
         if not any(value.values()):
             raise ValueError("at least one weight must not be zero, or no rollout can teach anything")
-        unknown = [name for name in value if name not in ("format", "accuracy") and ":" not in name]
-        if unknown:
-            raise ValueError(
-                f"unknown reward {unknown[0]!r}: use format, accuracy or package.module:function"
-            )
+        for name in value:
+            check_reward_name(name)
         return value
+
+    @field_validator("success")
+    @classmethod
+    def _success(cls, value: str | None) -> str | None:
+        return value if value is None else check_reward_name(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_rewards_need_a_name(cls, data: object) -> object:
+        """Which of several rewards of a user's own is success cannot be guessed, and accuracy may not fit their task."""
+        if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
+            names = [str(name) for name in data["weights"]]
+            if "accuracy" not in names and any(":" in name for name in names):
+                return {**data, "success": None}
+        return data
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every reward that is computed: those with a weight, and the one that says what success is."""
+        return tuple(dict.fromkeys([*self.weights, *([self.success] if self.success else [])]))
+
+    def succeeded(self, rewards: Mapping[str, float]) -> bool:
+        """Whether a completion with these rewards by name is a success. Nothing is where no reward says so."""
+        return self.success is not None and rewards[self.success] >= self.success_at
+
+
+def check_reward_name(name: str) -> str:
+    """The name. Raises ValueError where it is neither a built-in reward's nor package.module:function."""
+    if name not in BUILT_IN and ":" not in name:
+        raise ValueError(f"unknown reward {name!r}: use {', '.join(BUILT_IN)} or package.module:function")
+    return name
 
 
 class Verifier(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from common.config.base import Count, Seconds, Section
 
@@ -23,10 +23,6 @@ class Rollout(Section):
     temperature: float = Field(
         0.7, gt=0, le=2, description="Sampling temperature, in training and evaluation; vLLM takes at most 2."
     )
-    top_p: float = Field(
-        1.0, description="Must be 1: a truncated distribution biases the importance weights."
-    )
-    top_k: int = Field(0, description="Must be 0, for the same reason.")
     max_prompt_tokens: Count = Field(2048, description="Longer prompts are reported and left out.")
     max_response_tokens: Count = Field(
         2048, description="A completion is cut here; Z of `constant` normalisation."
@@ -40,24 +36,6 @@ class Rollout(Section):
         description="A completion that decodes for longer is cut as if at its token limit, and counted; waiting in line and pauses for weights do not count.",
     )
     attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
-
-    @field_validator("top_p")
-    @classmethod
-    def _top_p(cls, value: float) -> float:
-        if value != 1.0:
-            raise ValueError(
-                f"must be 1.0, not {value}: truncation renormalises the sampling distribution and biases the importance weights"
-            )
-        return value
-
-    @field_validator("top_k")
-    @classmethod
-    def _top_k(cls, value: int) -> int:
-        if value != 0:
-            raise ValueError(
-                f"must be 0, not {value}: truncation renormalises the sampling distribution and biases the importance weights"
-            )
-        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

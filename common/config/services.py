@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
 from common.config.base import Count, Seconds, Section
@@ -21,10 +19,6 @@ class Generator(Section):
     max_requests: Count = Field(
         256,
         description="Requests one replica holds, in work or in its engine's line, where the oldest shard is first; more wait outside, in no order.",
-    )
-    routing: Literal["prefix", "balance"] = Field(
-        "prefix",
-        description="prefix: a prompt's samples go where its prefix is cached, unless that replica is overloaded; balance: by load alone.",
     )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")

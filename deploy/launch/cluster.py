@@ -14,6 +14,7 @@ from common.errors import ConfigError, HoraError, RunError
 from common.keys import Keys
 from common.load import differences
 from common.redis import connect
+from common.state import read_state
 from deploy.app import APP
 from deploy.monitor.progress import progress, working
 from deploy.preflight.check import check_packages
@@ -80,14 +81,14 @@ class _Absent(RunError):
 
 def _disagreement(redis: Any, config: Config) -> HoraError | None:
     keys = Keys(config.run.name)
-    theirs, error = redis.get(keys.config), redis.hget(keys.state, "error")
+    theirs, error = redis.get(keys.config), read_state(redis, config.run.name).error
     if not theirs:
         return _Absent(
             f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file "
             f"first (application {APP!r}), or check run.name and queue.url"
         )
     if error:
-        return RunError(f"the coordinator stopped: {error.decode()}")
+        return RunError(f"the coordinator stopped: {error}")
     changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
     return (
         ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}") if changed else None

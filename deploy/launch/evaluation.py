@@ -15,10 +15,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
-from common.keys import Keys
 from common.prompts import load_tokenizer, render
 from common.redis import connect
-from common.rewards import usable_gold
+from common.rewards import gold_test
+from common.state import read_state
 from common.telemetry import record_evaluation
 from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
@@ -54,7 +54,7 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
             soft_wrap=True,
         )
         return
-    problems = prompts(config, config.data, load_held_out(config, usable_gold), console)
+    problems = prompts(config, config.data, load_held_out(config, gold_test(config.reward)), console)
     result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console, version=step)
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     record_evaluation(connect(url, patient=True), config.run.name, step, values)
@@ -65,16 +65,20 @@ def newest_version(config: Config, url: str) -> int:
     """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the first."""
     client: Any = connect(url)
     manifest = newest_now(client, config.run.name)
-    confirmed = client.hget(Keys(config.run.name).state, "version")
-    return max(manifest.version if manifest else 0, int(confirmed or 0))
+    confirmed = read_state(client, config.run.name).version
+    return max(manifest.version if manifest else 0, confirmed)
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
     """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found here,
     before a generator is started.
     """
+    if config.reward.success is None:
+        raise ConfigError(
+            f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one in reward.success"
+        )
     data = benchmark.data(config.data)
-    return prompts(config, data, load_dataset(data, usable_gold), console)
+    return prompts(config, data, load_dataset(data, gold_test(config.reward)), console)
 
 
 def evaluate_benchmark(
@@ -228,6 +232,8 @@ def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
         "step": step,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
+        "success": config.reward.success,
+        "success_at": config.reward.success_at,
     }
 
 

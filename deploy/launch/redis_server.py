@@ -27,7 +27,7 @@ from urllib.parse import quote, urlencode
 import structlog
 from redis.exceptions import BusyLoadingError
 
-from actors.coordinator.memory import ENVIRONMENT
+from actors.coordinator.memory import KEEP_FREED_MEMORY
 from common.errors import RunError
 from common.files import replace_text
 from common.kept_secret import kept_secret
@@ -103,7 +103,7 @@ class RedisServer:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**os.environ, **ENVIRONMENT},
+                env={**os.environ, **KEEP_FREED_MEMORY},
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         (self.folder / "pid").write_text(str(self._process.pid))

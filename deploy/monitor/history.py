@@ -13,6 +13,7 @@ from typing import Any
 
 from common.config import Config
 from common.keys import Keys
+from common.state import read_state
 from common.telemetry import FLOWS
 from deploy.monitor.run_state import numbers
 
@@ -41,7 +42,7 @@ class History:
     """Grows with every `read`; `to_dict` is at most POINTS points per series. `client` is a blocking client."""
 
     def __init__(self, run: str) -> None:
-        self._keys = Keys(run)
+        self._run, self._keys = run, Keys(run)
         self._steps: dict[int, dict[str, float]] = {}
         self._samples: list[dict[str, float]] = []
         self._every, self._seen = 1, 0
@@ -89,7 +90,7 @@ class History:
 
     def _read_shares(self, client: Any, config: Config) -> None:
         shards, trials = config.rollout.shards, config.rollout.pre_rollouts
-        last = int(client.hget(self._keys.state, "step") or 0) + config.rollout.max_staleness
+        last = read_state(client, self._run).step + config.rollout.max_staleness
         for batch in range(self._next_batch, min(last + 1, self._next_batch + CHUNK)):
             found = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
             if not all(found):

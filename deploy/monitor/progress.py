@@ -111,7 +111,7 @@ def _lines(config: Config, url: str, console: Console, done: threading.Event) ->
             last = state.step
             console.print(f"step {state.step}/{state.steps} {_text(state)}", markup=False)
         for notice in notices(state):
-            kind = SECONDS.sub("", notice)
+            kind = SECONDS.sub("", notice.text)
             if kind not in told:
                 told.add(kind)
                 console.print(f"! {notice}", markup=False, soft_wrap=True)

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from ray.util.metrics import Counter, Gauge
 
+from common.telemetry import SILENT_S
 from deploy.monitor.run_state import RunState
-from deploy.monitor.warnings import DISAGREE, SILENT_S
+from deploy.monitor.warnings import Kind
 
 # name -> (description with unit, tags besides `run`)
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -117,8 +118,8 @@ def gauges(state: RunState) -> Iterator[Value]:
     yield "hora_stopped", {}, state.status == "stopped"
     yield "hora_reading_timestamp_seconds", {}, state.time
     yield "hora_warm_up", {}, state.warm_up
-    yield "hora_learner_starving", {}, any(w.startswith("learner starving") for w in state.warnings)
-    yield "hora_weights_disagree", {}, any(w.startswith(DISAGREE) for w in state.warnings)
+    yield "hora_learner_starving", {}, state.warns(Kind.LEARNER_STARVING)
+    yield "hora_weights_disagree", {}, state.warns(Kind.WEIGHTS_DISAGREE)
     for stat, lag in state.lag.items():
         yield "hora_lag_steps", {"stat": stat}, lag
     for c, prompts in state.phase_a.items():

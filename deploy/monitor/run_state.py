@@ -16,13 +16,14 @@ import redis
 
 from common.config import Config
 from common.keys import Keys
-from common.state import read_config
-from common.telemetry import FLOWS, HISTORY, TELEMETRY
-from deploy.monitor.warnings import SILENT_S, warnings
+from common.queue import depth_of
+from common.state import SharedState, read_config
+from common.telemetry import FLOWS, TELEMETRY
+from deploy.monitor.warnings import Kind, Warning, warnings
 
 GONE_S = 60.0
 WINDOW_S = 60.0
-SAMPLE_S = 1.0
+MIN_WINDOW_S = 1.0
 
 # The id (milliseconds-sequence) of the first group behind the newest one that a step has taken, as groups are taken
 # in order of completion. Only ids leave the server: a group may hold megabytes.
@@ -92,11 +93,14 @@ class RunState:
     evaluations: dict[int, dict[str, float]]
     parts: tuple[Part, ...]
     sparks: dict[str, list[float]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Warning, ...] = ()
     telemetry: int = TELEMETRY
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def warns(self, kind: Kind) -> bool:
+        return any(w.kind == kind for w in self.warnings)
 
     def of(self, kind: str) -> list[Part]:
         return [p for p in self.parts if p.kind == kind]
@@ -107,7 +111,7 @@ class _Raw:
     """What one round trip to Redis brought, in the order in which `_fetch` asks."""
 
     config: bytes | None
-    state: dict[bytes, bytes]
+    state: SharedState
     counters: dict[bytes, bytes]
     parts: dict[bytes, bytes]
     length: int
@@ -119,21 +123,14 @@ class _Raw:
 
 
 def read_run(client: redis.Redis, run: str) -> RunState:
-    """The state of `run` now. Raises RunError when this Redis knows no such run.
-
-    Readers also keep the history that rates are computed from: the first to come in each second writes the sample.
-    """
+    """The state of `run` now; nothing is written. Raises RunError when this Redis knows no such run."""
     keys, now = Keys(run), time.time()
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
     totals = {k.decode(): int(v) for k, v in raw.counters.items()}
-    untrained = raw.taken - int(raw.state.get(b"durable_step", 0))
-    depth = max(0, raw.length - untrained * config.rollout.prompts_per_batch)
+    depth = depth_of(raw.length, raw.taken, raw.state.durable_step, config.rollout.prompts_per_batch)
     samples = _samples(raw.history)
-    version, parts = int(raw.state.get(b"version", 0)), _parts(raw.parts, now)
-    held = [p.state.get("version", 0) for p in parts if p.kind == "generator" and p.silent_s < SILENT_S]
-    levels = {"depth": depth, "version": version, "oldest_replica": min(held) if held else None}
-    _sample(client, keys, samples, now, {**levels, **{f: totals.get(f, 0) for f in FLOWS}})
+    version, parts = raw.state.version, _parts(raw.parts, now)
     learner = numbers(raw.last[0][1][b"metrics"]) if raw.last else {}
     last_step_s = _age(raw.last[0][0], now) if raw.last else None
     reading = RunState(
@@ -173,19 +170,18 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
         pipe.eval(OLDEST, 2, keys.groups, keys.ledger)
         pipe.hgetall(keys.evaluations)
-        return _Raw(*pipe.execute())
+        config, state, *rest = pipe.execute()
+    return _Raw(config, SharedState.parse(state), *rest)
 
 
-def _progress(config: Config, state: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """How far the run is and whether it goes on."""
-    step, paused = int(state.get(b"step", 0)), state.get(b"paused") == b"1"
-    error = state[b"error"].decode() if b"error" in state else None
+def _progress(config: Config, state: SharedState) -> dict[str, Any]:
+    """How far the run is and whether it continues."""
     return {
-        "status": _status(step, config.learner.steps, error, paused),
-        "step": step,
-        "paused": paused,
-        "error": error,
-        "warm_up": _warm_up(config, state),
+        "status": _status(config, state),
+        "step": state.step,
+        "paused": state.paused,
+        "error": state.error,
+        "warm_up": config.gate is not None and not state.gate_open,
     }
 
 
@@ -207,36 +203,20 @@ def numbers(text: bytes) -> dict[str, Any]:
     return json.loads(text, parse_constant=lambda _: None)
 
 
-def _status(step: int, steps: int, error: str | None, paused: bool) -> str:
-    if step >= steps:
+def _status(config: Config, state: SharedState) -> str:
+    if state.step >= config.learner.steps:
         return "finished"
-    if error:
+    if state.error:
         return "stopped"
-    return "paused" if paused else "running"
+    return "paused" if state.paused else "running"
 
 
 def _samples(history: Any) -> list[dict[str, float]]:
     return [json.loads(fields[b"sample"]) for _, fields in reversed(history)]
 
 
-def _sample(
-    client: redis.Redis,
-    keys: Keys,
-    samples: list[dict[str, float]],
-    now: float,
-    values: Mapping[str, float | None],
-) -> None:
-    """Keep one sample a second, however many readers there are."""
-    if samples and now - samples[-1]["time"] < SAMPLE_S:
-        return
-    if client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
-        client.xadd(
-            keys.history, {"sample": json.dumps({"time": now, **values})}, maxlen=HISTORY, approximate=True
-        )
-
-
 def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: float) -> dict[str, float]:
-    if not samples or now - samples[0]["time"] < SAMPLE_S:
+    if not samples or now - samples[0]["time"] < MIN_WINDOW_S:
         return dict.fromkeys(FLOWS, 0.0)
     first = samples[0]
     return {f: max(0.0, totals.get(f, 0) - first.get(f, 0)) / (now - first["time"]) for f in FLOWS}
@@ -269,21 +249,12 @@ def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
     return tuple(p for p in parts if p.silent_s < GONE_S or p.kind in gone)
 
 
-def _warm_up(config: Config, state: Mapping[bytes, bytes]) -> bool:
-    if not config.allocation.warmup.enabled:
-        return False
-    cycles = state.get(b"cycles")
-    return not (cycles and json.loads(cycles)["gate"]["open"])
-
-
-def _idle(
-    last_step_s: float | None, parts: Sequence[Part], state: Mapping[bytes, bytes], now: float
-) -> float | None:
+def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, now: float) -> float | None:
     """Seconds in which a step could have been expected: a learner that has just come, or may work again, has had none."""
     started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
     if not started:
         return None
-    ages = [now - max(started), now - float(state.get(b"unpaused", 0))]
+    ages = [now - max(started), now - state.unpaused]
     return max(0.0, min(ages if last_step_s is None else [*ages, last_step_s]))
 
 

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from common.telemetry import SILENT_S
 from deploy.monitor.run_state import Part, RunState
-from deploy.monitor.warnings import SILENT_S
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110
@@ -47,7 +47,7 @@ def line(state: RunState) -> str:
     )
     if reward is not None:
         text += f" reward {reward:.3f}"
-    return f"{text} | {'; '.join(state.warnings)}" if state.warnings else text
+    return f"{text} | {'; '.join(map(str, state.warnings))}" if state.warnings else text
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -1,120 +1,169 @@
-"""What is worth telling about a run, in words. Pure: a reading in, sentences out, the most urgent first."""
+"""Warnings about a run, the most urgent first. Pure: a run state in, records out.
+
+Views show the text; Prometheus, alerts and the page's logic read the kind.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from common.telemetry import TELEMETRY
+from common.telemetry import SILENT_S, TELEMETRY
 
 if TYPE_CHECKING:
     from deploy.monitor.run_state import Part, RunState
 
-SILENT_S = 10.0
 STARVING = 0.2
 BACKLOG_S = 2.0
 SLOW_START_S = 60.0
-DISAGREE = "weights disagree"
-"""How a sentence begins that says so: of generators and learner, or of replicas."""
 
 
-def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[str]:
-    """Sentences for a person. A finished run needs none; `stall_s` without an optimizer step is worth one, and a drift above
-    `drift_alarm`."""
+class Kind(StrEnum):
+    """What a warning is about."""
+
+    STOPPED = "stopped"
+    PAUSED = "paused"
+    OTHER_VERSION = "other_version"
+    WEIGHTS_DISAGREE = "weights_disagree"
+    NOT_ALIVE = "not_alive"
+    SILENT = "silent"
+    LEARNER_STARVING = "learner_starving"
+    QUEUE_FULL = "queue_full"
+    DEAD_LETTERS = "dead_letters"
+    REPLICA_BEHIND = "replica_behind"
+    STALLED = "stalled"
+    STARTING = "starting"
+    NOTICE = "notice"
+
+
+@dataclass(frozen=True, slots=True)
+class Warning:
+    """One warning: its kind for programs, its text for a person."""
+
+    kind: Kind
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:
+    """Warnings about `state`; none for a finished run. `stall_s` seconds without an optimizer step are a stall; a mean
+    log-prob difference above `drift_alarm` is a disagreement of weights."""
     if state.status == "finished":
         return []
-    found = [f"stopped: {state.error}"] if state.error else []
+    found = [Warning(Kind.STOPPED, f"stopped: {state.error}")] if state.error else []
     if state.paused:
-        found.append("paused by an operator")
+        found.append(Warning(Kind.PAUSED, "paused by an operator"))
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
     return found + _silent(state) + notices(state) + _flow(state) + _stalled(state, stall_s)
 
 
-def _foreign(state: RunState) -> list[str]:
-    """One sentence per version of telemetry that is not this reader's."""
+def _foreign(state: RunState) -> list[Warning]:
+    """One warning per telemetry version that is not this reader's."""
     kinds: dict[int, set[str]] = {}
     for part in state.parts:
         version = part.state.get("telemetry", 1)
         if version != TELEMETRY and part.silent_s < SILENT_S:
             kinds.setdefault(version, set()).add(part.kind)
     return [
-        f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora (telemetry {version}, "
-        f"here {TELEMETRY}): not all they report is shown; use one version for all parts"
+        Warning(
+            Kind.OTHER_VERSION,
+            f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora (telemetry {version}, "
+            f"here {TELEMETRY}): not all they report is shown; use one version for all parts",
+        )
         for version, found in sorted(kinds.items())
     ]
 
 
-def _drifted(state: RunState, alarm: float) -> list[str]:
+def _drifted(state: RunState, alarm: float) -> list[Warning]:
     drift = state.learner.get("drift") or 0.0
     if drift <= alarm:
         return []
     return [
-        f"{DISAGREE}: on the same version log-probs of generators and learner differ by {drift:.3g} in the mean, "
-        f"more than weights.drift_alarm ({alarm:g})"
+        Warning(
+            Kind.WEIGHTS_DISAGREE,
+            f"weights disagree: on the same version log-probs of generators and learner differ by {drift:.3g} in the mean, "
+            f"more than weights.drift_alarm ({alarm:g})",
+        )
     ]
 
 
-def _different(state: RunState) -> list[str]:
+def _different(state: RunState) -> list[Warning]:
     """Living replicas whose checksum is not that of a majority of their version; all of them where there is none."""
     held: dict[int, dict[str, list[str]]] = {}
     for part in _alive(state, "generator"):
         if checksum := part.state.get("checksum"):  # none at version 0, and while it is added up
             held.setdefault(part.state.get("version", 0), {}).setdefault(checksum, []).append(part.name)
-    found = []
+    found: list[Warning] = []
     for version, replicas in sorted(held.items()):
         of = sum(map(len, replicas.values()))
         odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
         if odd:
             names = ", ".join(odd)
-            found.append(
-                f"{DISAGREE}: of {of} generators on version {version}, {names} hold what no majority holds"
-            )
+            text = f"weights disagree: of {of} generators on version {version}, {names} hold what no majority holds"
+            found.append(Warning(Kind.WEIGHTS_DISAGREE, text))
     return found
 
 
-def _silent(state: RunState) -> list[str]:
-    found = []
+def _silent(state: RunState) -> list[Warning]:
+    found: list[Warning] = []
     for kind in ("generator", "verifier", "coordinator", "learner"):
         parts = state.of(kind)
         if not _alive(state, kind):
             since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
-            found.append(f"no {kind} is alive{since}")
+            found.append(Warning(Kind.NOT_ALIVE, f"no {kind} is alive{since}"))
         elif kind in ("generator", "verifier"):
             found += [
-                f"{kind} {p.name} is silent for {p.silent_s:.0f} s" for p in parts if p.silent_s >= SILENT_S
+                Warning(Kind.SILENT, f"{kind} {p.name} is silent for {p.silent_s:.0f} s")
+                for p in parts
+                if p.silent_s >= SILENT_S
             ]
     return found
 
 
-def notices(state: RunState) -> list[str]:
+def notices(state: RunState) -> list[Warning]:
     """What living parts say of themselves in words: what keeps a learner from being up, and what they mended or gave up."""
     said = [
-        f"{p.kind} {p.name}: {p.state['notice']}" for p in state.parts if _speaks(p) and p.state.get("notice")
+        Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
+        for p in state.parts
+        if _speaks(p) and p.state.get("notice")
     ]
     return _starting(state) + said
 
 
-def _starting(state: RunState) -> list[str]:
+def _starting(state: RunState) -> list[Warning]:
     waits = {
         (round(state.time - p.state["started"]), p.state["waiting_for"])
         for p in _alive(state, "learner")
         if p.state.get("state") == "starting" and state.time - p.state["started"] > SLOW_START_S
     }
-    return [f"the learner has been starting for {n} s: it waits for {what}" for n, what in sorted(waits)[:1]]
+    return [
+        Warning(Kind.STARTING, f"the learner has been starting for {n} s: it waits for {what}")
+        for n, what in sorted(waits)[:1]
+    ]
 
 
-def _flow(state: RunState) -> list[str]:
-    found = []
+def _flow(state: RunState) -> list[Warning]:
+    found: list[Warning] = []
     if _starving(state):
-        found.append(f"learner starving: {_bottleneck(state)}{_lacking(state)}")
+        found.append(
+            Warning(Kind.LEARNER_STARVING, f"learner starving: {_bottleneck(state)}{_lacking(state)}")
+        )
     if state.queue_depth >= state.queue_capacity:
-        found.append("queue full: the learner is the bottleneck")
+        found.append(Warning(Kind.QUEUE_FULL, "queue full: the learner is the bottleneck"))
     if state.dead_letters:
-        found.append(f"{state.dead_letters} dead letters")
+        found.append(Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters"))
     behind = [
         p for p in state.of("generator") if state.version - p.state.get("version", 0) > state.max_staleness
     ]
     return found + [
-        f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}" for p in behind
+        Warning(
+            Kind.REPLICA_BEHIND,
+            f"generator {p.name} holds version {p.state.get('version', 0)} of {state.version}",
+        )
+        for p in behind
     ]
 
 
@@ -168,9 +217,9 @@ def _starving(state: RunState) -> bool:
     return wait >= STARVING * step or (state.idle_s or 0.0) >= 2 * step
 
 
-def _stalled(state: RunState, stall_s: float) -> list[str]:
+def _stalled(state: RunState, stall_s: float) -> list[Warning]:
     if state.paused or state.idle_s is None or state.idle_s < stall_s:
         return []
     waits = _waits(state)
     what = f"; the coordinator waits for {waits}" if waits else ""
-    return [f"no optimizer step for {state.idle_s:.0f} s{what}"]
+    return [Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{what}")]

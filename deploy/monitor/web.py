@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from common.errors import HoraError
 from common.keys import Keys
+from common.state import changed, read_state
 from deploy.monitor.feed import Feed, Observer
 from deploy.monitor.run_state import RunState
 
@@ -115,8 +116,8 @@ async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
 def _add_controls(app: FastAPI, feed: Feed) -> None:
     async def turn(paused: bool, authorization: str | None) -> Controls:
         def work(client: Any) -> None:
-            _check_token(authorization, client.hget(Keys(feed.run).state, "token_sha256"))
-            now = {"paused": "1"} if paused else {"paused": "0", "unpaused": str(time.time())}
+            _check_token(authorization, read_state(client, feed.run).token_sha256)
+            now = changed(paused=True) if paused else changed(paused=False, unpaused=time.time())
             client.hset(Keys(feed.run).state, mapping=now)
 
         await feed.call(work)
@@ -132,10 +133,10 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
         return await turn(False, authorization)
 
 
-def _check_token(authorization: str | None, stored: bytes | None) -> None:
+def _check_token(authorization: str | None, stored: str | None) -> None:
     """Raise HTTPException unless `authorization` carries the run's token. Without one configured nobody may pass."""
     own = os.environ.get("HORA_TOKEN")
-    wanted = _sha256(own) if own else (stored or b"").decode()
+    wanted = _sha256(own) if own else (stored or "")
     if not wanted:
         raise HTTPException(403, "controls are off: no token is set; start the server with HORA_TOKEN")
     scheme, _, given = (authorization or "").partition(" ")

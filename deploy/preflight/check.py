@@ -16,7 +16,7 @@ from common.datasets import load_dataset, load_held_out
 from common.errors import ConfigError, RunError
 from common.load import check_paths, load
 from common.prompts import load_tokenizer, render
-from common.rewards import usable_gold
+from common.rewards import gold_test
 from deploy.launch.ports import check_port
 from deploy.monitor.progress import working
 from deploy.preflight.names import check_names
@@ -39,7 +39,7 @@ def check(source: str, overrides: Sequence[str]) -> None:
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         check_names(config)
         begin("data")
-        dataset = load_dataset(config.data, usable_gold)
+        dataset = load_dataset(config.data, gold_test(config.reward))
         begin("prompts")
         lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
     for rejected in dataset.rejected:

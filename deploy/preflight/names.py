@@ -14,6 +14,7 @@ from allocator.rules import get_rule
 from common.config import Config
 from common.errors import ConfigError
 from common.rewards import load_reward
+from learner.user_advantage import try_advantage
 
 
 def check_names(config: Config) -> None:
@@ -26,11 +27,15 @@ def check_names(config: Config) -> None:
         except ValueError as error:
             raise ConfigError(f"allocation.{error}") from None
         try:
-            for name in config.reward.weights:
+            for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        if ":" in config.learner.objective.advantage:
+            try_advantage(
+                config.learner.objective.advantage, config.rollout.pre_rollouts, config.rollout.group_size
+            )
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior != "fixed":

@@ -24,6 +24,7 @@ import psutil
 import structlog
 from rich.console import Console
 
+from common.state import changed
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import replace_text
@@ -252,7 +253,8 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its owner;
     Redis gets its SHA-256 alone."""
     token = kept_secret(Path(run_dir) / "token", 24)
-    connect(redis_url).hset(Keys(run).state, "token_sha256", hashlib.sha256(token.encode()).hexdigest())
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=digest))
     return token
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from common.keys import Keys
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect
-from common.types import Completion, Group, Prompt
+from common.types import Completion, Group, Prompt, SamplingRequest, Scored
 from deploy.launch.redis_server import RedisServer
 from evaluation.audit import audit, gather
 from learner.steps import Reader
@@ -221,7 +222,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
     monkeypatch.setattr(Coordination, "run", lambda self: (made.append(self), run(self))[1])
     first = {row for _, row in batch_rows(0, PROMPTS, 17, config.run.seed)[: PROMPTS // 3]}
 
-    async def slow_score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def slow_score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         await asyncio.sleep(60.0 if part == "verifiers" and prompt.index in first else 0.0)
         return await score(prompt, completions)
 
@@ -378,3 +379,46 @@ def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_olde
     rows = [row for b in (0, 1) for _, row in batch_rows(b, PROMPTS, 17, config.run.seed)]
     per_shard = PROMPTS // config.rollout.shards
     assert seen == {(row, place // per_shard) for place, row in enumerate(rows)}
+
+
+class Together(Fleet):
+    """Answers no request of a shard before `expected` of them are there."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(seconds_of=lambda request, _: 0.0, lengths_of=lambda n: np.full(n, 2))
+        self.expected, self.asked, self.all_there = (
+            expected,
+            Counter[int](),
+            defaultdict[int, Any](asyncio.Event),
+        )
+
+    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
+        self.asked[request.order] += 1
+        if self.asked[request.order] == self.expected:
+            self.all_there[request.order].set()
+        await self.all_there[request.order].wait()
+        return await super().__call__(request, version)
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("rule", {"allocation.rule": "uniform"}), ("gate", {"allocation.warmup.enabled": "true"})],
+)
+def test_a_shard_whose_allocation_needs_no_counts_asks_for_everything_at_once(
+    url: str, name: str, more: dict[str, str]
+) -> None:
+    config = config_of(f"at-once-{name}", staleness=0, steps=2, **more)
+    fleet = Together(expected=2 * PROMPTS // 3)  # two rollouts and three rollouts of each prompt
+
+    async def scenario() -> None:
+        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await work
+
+    asyncio.run(scenario())
+    assert set(fleet.asked.values()) == {4}, "and for nothing twice"
+    for report in map(json.loads, connect(url).hvals(Keys(config.run.name).shards)):
+        assert report["extra"] == [GROUP - 2] * 2
+        kinds = [index % 3 for index in report["prompts"]]
+        assert report["successes"] == [{0: 2, 1: 1, 2: 0}[kind] for kind in kinds], "of the first two alone"

@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.allocation import divide
+from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
+from actors.coordinator.shard import Allocation
 from allocator import allocate
 from allocator.priors.base import Float, Int, State
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
+from common.errors import RunError
 from common.keys import Keys
 from common.load import load
 from common.order import batch_rows
 from common.redis import connect, connect_async
+from common.state import read_state
 from deploy.launch.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
@@ -80,7 +84,7 @@ def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[
     return {
         "batch": batch,
         "shard": shard,
-        "format": format,
+        "rewards": {"format": format, "accuracy": 0.0},
         "prompts": rows(config, batch, shard),
         "successes": [1, 2],
     }
@@ -102,8 +106,17 @@ def play(url: str, config: Config, scenario: Scenario, prior: Callable[[], Any] 
     asyncio.run(run())
 
 
-async def rule(cycles: Cycles, config: Config, batch: int) -> str:
-    return (await cycles.allocate(batch, rows(config, batch, 0), np.array([0, 1]))).rule
+async def knows(cycles: Cycles, batch: int) -> bool:
+    await cycles.observe()
+    return cycles.known(batch)
+
+
+def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
+    return divide(config, cycles.of(batch), rows(config, batch, shard), np.array(c))
+
+
+def rule(cycles: Cycles, config: Config, batch: int) -> str:
+    return shared_out(cycles, config, batch, 0, (0, 1)).rule
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -114,16 +127,16 @@ def test_a_batch_knows_the_cycles_up_to_its_bound_no_fewer_and_no_more(url: str,
         one, two = coordinator(), coordinator()
         for cycle in range(5):
             first_unknown = cycle + staleness + 1
-            assert await one.known(first_unknown - 1)
-            assert not await one.known(first_unknown)
+            assert await knows(one, first_unknown - 1)
+            assert not await knows(one, first_unknown)
             await one.complete(report(config, cycle, 0))
-            assert not await one.known(first_unknown), "half of the cycle is missing"
+            assert not await knows(one, first_unknown), "half of the cycle is missing"
             await two.complete(report(config, cycle, 1))
-            assert await one.known(first_unknown)
+            assert await knows(one, first_unknown)
         met = np.zeros(N)
         for batch in range(5 + staleness):  # long after: the terms are those of the batch, not of the moment
             expected = 1 + met[rows(config, batch, 1)]
-            found = await one.allocate(batch, rows(config, batch, 1), np.array([0, 1]))
+            found = shared_out(one, config, batch, 1, (0, 1))
             assert [alpha for alpha, _ in found.priors] == expected.tolist()
             if batch >= staleness:
                 met[rows(config, batch - staleness, 0) + rows(config, batch - staleness, 1)] += 1
@@ -142,8 +155,8 @@ def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(url: 
         for batch in range(4):
             found = []
             for cycles in (one, two, late):
-                assert await cycles.known(batch)
-                found.append(await cycles.allocate(batch, rows(config, batch, 0), np.array([0, 1])))
+                assert await knows(cycles, batch)
+                found.append(shared_out(cycles, config, batch, 0, (0, 1)))
             assert found[0].priors == found[1].priors == found[2].priors
             assert [f.rule for f in found] == ["uniform" if batch == 0 else "hit_utility"] * 3
 
@@ -151,14 +164,14 @@ def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(url: 
 
 
 def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
-    config = config_of("learned", **{"allocation.warmup.enabled": "false"})
+    config = config_of("learned", **{"allocation.warmup.enabled": "false", "run.seed": 16})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c, budget = coordinator(), np.array([1, 1]), 2 * (G - G0)
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
-        assert await cycles.known(1)
-        found = await cycles.allocate(1, rows(config, 1, 1), c)
+        assert await knows(cycles, 1)
+        found = divide(config, cycles.of(1), rows(config, 1, 1), c)
         assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
@@ -172,8 +185,8 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c = coordinator(), np.array([0, 2])
-        assert await cycles.known(0)
-        found = await cycles.allocate(0, rows(config, 0, 0), c)
+        assert await knows(cycles, 0)
+        found = divide(config, cycles.of(0), rows(config, 0, 0), c)
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 
@@ -188,11 +201,38 @@ def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
         for cycle, formats in enumerate([(0.7, 0.8), (0.7, 1.0)]):
             for shard, format in enumerate(formats):
                 await cycles.complete(report(config, cycle, shard, format))
-        assert [await rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
+        assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
     play(url, config, scenario)
-    shown = connect(url).hget(Keys(config.run.name).state, "cycles")
-    assert json.loads(shown)["gate"]["open"], "for those who show the run"
+    assert read_state(connect(url), config.run.name).gate_open, "for those who show the run"
+
+
+def test_the_gate_watches_the_reward_that_is_named(url: str) -> None:
+    warmup = {"allocation.warmup.cycles": 1, "allocation.warmup.reward": "accuracy"}
+    config = config_of("named", **warmup)
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        for cycle, accuracy in enumerate((0.0, 0.9)):
+            for shard in range(SHARDS):
+                told = report(config, cycle, shard) | {"rewards": {"format": 1.0, "accuracy": accuracy}}
+                await cycles.complete(told)
+        assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
+
+    play(url, config, scenario)
+
+
+def test_reports_of_an_older_version_are_refused_in_one_line(url: str) -> None:
+    config = config_of("older", **{"allocation.warmup.cycles": 1})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        for shard in range(SHARDS):
+            told = report(config, 0, shard)
+            await cycles.complete({"format": 1.0, **{k: v for k, v in told.items() if k != "rewards"}})
+
+    with pytest.raises(RunError, match=r"reports of batch 0 are of an older hora .* another run\.name"):
+        play(url, config, scenario)
 
 
 def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> None:
@@ -200,12 +240,12 @@ def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> N
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles = coordinator()
-        assert not await cycles.known(2)
+        assert not await knows(cycles, 2)
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
-        assert await cycles.known(5), "the gate is open for good and the fixed prior learns nothing"
-        assert await rule(cycles, config, 5) == "hit_utility"
-        assert await rule(cycles, config, 1) == "uniform", "and yet batch 1 knows no cycle"
+        assert await knows(cycles, 5), "the gate is open for good and the fixed prior learns nothing"
+        assert rule(cycles, config, 5) == "hit_utility"
+        assert rule(cycles, config, 1) == "uniform", "and yet batch 1 knows no cycle"
 
     play(url, config, scenario)
 

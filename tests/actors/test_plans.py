@@ -1,6 +1,7 @@
 """Plans on a real Redis: the first of a shard counts, and a group's pre-rollouts are written once."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from actors.coordinator.plans import Plans
 from common.config import Config
+from common.errors import RunError
 from common.keys import Keys
 from common.queue import Consumer, Producer
 from common.redis import connect, connect_async
@@ -30,7 +32,9 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 def rollout(phase: Any, token: int) -> Rollout:
     tokens, logprobs = np.full(3, token, np.int32), -np.ones(3, np.float32)
-    return Rollout(tokens, logprobs, "stop", (VersionSpan(0, 0, 3),), phase, {"accuracy": 1.0, "format": 0.5})
+    return Rollout(
+        tokens, logprobs, "stop", (VersionSpan(0, 0, 3),), phase, {"accuracy": 1.0, "format": 0.5}, True
+    )
 
 
 def plan_of(token: int) -> Plan:
@@ -39,7 +43,9 @@ def plan_of(token: int) -> Plan:
         Group("p", 0, i, 0, 0, "uniform", (1.0, 2.0), "t", 1, prompt, (rollout("A", token),))
         for i in range(3)
     )
-    return Plan("uniform", ((1.0, 2.0),) * 3, (1, 1, 1), (token, 0, 1), 0.5, 1.0, groups)
+    return Plan(
+        "uniform", ((1.0, 2.0),) * 3, (1, 1, 1), (token, 0, 1), {"format": 0.5, "accuracy": 1.0}, groups
+    )
 
 
 def run(server: RedisServer, work: Any) -> Any:
@@ -74,6 +80,20 @@ def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(server:
     run(server, work)
     keys = sorted(k.decode() for k in connect(server.url).scan_iter("*"))
     assert keys == sorted([Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)])
+
+
+def test_a_plan_of_an_older_version_is_refused_in_one_line(server: RedisServer) -> None:
+    facts = {
+        "rule": "uniform",
+        "priors": [[1, 2]],
+        "successes": [1],
+        "extra": [0],
+        "format": 0.5,
+        "accuracy": 1.0,
+    }
+    connect(server.url).hset(Keys("p").plans, "0:0", json.dumps(facts))
+    with pytest.raises(RunError, match=r"plan of shard 0:0 is of an older hora .* another run\.name"):
+        run(server, lambda plans, producer: plans.load("0:0", IDS))
 
 
 def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordinator(

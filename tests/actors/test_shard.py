@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.coordinator.shard import Allocation, Shard, run_shard, sample_seed
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest, VersionSpan
+from actors.coordinator.sampling import Sampler, begun, sample_seed
+from actors.coordinator.shard import Allocation, Draw, Shard, phase_a, phase_b
+from common.types import Completion, Group, Plan, Prompt, SamplingRequest, Scored, VersionSpan
 
 
 def make_shard(n: int = 3, g0: int = 4, per_request: int = 16) -> Shard:
@@ -36,21 +37,32 @@ class World:
         finally:
             self.running -= 1
 
-    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         return [
-            {"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}
+            Scored({"accuracy": float(c.text == "right"), "format": float(j % 4 > 0)}, c.text == "right")
             for j, c in enumerate(completions)
         ]
 
-    async def allocate(self, prompts: Sequence[int], successes: np.ndarray) -> Allocation:
+    def divide(self, successes: np.ndarray) -> Allocation:
         self.successes = successes.tolist()
-        extra = np.array([7, 2, 0])[: len(prompts)]
-        return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in prompts))
+        extra = np.array([7, 2, 0])[: len(successes)]
+        return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in successes))
+
+    def sampler(self, shard: Shard) -> Sampler:
+        return Sampler(shard, self.generate, self.score)
 
 
-def collect(shard: Shard, world: World, **more: object) -> list[Group]:
+async def planned(shard: Shard, world: World) -> Plan:
+    return await phase_a(shard, world.sampler(shard), world.divide)
+
+
+async def finish(shard: Shard, world: World, plan: Plan) -> list[Group]:
+    return [g async for g in phase_b(shard, plan, world.sampler(shard))]
+
+
+def collect(shard: Shard, world: World) -> list[Group]:
     async def run() -> list[Group]:
-        return [g async for g in run_shard(shard, world.generate, world.score, world.allocate, **more)]  # type: ignore[arg-type]
+        return await finish(shard, world, await planned(shard, world))
 
     return asyncio.run(run())
 
@@ -99,48 +111,90 @@ def test_requests_for_different_samples_have_different_seeds() -> None:
 
 
 def test_a_restarted_shard_continues_its_plan_and_makes_no_delivered_group_again() -> None:
-    plans: list[Plan] = []
-
-    async def remember(plan: Plan) -> Plan:
-        plans.append(plan)
-        return plan
-
-    first = World()
-    collect(make_shard(), first, remember=remember)
-    assert (plans[0].successes, plans[0].extra) == ((0, 1, 2), (7, 2, 0))
-    assert (plans[0].format, plans[0].accuracy) == (0.75, 0.25)
+    plan = asyncio.run(planned(make_shard(), World()))
+    assert (plan.successes, plan.extra) == ((0, 1, 2), (7, 2, 0))
+    assert plan.rewards == {"accuracy": 0.25, "format": 0.75}
     second = World()
-    left = replace(plans[0], groups=tuple(g for g in plans[0].groups if g.id != "0:1"))
-    groups = collect(make_shard(), second, plan=left)
+    left = replace(plan, groups=tuple(g for g in plan.groups if g.id != "0:1"))
+    groups = asyncio.run(finish(make_shard(), second, left))
     assert sorted(g.prompt_index for g in groups) == [0, 2]
     assert [r.n for r in second.requests] == [7], "only Phase B of prompt 0 is sampled"
     assert {g.prompt_index: g.size for g in groups} == {0: 11, 2: 4}
 
 
-def test_an_error_ends_the_shard_and_leaves_no_request_running() -> None:
-    world = World()
-
-    async def broken(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+class BrokenVerifier(World):
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         raise RuntimeError("verifier gone")
+
+
+def test_an_error_of_phase_a_ends_the_shard_and_leaves_no_request_running() -> None:
+    world = BrokenVerifier()
 
     async def run() -> int:
         with pytest.raises(RuntimeError, match="verifier gone"):
-            async for _ in run_shard(make_shard(), world.generate, broken, world.allocate):
-                pass
+            await planned(make_shard(), world)
         return world.running
 
     assert asyncio.run(run()) == 0
 
 
-def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
+def test_an_error_of_phase_b_ends_the_shard_and_leaves_no_request_running() -> None:
+    world = BrokenVerifier()
+
+    async def run() -> int:
+        plan = await planned(make_shard(), World())
+        with pytest.raises(RuntimeError, match="verifier gone"):
+            await finish(make_shard(), world, plan)
+        return world.running
+
+    assert asyncio.run(run()) == 0
+
+
+def even(n: int, g0: int, extra: int) -> list[Draw]:
+    return [Draw(i, phase, 0, size) for phase, size in (("A", g0), ("B", extra)) for i in range(n)]  # type: ignore[arg-type]
+
+
+class TwoEach(World):
+    def divide(self, successes: np.ndarray) -> Allocation:
+        return replace(super().divide(successes), extra=np.full(len(successes), 2))
+
+
+def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
+    barrier, at_once = TwoEach(), TwoEach()
+    expected = collect(make_shard(), barrier)
+
+    async def run() -> list[Group]:
+        shard = make_shard()
+        async with begun(at_once.sampler(shard), even(3, 4, 2)) as sample:
+            plan = await phase_a(shard, sample, at_once.divide)
+            return [g async for g in phase_b(shard, plan, sample)]
+
+    found = asyncio.run(run())
+    asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (barrier, at_once)]
+    assert asked[0] == asked[1]
+    assert len(asked[1]) == 6, "each once"
+    told = [sorted((g.id, g.size, g.successes, g.hits) for g in groups) for groups in (expected, found)]
+    assert told[0] == told[1]
+    assert [r.phase for r in found[0].rollouts] == ["A"] * 4 + ["B"] * 2
+
+
+def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
     world = World()
 
-    async def short(request: SamplingRequest) -> list[Completion]:
-        return (await world.generate(request))[:-1]
+    async def run() -> int:
+        async with begun(world.sampler(make_shard()), even(3, 4, 2)) as sample:
+            await sample(Draw(0, "A", 0, 4))
+            assert world.running > 0
+        return world.running
 
-    async def run() -> None:
-        async for _ in run_shard(make_shard(), short, world.score, world.allocate):
-            pass
+    assert asyncio.run(run()) == 0
 
+
+class OneShort(World):
+    async def generate(self, request: SamplingRequest) -> list[Completion]:
+        return (await super().generate(request))[:-1]
+
+
+def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
     with pytest.raises(ValueError, match="asked for 4 completions, got 3"):
-        asyncio.run(run())
+        collect(make_shard(), OneShort())

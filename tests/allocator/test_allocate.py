@@ -4,6 +4,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,22 @@ def rising(posterior, level):  # type: ignore[no-untyped-def]
 def test_a_rule_whose_gain_rises_is_refused() -> None:
     with pytest.raises(ValueError, match="rises from level 0 to 1"):
         allocate([1, 2], 4, 10, rule=f"{__name__}:rising")
+
+
+NO_FUNCTION = 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (3, "must be a name, 'package.module:function' or a function, not 3"),
+        (None, "must be a name, 'package.module:function' or a function, not None"),
+        (f"{__name__}:NO_FUNCTION", "is no function but 3"),
+    ],
+)
+def test_what_cannot_be_a_rule_is_a_value_error_that_names_what_can(rule: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        allocate([1, 2], 4, 10, rule=rule)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.special import gammaln
+from scipy.stats import betabinom, binom
 
 from allocator.calibration import log_loss, reliability
 from allocator.priors import make_prior
+from allocator.priors.base import LearnedPrior
 from allocator.priors.files import load_state, save_state
 from allocator.priors.fit import fit_prior, outcomes
 from allocator.priors.gp import NOISE, GaussianProcessPrior
-from allocator.priors.make import NAMES, PROBES
-from allocator.priors.probe import ProbePrior
+from allocator.priors.make import NAMES
+from allocator.priors.probe import Probe, ProbePrior
 
 N, D, G0 = 80, 12, 8
 LEARNED = [name for name in NAMES if name != "fixed"]
@@ -27,6 +30,10 @@ def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return features, 1 / (1 + np.exp(-2 * features[:, 0]))
 
 
+def log_choose(n: int, k: np.ndarray) -> np.ndarray:
+    return gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
+
+
 def cycles(count: int, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(seed)
     _, rate = data()
@@ -34,79 +41,48 @@ def cycles(count: int, seed: int = 1) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(prompts, rng.binomial(G0, rate[prompts])) for prompts in chosen]
 
 
-class TorchProbe(torch.nn.Module):
-    """The paper's probe in torch, to compare with."""
-
-    def __init__(self, dual: bool) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(D)
-        self.rate = torch.nn.Linear(D, 1)
-        self.strength = torch.nn.Linear(D, 1) if dual else None
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.norm(x)
-        rate = torch.sigmoid(self.rate(hidden)[:, 0])
-        if self.strength is None:
-            return rate, torch.full_like(rate, 2.0)
-        return rate, torch.nn.functional.softplus(self.strength(hidden)[:, 0]).clamp(0.25, 16)
-
-    def loss(self, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        p, s = self(x)
-        if self.strength is None:
-            return -(c * p.log() + (G0 - c) * (1 - p).log())
-
-        def log_beta(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
-
-        return log_beta(s * p, s * (1 - p)) - log_beta(c + s * p, G0 - c + s * (1 - p))
-
-
-def torch_copy(prior: ProbePrior, dual: bool) -> TorchProbe:
-    state = {k: torch.from_numpy(v) for k, v in prior.state_dict().items() if k.startswith("now.")}
-    probe = TorchProbe(dual).double()
-    with torch.no_grad():
-        probe.norm.weight.copy_(state["now.scale"])
-        probe.norm.bias.copy_(state["now.offset"])
-        for head, name in ((probe.rate, "rate"), (probe.strength, "strength")):
-            if head is not None:
-                head.weight.copy_(state[f"now.{name}"][None])
-                head.bias.copy_(state[f"now.{name}_bias"])
-    return probe
-
-
-@pytest.mark.parametrize("name", ["hidden-online", "hidden-dual"])
-def test_thirteen_cycles_of_the_papers_schedule_equal_torch(name: str) -> None:
+@pytest.mark.parametrize("dual", [False, True])
+def test_a_probe_s_loss_is_the_papers_likelihood(dual: bool) -> None:
     features, _ = data()
-    prior = make_prior(name, N, features=features, seed=3)
+    probe = Probe(D, dual, seed=3)
+    x, c = torch.from_numpy(features).double(), torch.arange(N).double() % (G0 + 1)
+    logit, s = probe(x)
+    p = torch.sigmoid(logit).detach().numpy()
+    s = s.detach().numpy()
+    paper = betabinom(G0, s * p, s * (1 - p)) if dual else binom(G0, p)
+    found = probe.loss(x, c, torch.full((N,), float(G0))).detach().numpy()
+    choose = log_choose(G0, c.numpy())
+    np.testing.assert_allclose(found - choose, -paper.logpmf(c.numpy()), rtol=1e-9, atol=1e-9)
+
+
+def test_a_cycle_is_five_adam_steps_on_the_replay_weighted_by_age_and_an_average_of_them() -> None:
+    features, _ = data()
+    prior = make_prior("hidden-dual", N, features=features, seed=3)
     assert isinstance(prior, ProbePrior)
-    probe = torch_copy(prior, PROBES[name][0])
+    probe = Probe(D, dual=True, seed=3)
     adam = torch.optim.Adam(probe.parameters(), lr=1e-3, weight_decay=1e-2)
-    shadow = [p.detach().clone() for p in probe.parameters()]
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for prompts, successes in cycles(13):
-        prior.update(prompts, successes, G0)
-        seen = [*seen, (torch.from_numpy(features[prompts]).double(), torch.from_numpy(successes).double())][
-            -10:
-        ]
-        weights = torch.cat(
-            [
-                torch.full((len(c),), 0.97**age).double()
-                for age, (_, c) in zip(range(len(seen) - 1, -1, -1), seen, strict=True)
-            ]
-        )
+    average = [p.detach().clone() for p in probe.parameters()]
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    for cycle in cycles(13):
+        prior.update(*cycle, G0)
+        seen = [*seen, cycle][-10:]
         for _ in range(5):
             adam.zero_grad()
-            losses = torch.cat([probe.loss(x, c) for x, c in seen])
-            ((weights * losses).sum() / weights.sum()).backward()
+            total = torch.zeros((), dtype=torch.float64)
+            for age, (prompts, successes) in enumerate(reversed(seen)):
+                x = torch.from_numpy(features[prompts]).double()
+                c = torch.from_numpy(successes).double()
+                total = total + 0.97**age * probe.loss(x, c, torch.full_like(c, G0)).sum()
+            (total / sum(0.97**age * len(p) for age, (p, _) in enumerate(reversed(seen)))).backward()
             adam.step()
-            for average, now in zip(shadow, probe.parameters(), strict=True):
-                average.mul_(0.99).add_(now.detach(), alpha=0.01)
+            for old, new in zip(average, probe.parameters(), strict=True):
+                old.mul_(0.99).add_(new.detach(), alpha=0.01)
     with torch.no_grad():
-        for now, average in zip(probe.parameters(), shadow, strict=True):
-            now.copy_(average)
-        rate, strength = probe(torch.from_numpy(features).double())
+        for now, old in zip(probe.parameters(), average, strict=True):
+            now.copy_(old)
+        logit, strength = probe(torch.from_numpy(features).double())
     alpha, beta = prior.predict(np.arange(N))
-    np.testing.assert_allclose(alpha / (alpha + beta), rate.numpy(), rtol=1e-9)
+    np.testing.assert_allclose(alpha / (alpha + beta), torch.sigmoid(logit).numpy(), rtol=1e-9)
     np.testing.assert_allclose(alpha + beta, strength.numpy(), rtol=1e-9)
 
 
@@ -133,7 +109,7 @@ def test_fitting_on_recorded_rollouts_foretells_unseen_prompts_better_than_a_coi
     features, rate = data()
     successes, trials = np.random.default_rng(2).binomial(G0, rate), np.full(N, G0)
     prior = make_prior(name, N, features=features)
-    assert isinstance(prior, ProbePrior | GaussianProcessPrior)
+    assert isinstance(prior, LearnedPrior)
     prior.fit(np.arange(60), successes[:60], trials[:60])
     alpha, beta = prior.predict(np.arange(60, N))
     assert log_loss(alpha / (alpha + beta), successes[60:], trials[60:]) < 0.66

@@ -49,7 +49,7 @@ def test_a_gate_that_is_off_is_open_from_the_start() -> None:
     assert opened(gate, [0.0]) == [True]
 
 
-@pytest.mark.parametrize("mean", [-0.1, 1.1, float("nan")])
+@pytest.mark.parametrize("mean", [float("inf"), float("nan")])
 def test_what_is_no_mean_of_rewards_is_refused(mean: float) -> None:
-    with pytest.raises(ValueError, match=r"mean_format must be in 0\.\.1"):
+    with pytest.raises(ValueError, match=r"mean must be finite"):
         WarmUpGate().observe(mean)

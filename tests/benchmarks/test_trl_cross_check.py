@@ -25,6 +25,7 @@ from common.config import Objective
 from common.order import batch_rows
 from common.prompts import load_tokenizer
 from learner.batch import micro_batches, samples_of
+from learner.estimator import Estimator
 from learner.logprobs import Policy
 
 STEPS, SEEDS = 20, 3
@@ -113,7 +114,9 @@ def test_which_of_trls_losses_are_ours_at_equal_group_sizes(
     longest, vocabulary = 24, 48
     groups = [g for g in ragged_batch(48, longest, vocabulary) if g.size == 2]
     objective = Objective(importance="none", normalisation=normalisation)
-    samples = samples_of(groups, WEIGHTS, objective, len(groups), longest, version=0)
+    samples = samples_of(
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8, longest), len(groups), version=0
+    )
     model = small_model(vocabulary, hidden=32, layers=2).train()
     micro, _ = micro_batches(samples, 300, packed=False)
     our_pass(Policy(model), micro, objective, 16)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.order import batch_rows, order, position
+from common.order import batch_rows, order
 
 
 @settings(max_examples=200, deadline=None)
@@ -15,9 +15,7 @@ from common.order import batch_rows, order, position
     batches=st.integers(1, 25),
     shuffle=st.booleans(),
 )
-def test_no_batch_holds_a_prompt_twice_and_every_epoch_holds_every_prompt_once(
-    n, prompts, seed, batches, shuffle
-):
+def test_no_batch_holds_a_prompt_twice_and_no_epoch_does(n, prompts, seed, batches, shuffle):
     prompts = min(prompts, n)
     met = Counter()
     for batch in range(batches):
@@ -25,8 +23,8 @@ def test_no_batch_holds_a_prompt_twice_and_every_epoch_holds_every_prompt_once(
         assert len({row for _, row in rows}) == len(rows) == prompts
         met.update(rows)
     assert max(met.values()) == 1
-    for epoch in range(batches * prompts // n):
-        assert {row for e, row in met if e == epoch} == set(range(n))
+    for epoch in range(batches // (n // prompts)):
+        assert sum(e == epoch for e, _ in met) == n - n % prompts, "an epoch leaves out less than a batch"
 
 
 def test_the_order_depends_on_seed_and_epoch_alone():
@@ -42,11 +40,11 @@ def test_a_restart_at_any_batch_meets_the_same_prompts():
         assert batch_rows(batch, 7, 10, seed=3) == straight[batch]
 
 
-def test_batches_follow_each_other_without_a_gap_and_may_straddle_epochs():
-    assert position(0, 4, 6) == [(0, 0), (0, 1), (0, 2), (0, 3)]
-    assert position(1, 4, 6) == [(0, 4), (0, 5), (1, 0), (1, 1)]
+def test_over_epochs_every_row_is_met():
+    met = {row for batch in range(40) for _, row in batch_rows(batch, 7, 10, seed=3)}
+    assert met == set(range(10))
 
 
 def test_a_data_set_smaller_than_a_batch_is_refused_with_both_numbers():
     with pytest.raises(ValueError, match=r"prompts_per_batch \(8\) must not exceed the 7 usable rows"):
-        position(0, 8, 7)
+        batch_rows(0, 8, 7, seed=0)

@@ -48,6 +48,7 @@ def group(index: int, batch: int = 0) -> Group:
             (VersionSpan(0, 0, 3),),
             phase,
             {"accuracy": 1.0, "format": 1.0},
+            True,
         )
 
     return Group(

@@ -18,7 +18,7 @@ def rollout(phase: str = "A", n: int = 5) -> Rollout:
     spans = (VersionSpan(3, 0, 2), VersionSpan(4, 2, n))
     tokens, logprobs = np.arange(n, dtype=np.int32), -np.linspace(0.0, 2.0, n, dtype=np.float32)
     return Rollout(
-        tokens, logprobs, "stop", spans, phase, {"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25}
+        tokens, logprobs, "stop", spans, phase, {"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25}, True
     )  # type: ignore[arg-type]
 
 
@@ -91,6 +91,7 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
     ("change", "message"),
     [
         (lambda r: r.update(schema=99), "schema version 99"),
+        (lambda r: r.update(schema=2), "schema version 2, this reader knows 3: use one version of hora"),
         (lambda r: r.pop("schema"), "schema version None"),
         (lambda r: r.update(epoch=-1), "epoch must be a whole number"),
         (lambda r: r.update(prompt=b""), "the prompt is empty"),
@@ -106,7 +107,13 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
         (lambda r: first(r, spans=[[0, 1, 5]]), "spans must follow each other"),
         (lambda r: first(r, phase="C"), "phase must be A or B"),
         (lambda r: first(r, finish="abort"), "finish must be stop or length"),
-        (lambda r: first(r, rewards={"accuracy": 1.0}), "rewards must name accuracy and format"),
+        (lambda r: first(r, rewards={}), "rewards must be 1 to 64 values by name"),
+        (
+            lambda r: first(r, rewards={str(i): 1.0 for i in range(65)}),
+            "rewards must be 1 to 64 values by name",
+        ),
+        (lambda r: r["rollouts"][0].pop("success"), "success must be true or false, not None"),
+        (lambda r: first(r, success=1), "success must be true or false, not 1"),
         (lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}), "a finite number"),
         (
             lambda r: first(r, tokens=np.array([1, 2, 3, 4, 9], "<i4").tobytes()),

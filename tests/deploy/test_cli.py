@@ -62,13 +62,12 @@ def assert_refused(done: Done, *words: str) -> None:
             ["rollout.pre_rollouts (16) must be smaller than rollout.group_size (16)"],
         ),
         ("rollout.shards=7", ["rollout.shards (7) must divide rollout.prompts_per_batch (40)"]),
-        ("rollout.top_p=0.9", ["rollout.top_p", "biases the importance weights"]),
         ("model.path=/nowhere/model", ["model.path (/nowhere/model)", "no such file or folder"]),
         ("model.trust_remote_code=perhaps", ["model.trust_remote_code", "boolean"]),
         ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (64)"]),
         ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
         ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
-        ("reward.weights={no.such:fn: 1.0}", ["reward.weights", "cannot load 'no.such:fn'"]),
+        ("reward.success=no.such:fn", ["reward:", "cannot load 'no.such:fn'"]),
         ("allocation.rule=hit_utilty", ["allocation.rule", "'hit_utilty' is none of hit_utility"]),
         ("allocation.rule=no.such:fn", ["allocation.rule", "'no.such:fn' cannot be loaded"]),
         ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, hidden-static"]),
@@ -98,7 +97,7 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
 ) -> None:
     (tmp_path / "own_functions_of_mine.py").write_text("def gain(*_): ...\ndef judge(*_): ...\n")
     monkeypatch.chdir(tmp_path)
-    own = ["allocation.rule=own_functions_of_mine:gain", "reward.weights={own_functions_of_mine:judge: 1.0}"]
+    own = ["allocation.rule=own_functions_of_mine:gain", "reward.success=own_functions_of_mine:judge"]
     done = hora("check", "tiny", "-s", own[0], "-s", own[1])
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) not in sys.path
@@ -120,6 +119,12 @@ def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
 
 
 @pytest.mark.system
+def test_a_rule_that_counts_successes_is_refused_where_no_reward_says_what_one_is(hora) -> None:
+    weights = "reward.weights={'tests.system.own_reward:brevity': 1.0}"
+    done = hora("check", "tiny", "-s", weights)
+    assert_refused(done, "allocation.rule (hit_utility) counts successes", "reward.success")
+
+
 def test_a_valid_configuration_says_what_it_would_do() -> None:
     done = subprocess.run([HORA, "check", "tiny"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -7,10 +7,10 @@ import pytest
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
-from common.telemetry import Heart, heartbeat_now, record_step
+from common.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
 from deploy.monitor.prometheus import gauges
-from deploy.monitor.run_state import read_run
-from deploy.monitor.warnings import TELEMETRY
+from deploy.monitor.run_state import RunState, read_run
+from deploy.monitor.warnings import Kind, Warning
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
@@ -57,7 +57,7 @@ def test_the_oldest_group_is_the_oldest_that_no_step_has_taken(redis_url):
 def test_rates_are_per_second_over_what_was_sampled(redis_url):
     run = SyntheticRun(redis_url, config_of("rates"))
     began = time.time()
-    read_run(run.redis, "rates")
+    run.sample()
     asyncio.run(run.generate(0))
     time.sleep(1.2)
     state = read_run(run.redis, "rates")
@@ -65,15 +65,28 @@ def test_rates_are_per_second_over_what_was_sampled(redis_url):
     assert state.rates["groups_out"] == 0.0
 
 
+def text_of(state: RunState, kind: Kind) -> str:
+    """The texts of the warnings of this kind, a line each."""
+    return "\n".join(w.text for w in state.warnings if w.kind == kind)
+
+
 @pytest.mark.system
-def test_many_readers_keep_one_sample_a_second(redis_url):
-    run = SyntheticRun(redis_url, config_of("readers"))
+def test_many_coordinators_keep_one_sample_a_second(redis_url):
+    run = SyntheticRun(redis_url, config_of("samples"))
     began = time.time()
     while time.time() - began < 2.5:
         for _ in range(5):
-            read_run(run.redis, "readers")
+            run.sample()
         time.sleep(0.02)
     assert 2 <= run.redis.xlen(run.keys.history) <= 4
+
+
+def test_reading_a_run_writes_nothing(redis_url):
+    run = SyntheticRun(redis_url, config_of("readers"))
+    play(run, 2)
+    before = {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")}
+    read_run(run.redis, "readers")
+    assert {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")} == before
 
 
 def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch):
@@ -81,16 +94,15 @@ def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch)
     play(run, 3)
     assert not read_run(run.redis, "silent").warnings
     heartbeat_now(run.redis, "silent", "generator/old", {"version": 0, "running": 0})
-    assert "generator old holds version 0 of 3" in read_run(run.redis, "silent").warnings
+    behind = Warning(Kind.REPLICA_BEHIND, "generator old holds version 0 of 3")
+    assert behind in read_run(run.redis, "silent").warnings
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 20)
-    warnings = read_run(run.redis, "silent").warnings
-    assert any(w.startswith("no generator is alive for 2") for w in warnings)
+    assert "no generator is alive for 2" in text_of(read_run(run.redis, "silent"), Kind.NOT_ALIVE)
     monkeypatch.setattr(time, "time", lambda: now + 400)
-    assert any(
-        "no optimizer step for 40" in w and "weights of version" in w
-        for w in read_run(run.redis, "silent").warnings
-    )
+    stalled = text_of(read_run(run.redis, "silent"), Kind.STALLED)
+    assert "no optimizer step for 40" in stalled
+    assert "weights of version" in stalled
 
 
 def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(redis_url, monkeypatch):
@@ -100,15 +112,20 @@ def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(redis_url, mo
     heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 50})
     assert not read_run(run.redis, "starting").warnings
     heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 70})
-    (said,) = read_run(run.redis, "starting").warnings
-    assert said == "the learner has been starting for 70 s: it waits for process 7 of m, which compiles in /x"
+    assert (
+        text_of(read_run(run.redis, "starting"), Kind.STARTING)
+        == "the learner has been starting for 70 s: it waits for process 7 of m, which compiles in /x"
+    )
 
 
 def test_what_a_part_says_of_itself_is_shown_while_it_lives(redis_url, monkeypatch):
     run = SyntheticRun(redis_url, config_of("notice"))
     play(run, 3)
     heartbeat_now(run.redis, "notice", "learner/0", {"notice": "step-00000006 is damaged: set aside"})
-    assert read_run(run.redis, "notice").warnings == ("learner 0: step-00000006 is damaged: set aside",)
+    assert (
+        text_of(read_run(run.redis, "notice"), Kind.NOTICE)
+        == "learner 0: step-00000006 is damaged: set aside"
+    )
 
 
 def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_pause(redis_url, monkeypatch):
@@ -123,9 +140,8 @@ def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_p
             heart.stop()
         state = read_run(run.redis, "idle")
         monkeypatch.setattr(time, "time", lambda: began + after + 310)
-        assert any("no optimizer step for 31" in w for w in read_run(run.redis, "idle").warnings) == bool(
-            after
-        )
+        stalled = read_run(run.redis, "idle")
+        assert stalled.warns(Kind.STALLED) == bool(after)
         return state.idle_s
 
     assert idle(0) is None, "no learner was seen: nothing is late"
@@ -145,7 +161,8 @@ def test_drift_above_its_alarm_is_a_warning_with_the_figure_and_exported(redis_u
         record_step(run.redis, "drifts", {"step": 1} | ({} if drift is None else {"drift": drift}))
         state = read_run(run.redis, "drifts")
         assert bool(state.warnings) == alarm
-        assert all("differ by 0.314" in w and "drift_alarm (0.2)" in w for w in state.warnings)
+        assert state.warns(Kind.WEIGHTS_DISAGREE) == alarm
+        assert all("differ by 0.314" in w.text and "drift_alarm (0.2)" in w.text for w in state.warnings)
         assert exported(state)["hora_weights_disagree"] == alarm
 
 
@@ -159,8 +176,8 @@ def test_living_replicas_of_one_version_whose_checksums_differ_are_named(redis_u
                 run.redis, "differ", f"generator/{name}", {"version": version, "checksum": checksum}
             )
         state = read_run(run.redis, "differ")
-        assert exported(state)["hora_weights_disagree"] == any("disagree" in w for w in state.warnings)
-        return [w for w in state.warnings if "disagree" in w]
+        assert exported(state)["hora_weights_disagree"] == state.warns(Kind.WEIGHTS_DISAGREE)
+        return [w.text for w in state.warnings if w.kind == Kind.WEIGHTS_DISAGREE]
 
     assert told(a=(3, "x"), b=(3, "x"), c=(3, "x"), older=(2, "y"), adding_up=(3, "")) == []
     (late,) = told(late=(3, "z"))
@@ -210,7 +227,7 @@ def test_a_part_of_another_version_is_named_and_the_rest_still_shown(redis_url):
         said = {"version": 2, "running": 3, "seen": time.time()} | ({"telemetry": version} if version else {})
         run.redis.hset(run.keys.parts, "generator/other", json.dumps(said))
         state = read_run(run.redis, "mixed")
-        assert [w for w in state.warnings if w.startswith(f"generator of {word} hora (telemetry")]
+        assert f"generator of {word} hora (telemetry" in text_of(state, Kind.OTHER_VERSION)
         assert len(state.of("generator")) == 3
 
 
@@ -221,7 +238,8 @@ def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_n
     def told(wait: float, running: int, answers: int = 0) -> list[str]:
         record_step(run.redis, "starving", {"step": 1, "time/step": 10.0, "time/wait": wait})
         run.beat(2, running=running, learner="waiting", answers=answers)
-        return [w for w in read_run(run.redis, "starving").warnings if "starving" in w]
+        state = read_run(run.redis, "starving")
+        return [w.text for w in state.warnings if w.kind == Kind.LEARNER_STARVING]
 
     assert told(wait=0.5, running=5) == []
     assert told(wait=4.0, running=5) == ["learner starving: generators are the bottleneck"]
@@ -243,12 +261,13 @@ def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redi
     run.beat(2, learner="waiting", missing=1, batch=1)
     state = read_run(run.redis, "straggler")
     assert state.queue_depth >= state.prompts_per_batch
-    assert state.warnings == (
-        "learner starving: generators are the bottleneck; step 2 lacks 1 of 8 groups, the oldest of batch 1",
+    text = (
+        "learner starving: generators are the bottleneck; step 2 lacks 1 of 8 groups, the oldest of batch 1"
     )
+    assert state.warnings == (Warning(Kind.LEARNER_STARVING, text),)
     now = time.time()
     with monkeypatch.context() as later:
         later.setattr(time, "time", lambda: now + 20)
-        assert not [w for w in read_run(run.redis, "straggler").warnings if "starving" in w], "it is dead"
+        assert not read_run(run.redis, "straggler").warns(Kind.LEARNER_STARVING), "it is dead"
     run.beat(2, learner="training")
     assert read_run(run.redis, "straggler").warnings == ()

@@ -122,10 +122,12 @@ def test_a_prompt_that_was_passed_over_in_every_record_is_seen_by_the_order_of_t
 
 def test_the_order_of_the_data_is_followed_over_the_end_of_an_epoch() -> None:
     facts = good_run()
-    for old, new in (("0:10", "1:0"), ("0:11", "1:1")):
+    for old, new in (("0:8", "1:0"), ("0:9", "1:1"), ("0:10", "1:2"), ("0:11", "1:3")):
         facts = renamed(facts, old, new)
-    assert audit(CONFIG, replace(facts, prompts=10)) == []
-    assert len(audit(CONFIG, replace(facts, prompts=11))) == 1, "0:10 was skipped"
+    assert audit(CONFIG, replace(facts, prompts=10)) == [], (
+        "an epoch of ten prompts holds two batches of four"
+    )
+    assert len(audit(CONFIG, replace(facts, prompts=12))) == 4, "0:8 to 0:11 were skipped"
 
 
 @pytest.mark.parametrize("what", ["ledger", "records"])

@@ -14,7 +14,7 @@ import pytest
 from common.config import Config, Data
 from common.datasets import DataError, Leak, load_dataset
 from common.rewards import extract_answer
-from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, known_leaks, parse_ks
 from evaluation.evaluate import Counts, Progress, evaluate
 from evaluation.samples import SampleFileError
@@ -49,8 +49,9 @@ class Dice:
         )
 
 
-async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
-    return [{"accuracy": float(extract_answer(c.text) == prompt.answer), "format": 1.0} for c in completions]
+async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+    right = [extract_answer(c.text) == prompt.answer for c in completions]
+    return [Scored({"accuracy": float(r), "format": 1.0}, r) for r in right]
 
 
 def run(out: Path, dice: Dice, samples: int = 40, n: int = 4, **kwargs: object) -> Counts:
@@ -71,7 +72,7 @@ def test_every_sample_is_written_once_and_counted(tmp_path: Path) -> None:
     ]
     for p in range(4):
         mine = [s for s in samples if s["problem"] == p]
-        assert counts.correct[p] == sum(s["rewards"]["accuracy"] for s in mine)
+        assert counts.correct[p] == sum(s["success"] for s in mine)
         assert counts.tokens[p] == sum(s["length"] for s in mine)
     assert counts.correct[0] == 0
     assert counts.correct[3] > 10

@@ -51,6 +51,7 @@ def group(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5,
             (VersionSpan(0, 0, length),),
             "A",
             {"accuracy": float(j), "format": 1.0},
+            j == 1,
         )
         for j in range(2)
     )

@@ -8,6 +8,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from common.config import Objective
 from common.types import Group, Rollout, VersionSpan
 from learner.batch import empty_micro_batch, micro_batches, samples_of
+from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.objective import policy_loss
 
@@ -43,6 +44,7 @@ def group(rng: np.random.Generator, index: int, size: int, reward: str = "mixed"
                 (VersionSpan(0, 0, n),),
                 "A" if j == 0 else "B",
                 {"accuracy": accuracy, "format": 1.0},
+                accuracy == 1.0,
             )
         )
     prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32)
@@ -101,7 +103,9 @@ def cut_gradient(
     policy.zero_grad()
     for rank in range(ranks):
         mine = groups[rank::ranks]
-        samples = samples_of(mine, WEIGHTS, objective, len(groups), MAX_RESPONSE, version=0)
+        samples = samples_of(
+            mine, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), len(groups), version=0
+        )
         micro, _ = micro_batches(samples, budget, packed)
         for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
             logp, _ = policy(m, TEMPERATURE, chunk)
@@ -164,7 +168,9 @@ def test_a_group_of_two_hundred_rollouts_is_exact_too() -> None:
 def test_groups_of_one_and_of_equal_rewards_contribute_exactly_nothing() -> None:
     rng = np.random.default_rng(3)
     groups = [group(rng, 0, 1), group(rng, 1, 6, "right")]
-    assert samples_of(groups, WEIGHTS, Objective(), 2, MAX_RESPONSE, version=0) == []
+    assert (
+        samples_of(groups, Estimator(Objective(), WEIGHTS, "accuracy", 8, MAX_RESPONSE), 2, version=0) == []
+    )
 
 
 def test_no_logits_wider_than_a_chunk_ever_exist() -> None:
@@ -178,7 +184,7 @@ def test_no_logits_wider_than_a_chunk_ever_exist() -> None:
 def test_importance_does_not_clip_a_first_update_and_the_loss_is_the_plain_policy_gradient() -> None:
     policy, groups = tiny_policy(), batch(4)[:3]
     objective = Objective(importance="none")
-    samples = samples_of(groups, WEIGHTS, objective, 3, MAX_RESPONSE, version=0)
+    samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), 3, version=0)
     [micro], _ = micro_batches(samples, 100_000, True)
     logp, _ = policy(micro, TEMPERATURE, 64)
     loss, stats = policy_loss(logp, logp.detach(), micro, objective)
@@ -189,7 +195,7 @@ def test_importance_does_not_clip_a_first_update_and_the_loss_is_the_plain_polic
 def test_clipping_has_separate_bounds_below_and_above() -> None:
     groups = batch(5)[:4]
     objective = Objective(clip_low=0.1, clip_high=0.3, importance="none")
-    samples = samples_of(groups, WEIGHTS, objective, 4, MAX_RESPONSE, version=0)
+    samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), 4, version=0)
     [micro], _ = micro_batches(samples, 100_000, True)
     zero = torch.zeros_like(micro.logprobs)
     for shift, bound in ((0.5, 1.3), (-0.5, 0.9)):

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ def group(index: int, **changes: Any) -> Group:
     def rollout(phase: Any) -> Rollout:
         logprobs, span = -np.ones(3, dtype=np.float32), (VersionSpan(0, 0, 3),)
         return Rollout(
-            np.arange(3, dtype=np.int32), logprobs, "stop", span, phase, {"accuracy": 1.0, "format": 1.0}
+            np.arange(3, dtype=np.int32),
+            logprobs,
+            "stop",
+            span,
+            phase,
+            {"accuracy": 1.0, "format": 1.0},
+            True,
         )
 
     values = {
@@ -91,13 +98,14 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
         group(90, tokenizer="other"),
         group(91, run="other"),
         group(92, prompt_tokens=np.array([99], np.int32)),
+        group(93, rollouts=tuple(replace(r, rewards={"accuracy": 1.0}) for r in group(93).rollouts)),
     ]
     push(server, *bad, *(group(i) for i in range(GAMMA)))
     feed = planner(server)
     feed.plan(0, lambda: None)
     assert trained(server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
-    assert len(reasons) == 6
+    assert len(reasons) == 7
     for words in (
         "not a message",
         "acknowledged or removed",
@@ -105,10 +113,11 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
         "tokenizer 'other'",
         "is of run 'other'",
         "outside the vocabulary of 9",
+        "its rewards must be accuracy, format, of every rollout",
     ):
         assert any(words in r for r in reasons), words
-    assert client.hget(keys.counters, "dead_letters") == b"6"
-    assert sorted(client.hkeys(keys.redo)) == [b"0:77", b"0:78", b"0:90", b"0:91", b"0:92"]
+    assert client.hget(keys.counters, "dead_letters") == b"7"
+    assert sorted(client.hkeys(keys.redo)) == [b"0:77", b"0:78", b"0:90", b"0:91", b"0:92", b"0:93"]
 
 
 def test_a_claim_whose_answer_was_lost_is_found_again(server: RedisServer) -> None:

@@ -22,14 +22,22 @@ def group(index: int, accuracies: list[float], version: int = 3, length: int = 4
             (VersionSpan(version, 0, 1), VersionSpan(version + 1, 1, length)),
             "A",
             {"accuracy": a, "format": 1.0},
+            a == 1.0,
         )
         for a in accuracies
     )
     return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, np.ones(2, np.int32), rollouts)
 
 
-def metrics(groups: list[Group], sums: dict[str, float]) -> dict[str, float]:
-    return step_metrics(5, groups, sums, CONFIG, ranks=2, grad_norm=1.0, learning_rate=0.1)
+def metrics(groups: list[Group], sums: dict[str, float], config: Config = CONFIG) -> dict[str, float]:
+    return step_metrics(5, groups, sums, config, ranks=2, grad_norm=1.0, learning_rate=0.1)
+
+
+def test_successes_are_a_mean_over_prompts_and_not_shown_where_none_is_defined() -> None:
+    groups = [group(0, [1.0]), group(1, [1.0, 0.0, 0.0, 0.0])]
+    assert metrics(groups, {})["success"] == 0.625
+    none = CONFIG.model_copy(update={"reward": CONFIG.reward.model_copy(update={"success": None})})
+    assert not {"success", "groups/hit"} & metrics(groups, {}, none).keys()
 
 
 def test_groups_without_signal_and_of_size_one_are_counted() -> None:

@@ -5,6 +5,7 @@ from common.config import Config, Objective
 from common.errors import ConfigError
 from common.types import Group, Rollout, VersionSpan
 from learner.batch import micro_batches, samples_of
+from learner.estimator import Estimator
 from learner.metrics import step_metrics
 from learner.packing import pack, rows
 
@@ -47,7 +48,9 @@ def group(rng: np.random.Generator, index: int) -> Group:
         rewards = {"accuracy": float(j % 2), "format": 1.0}
         span = (VersionSpan(0, 0, n),)
         rollouts.append(
-            Rollout(np.ones(n, np.int32), np.full(n, -1.0, np.float32), "stop", span, "A", rewards)
+            Rollout(
+                np.ones(n, np.int32), np.full(n, -1.0, np.float32), "stop", span, "A", rewards, j % 2 == 1
+            )
         )
     return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, prompt, tuple(rollouts))
 
@@ -60,7 +63,9 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
 ) -> None:
     rng = np.random.default_rng(budget)
     groups = [group(rng, i) for i in range(count)]
-    samples = samples_of(groups, CONFIG.reward.weights, Objective(), len(groups), 2048, version=0)
+    samples = samples_of(
+        groups, Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048), len(groups), version=0
+    )
     micro, figures = micro_batches(samples, budget, packed)
     real = sum(len(g.prompt_tokens) + len(r.tokens) for g in groups for r in g.rollouts)
     processed = sum(m.input_ids.shape[0] * m.input_ids.shape[1] for m in micro)

@@ -17,8 +17,9 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from common.config import Objective
-from learner.advantages import advantages
+from learner.advantages import grpo
 from learner.batch import Sample, micro_batches, samples_of
+from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.objective import policy_loss
 
@@ -35,7 +36,9 @@ def trainer(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 def batch(objective: Objective) -> tuple[list[Sample], int]:
     groups = ragged_batch(24, LONGEST, VOCABULARY)
-    return samples_of(groups, WEIGHTS, objective, len(groups), LONGEST, version=0), len(groups)
+    return samples_of(
+        groups, Estimator(objective, WEIGHTS, "accuracy", 8, LONGEST), len(groups), version=0
+    ), len(groups)
 
 
 def relative(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -117,5 +120,5 @@ def test_grpo_advantages_are_trls_reward_minus_mean_over_deviation(size: int) ->
     # The lines of GRPOTrainer for scale_rewards="group" and "none".
     centred = rewards - grouped.mean(dim=1)
     scaled = centred / (nanstd(grouped, dim=1) + 1e-4)
-    assert advantages(rewards.numpy(), "grpo") == pytest.approx(scaled.numpy(), rel=1e-4, abs=1e-6)
-    assert advantages(rewards.numpy(), "dr_grpo") == pytest.approx(centred.numpy(), rel=1e-4, abs=1e-6)
+    assert grpo(rewards.numpy()) == pytest.approx(scaled.numpy(), rel=1e-4, abs=1e-6)
+    assert centred(rewards.numpy()) == pytest.approx(centred.numpy(), rel=1e-4, abs=1e-6)

@@ -49,6 +49,7 @@ def recorded(
                     (VersionSpan(max(0, batch - lag), 0, n),),
                     "A" if j < pre_rollouts else "B",
                     {"accuracy": float(right), "format": 1.0},
+                    bool(right),
                 )
             )
         groups.append(

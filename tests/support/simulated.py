@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from actors.coordinator.allocation import Cycles
+from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
+from actors.coordinator.sampling import Generate
 from actors.coordinator.scheduler import Coordination, Services
-from actors.coordinator.shard import Generate
 from allocator.priors import FixedPrior
 from common.config import Config
 from common.keys import Keys
 from common.queue import Producer
 from common.redis import connect, connect_async
 from common.telemetry import Telemetry
-from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from common.weight_versions import advance
 from learner.steps import Planner, Reader, Vocabulary
 
@@ -63,11 +63,11 @@ class Fleet:
         ]  # fmt: skip
 
 
-async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, float]]:
+async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
     """A third of the prompts is always right, a third never, a third every other time."""
     kind = prompt.index % 3
     right = [float(kind == 0 or (kind == 1 and i % 2 == 0)) for i in range(len(completions))]
-    return [{"format": 1.0, "accuracy": r} for r in right]
+    return [Scored({"format": 1.0, "accuracy": r}, r == 1.0) for r in right]
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from actors.coordinator.history_writer import write_sample
 from common.config import Config
 from common.keys import Keys
 from common.queue import Consumer, Ledger, Producer, Row
@@ -112,6 +113,19 @@ class SyntheticRun:
         heartbeat_now(self.redis, run, "coordinator/c0ffee", waits)
         said = {"state": learner, "step": version, "started": self.started, **lacking}
         heartbeat_now(self.redis, run, "learner/rank-0", said)
+        self.sample()
+
+    def sample(self) -> None:
+        """Append to the history, as the coordinator does once a second."""
+
+        async def write() -> None:
+            client = connect_async(self._url)
+            try:
+                await write_sample(client, self.config, time.time())
+            finally:
+                await client.aclose()
+
+        asyncio.run(write())
 
     def evaluate(self, version: int) -> None:
         share = 1 - math.exp(-(version + 10) / 40)
@@ -167,6 +181,7 @@ class SyntheticRun:
                 spans=(VersionSpan(max(0, batch - 1), 0, length),),
                 phase=phase,
                 rewards={"accuracy": float(j < correct), "format": 1.0},
+                success=j < correct,
             )
 
         return Group(

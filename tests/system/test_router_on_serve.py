@@ -1,4 +1,4 @@
-"""The routers as Serve runs them: samples fill a replica up to its reserved places, and calls to all replicas go through."""
+"""The router as Serve runs it: samples fill a replica up to its reserved places, and calls to all replicas go through."""
 
 import asyncio
 import time
@@ -10,6 +10,7 @@ from ray.serve.config import RequestRouterConfig
 from actors.calls import retry
 from actors.generator.router import RESERVED
 from common.errors import NoRoom
+from deploy.app import ROUTER
 from tests.support.local_serve import local_serve
 
 pytestmark = pytest.mark.system
@@ -40,17 +41,16 @@ def cluster():
         yield
 
 
-@pytest.mark.parametrize("router", ["PrefixRouter", "BalanceRouter"])
-def test_a_call_to_all_replicas_does_not_wait_for_samples(cluster: None, router: str) -> None:
+def test_a_call_to_all_replicas_does_not_wait_for_samples(cluster: None) -> None:
     application = serve.deployment(
         Slow,
         name="generator",
         num_replicas=2,
         max_ongoing_requests=PLACES + RESERVED,
-        request_router_config=RequestRouterConfig(request_router_class=f"actors.generator.router.{router}"),
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
         ray_actor_options={"num_cpus": 0},
     ).bind()
-    handle = serve.run(application, name=router, route_prefix=None)
+    handle = serve.run(application, name="routed", route_prefix=None)
 
     async def run() -> None:
         async def ask(before: int) -> int:
@@ -69,4 +69,4 @@ def test_a_call_to_all_replicas_does_not_wait_for_samples(cluster: None, router:
             task.cancel()
 
     asyncio.run(run())
-    serve.delete(router)
+    serve.delete("routed")

@@ -1,0 +1,139 @@
+"""Warm-up gate and prior over the generation cycles of a run: by which rule and prior a batch is allocated.
+
+A generation cycle is one batch. Its shards report to Redis when they are complete, and every coordinator observes the
+complete cycles strictly in batch order, once each. So gate and prior follow from the reports alone: they are the same
+in every coordinator, and in one that starts anew, which reads the reports again.
+
+The allocation of batch b knows the cycles up to b - 1 - max_staleness, no fewer and no more, whoever divides which of
+its shards at what moment. With max_staleness 0 these are all batches before it: the paper's synchronous algorithm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.priors import Prior
+from allocator.warmup import WarmUpGate
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.order import batch_rows
+from common.state import changed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchAllocation:
+    """Rule and per-prompt prior by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,)."""
+
+    rule: str
+    prompts: NDArray[np.int64]
+    alpha: NDArray[np.float64]
+    beta: NDArray[np.float64]
+
+    def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """α0 (n,) and β0 (n,) of `prompts` (n,), which are of this batch."""
+        place = {prompt: i for i, prompt in enumerate(self.prompts.tolist())}
+        here = [place[prompt] for prompt in prompts]
+        return self.alpha[here], self.beta[here]
+
+
+class Cycles:
+    """Gate and prior of one run over `n` prompts. `redis` is an asyncio client."""
+
+    def __init__(self, redis: Any, config: Config, prior: Prior, n: int) -> None:
+        self._redis = redis
+        self._config = config
+        self._keys = Keys(config.run.name)
+        self._prior = prior
+        self._n = n
+        self._gate = WarmUpGate(
+            threshold=config.allocation.warmup.format_reward,
+            cycles=config.allocation.warmup.cycles,
+            enabled=config.gate is not None,
+        )
+        self._observed = 0
+        self._here = asyncio.Lock()  # several shards of this process may complete at once
+        self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
+
+    def known(self, batch: int) -> bool:
+        """Whether every cycle that the allocation of `batch` depends on was observed; a shard of it may start only then.
+
+        Waiting before the start takes no place among the shards in flight: the shard that everyone waits for may need one,
+        when its coordinator died.
+        """
+        return batch in self._batches or self._settled
+
+    def of(self, batch: int) -> BatchAllocation:
+        """How `batch`, which is known, is allocated."""
+        return self._batches.get(batch) or self._now(batch)
+
+    async def complete(self, report: dict[str, Any]) -> None:
+        """Record a complete shard, then observe every cycle that this completes."""
+        field = f"{report['batch']}:{report['shard']}"
+        await self._redis.hsetnx(self._keys.shards, field, json.dumps(report))
+        await self.observe()
+
+    async def observe(self) -> None:
+        """Take note of the cycles that have become complete since the last call, in batch order."""
+        async with self._here:
+            if not self._batches:  # those that depend on no cycle
+                self._batches = {b: self._now(b) for b in range(self._config.rollout.max_staleness + 1)}
+            before = self._observed
+            while not self._settled and (reports := await self._reports(self._observed)):
+                self._observe(reports)
+            if self._observed > before:  # for those who show the run
+                await self._redis.hset(self._keys.state, mapping=changed(gate_open=self._gate.open))
+
+    @property
+    def _settled(self) -> bool:
+        """No cycle can change the allocation any more: every batch is known."""
+        return self._gate.open and not self._prior.learns
+
+    async def _reports(self, batch: int) -> list[dict[str, Any]]:
+        """All shard reports of `batch`, or nothing while one is missing."""
+        fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
+        found = await self._redis.hmget(self._keys.shards, fields)
+        return [json.loads(f) for f in found] if all(found) else []
+
+    def _observe(self, reports: list[dict[str, Any]]) -> None:
+        """Learn from one cycle, which fixes the allocation of the first batch that knows it."""
+        if self._config.gate is not None:
+            self._gate.observe(_mean_reward(reports, self._config.gate))
+        self._prior.update(
+            np.concatenate([np.asarray(r["prompts"], dtype=np.int64) for r in reports]),
+            np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),
+            self._config.rollout.pre_rollouts,
+        )
+        self._observed += 1
+        batch = self._observed + self._config.rollout.max_staleness
+        self._batches[batch] = self._now(batch)
+
+    def _now(self, batch: int) -> BatchAllocation:
+        """`batch` by what is known now."""
+        rows = batch_rows(
+            batch,
+            self._config.rollout.prompts_per_batch,
+            self._n,
+            self._config.run.seed,
+            self._config.data.shuffle,
+        )
+        prompts = np.array([row for _, row in rows], dtype=np.int64)
+        rule = self._config.allocation.rule if self._gate.open else "uniform"
+        return BatchAllocation(rule, prompts, *self._prior.predict(prompts))
+
+
+def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:
+    """Mean of a reward over a cycle's Phase A."""
+    if not all("rewards" in r for r in reports):
+        raise RunError(
+            f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this run with that "
+            "version, or start anew under another run.name"
+        )
+    return float(np.mean([r["rewards"][name] for r in reports]))

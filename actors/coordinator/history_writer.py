@@ -1,0 +1,62 @@
+"""Once a second a coordinator appends the run's totals and levels to its history, from which views compute rates.
+
+Reading a run writes nothing, so a run has the same history whether or not somebody watches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import redis
+import redis.asyncio
+import structlog
+
+from common.config import Config
+from common.keys import Keys
+from common.queue import depth_of
+from common.state import SharedState
+from common.telemetry import FLOWS, HISTORY, SILENT_S
+
+log = structlog.get_logger(__name__)
+SAMPLE_S = 1.0
+
+
+async def write_history(client: redis.asyncio.Redis, config: Config) -> None:
+    """Append a sample every second until cancelled. Redis errors are logged and retried."""
+    while True:
+        try:
+            await write_sample(client, config, time.time())
+        except redis.exceptions.RedisError as error:
+            log.warning("no history sample", error=str(error)[:300])
+        await asyncio.sleep(SAMPLE_S)
+
+
+async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) -> None:
+    """Append the sample of `now` (seconds since the epoch), unless another coordinator did so less than a second ago."""
+    keys = Keys(config.run.name)
+    if not await client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
+        return
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.hmget(keys.counters, FLOWS)
+        pipe.hgetall(keys.state)
+        pipe.xlen(keys.groups)
+        pipe.hlen(keys.ledger)
+        pipe.hgetall(keys.parts)
+        totals, raw, length, steps, parts = await pipe.execute()
+    state = SharedState.parse(raw)
+    sample = {
+        "time": now,
+        "depth": depth_of(length, steps, state.durable_step, config.rollout.prompts_per_batch),
+        "version": state.version,
+        "oldest_replica": _oldest_replica(parts, now),
+        **{flow: int(total or 0) for flow, total in zip(FLOWS, totals, strict=True)},
+    }
+    await client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+
+
+def _oldest_replica(parts: dict[bytes, bytes], now: float) -> int | None:
+    """The oldest weight version that a living generator holds; None while there is none."""
+    beats = [json.loads(text) for name, text in parts.items() if name.startswith(b"generator/")]
+    return min((b.get("version", 0) for b in beats if now - b["seen"] < SILENT_S), default=None)

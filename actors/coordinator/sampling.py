@@ -1,0 +1,80 @@
+"""How a shard's rollouts are asked for: requests of bounded size, each scored as soon as its completions are there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from actors.coordinator.concurrency import all_of, cancel
+from actors.coordinator.shard import Draw, Sample, Shard
+from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest, Scored
+
+Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
+Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampler:
+    """Draws scored rollouts of one shard's prompts: the `sample` of its phases."""
+
+    shard: Shard
+    generate: Generate
+    score: Score
+
+    async def __call__(self, draw: Draw) -> list[Rollout]:
+        """The rollouts of one drawing, in order. The error of any request ends the drawing and cancels its other requests: a
+        lost rollout is the caller's to retry, never a wrong answer."""
+        size = self.shard.samples_per_request
+        parts = await all_of(
+            self._request(draw, draw.first + done, min(size, draw.n - done))
+            for done in range(0, draw.n, size)
+        )
+        return [rollout for part in parts for rollout in part]
+
+    async def _request(self, draw: Draw, first: int, n: int) -> list[Rollout]:
+        shard, prompt = self.shard, self.shard.prompts[draw.place]
+        seed = sample_seed(shard.seed, shard.epochs[draw.place], prompt.index, draw.phase, first)
+        completions = await self.generate(SamplingRequest(prompt, n, seed, shard.order))
+        if len(completions) != n:
+            raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
+        scored = await self.score(prompt, completions)
+        return [_rollout(c, draw.phase, s) for c, s in zip(completions, scored, strict=True)]
+
+
+@asynccontextmanager
+async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
+    """`sample` with these drawings under way at once: whoever asks for one of them gets its result instead of another.
+
+    Drawings that nobody asked for are cancelled at the end of the block, and their errors are dropped.
+    """
+    tasks = {draw: asyncio.create_task(sample(draw)) for draw in draws}
+
+    async def result(draw: Draw) -> list[Rollout]:
+        task = tasks.pop(draw, None)
+        return await (sample(draw) if task is None else task)
+
+    try:
+        yield result
+    finally:
+        await cancel(tasks.values())
+
+
+def _rollout(completion: Completion, phase: Phase, scored: Scored) -> Rollout:
+    return Rollout(
+        tokens=completion.tokens,
+        logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        spans=completion.spans,
+        phase=phase,
+        rewards=scored.rewards,
+        success=scored.success,
+    )
+
+
+def sample_seed(seed: int, epoch: int, prompt_index: int, phase: Phase, first: int) -> int:
+    """Seed of one request, a pure function of what it is for: a retry anywhere draws the same samples from the same weights."""
+    text = f"{seed}:{epoch}:{prompt_index}:{phase}:{first}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

@@ -1,0 +1,77 @@
+"""Checks of what the library is given: one line that names the argument, the first offending index and the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from allocator.posterior import Int
+from allocator.problem import Prior
+
+
+def check_counts(name: str, values: ArrayLike) -> Int:
+    """`values` as integers (n,), n >= 1."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be integers of shape (n,), not {array.dtype} of shape {array.shape}")
+    if array.size == 0:
+        raise ValueError(f"{name} is empty: there is no prompt to give rollouts to")
+    return array.astype(np.int64, copy=False)
+
+
+def check_trials(name: str, trials: ArrayLike, c: Int) -> Int:
+    """`trials` as an integer or integers (n,), none below the successes `c` (n,)."""
+    g0 = np.asarray(trials)
+    if g0.dtype.kind not in "iu" or g0.ndim > 1 or (g0.ndim == 1 and g0.shape != c.shape):
+        raise ValueError(
+            f"{name} must be an int or integers of shape {c.shape}, not {g0.dtype} of shape {g0.shape}"
+        )
+    g0 = g0.astype(np.int64, copy=False)
+    if int(g0.min()) < 0:
+        raise ValueError(f"{name}[{int(np.argmin(g0))}] = {int(g0.min())} must not be negative")
+    if int(c.min()) < 0 or bool((c > g0).any()):
+        i = int(np.flatnonzero((c < 0) | (c > g0))[0])
+        raise ValueError(
+            f"successes[{i}] = {c[i]} must be in 0..{name} = {int(np.broadcast_to(g0, c.shape)[i])}"
+        )
+    return g0
+
+
+def check_budget(budget: int, c: Int, g0: Int, cap: int | None) -> None:
+    """That `budget` is a whole number for which the cap leaves room."""
+    if isinstance(budget, bool) or not isinstance(budget, int | np.integer) or budget < 0:
+        raise ValueError(f"budget must be a whole number from 0, not {budget!r}")
+    if cap is None:
+        return
+    room = np.broadcast_to(cap - g0, c.shape)
+    if int(room.min()) < 0:
+        i = int(np.argmin(room))
+        raise ValueError(
+            f"max_group_size ({cap}) is below trials[{i}] = {int(np.broadcast_to(g0, c.shape)[i])}"
+        )
+    if int(room.sum()) < budget:
+        raise ValueError(
+            f"budget ({budget}) exceeds what max_group_size ({cap}) leaves room for: {int(room.sum())}"
+        )
+
+
+def check_prior(prior: tuple[ArrayLike, ArrayLike], n: int) -> Prior:
+    """Two floats, or two arrays (n,), all positive."""
+    if len(prior) != 2:
+        raise ValueError(f"prior must be a pair (alpha, beta), not {len(prior)} values")
+    checked: list[Any] = []
+    for name, value in zip(("alpha", "beta"), prior, strict=True):
+        array = np.asarray(value, dtype=np.float64)
+        if array.ndim > 1 or (array.ndim == 1 and len(array) != n):
+            raise ValueError(f"prior {name} must be a number or of shape ({n},), not {array.shape}")
+        bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+        if bad.size:
+            where = f"[{bad[0]}]" if array.ndim else ""
+            raise ValueError(f"prior {name}{where} = {array.flat[bad[0]]} must be finite and positive")
+        checked.append(float(array) if array.ndim == 0 else array)
+    alpha, beta = checked
+    if isinstance(alpha, float) and isinstance(beta, float):
+        return alpha, beta
+    return np.broadcast_to(alpha, (n,)), np.broadcast_to(beta, (n,))

@@ -1,0 +1,131 @@
+"""Rules that stop at an outcome: the next rollout is worth the probability that it is the prompt's first of its kind.
+
+`first_hit`: the first success. Under a maximum-likelihood objective Σ_i P(c_i >= 1) is the share of the likelihood's
+gradient that a batch realises, and this is its marginal: E[p(1-p)^l] while the prompt has no success, 0 afterwards.
+`mixed`: the probability that the group becomes mixed, so that a group-relative advantage is not zero. E[p(1-p)^l] for an
+all-wrong group, E[(1-p)p^l] for an all-right one, 0 for a mixed one.
+`hit_or_miss`: as `mixed`, a first success worth `weight` first failures.
+
+With rounds these are sampling until the outcome. What no prompt gains from goes to `rest`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules.base import Marginal, Mask, Rule, Sampled
+from allocator.rules.even_sizes import EVEN_SIZES
+from allocator.rules.hit_utility import HIT_UTILITY
+
+
+def no_success(sampled: Sampled) -> Mask:
+    """(n,) prompts without a success; without any rollout too."""
+    return sampled.successes == 0
+
+
+def no_failure(sampled: Sampled) -> Mask:
+    """(n,) prompts with at least one rollout and no failure."""
+    return (sampled.successes == sampled.trials) & (sampled.trials > 0)
+
+
+def one_kind(sampled: Sampled) -> Mask:
+    """(n,) prompts whose rollouts are not mixed."""
+    return no_success(sampled) | no_failure(sampled)
+
+
+def _mirrored(posterior: Posterior) -> Posterior:
+    """Failures in the place of successes, so that the gain of a first failure is hit utility's."""
+    return Posterior(posterior.beta, posterior.alpha, posterior.successes, posterior.trials)
+
+
+def _miss_log_gain(posterior: Posterior, level: Int) -> Float:
+    return HIT_UTILITY.log_gain(_mirrored(posterior), level)
+
+
+def _miss_table(posterior: Posterior, depth: int) -> Float:
+    return HIT_UTILITY.log_table(_mirrored(posterior), depth)
+
+
+def _miss_guess(posterior: Posterior, x: float | Float) -> Float:
+    assert HIT_UTILITY.guess is not None
+    return HIT_UTILITY.guess(_mirrored(posterior), x)
+
+
+def _miss_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+    assert HIT_UTILITY.exact is not None
+    return HIT_UTILITY.exact(beta, alpha, trials - successes, trials, level)
+
+
+# The gain of a first failure, E[(1-p)p^l].
+FIRST_MISS = Marginal("first_miss", _miss_log_gain, _miss_exact, _miss_table, _miss_guess)
+
+
+def _variance_log_gain(posterior: Posterior, level: Int) -> Float:
+    mean = posterior.mean
+    hits = posterior.successes + level * mean
+    return np.log(mean) - np.log(hits) - np.log(hits + 1)
+
+
+def _variance_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+    mean = alpha / (alpha + beta)
+    hits = successes + level * mean
+    return mean / (hits * (hits + 1))
+
+
+# The mean over c hits has variance σ²/c. One more hit lowers it by 1/(c(c+1)) and comes with probability p̂; after l more
+# rollouts c is taken at its expectation c + l·p̂.
+HITS_VARIANCE = Marginal("hits_variance", _variance_log_gain, _variance_exact)
+
+
+def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
+    """`first_hit` whose leftovers are divided by `rest` among the prompts with a success."""
+    name = "first_hit" if rest is HITS_VARIANCE else f"first_hit({rest.name})"
+    return replace(HIT_UTILITY, name=name, useful=no_success, rest=rest)
+
+
+@lru_cache(maxsize=64)
+def hit_or_miss(weight: float = 2.0) -> Marginal:
+    """`hit_or_miss` with a first success worth `weight` first failures. ValueError for a weight that is not positive."""
+    if not (np.isfinite(weight) and weight > 0):
+        raise ValueError(f"rule hit_or_miss: the weight of a hit must be positive and finite, not {weight}")
+    name = "mixed" if weight == 1 else "hit_or_miss" if weight == 2 else f"hit_or_miss({weight:g})"
+    bonus, ratio = float(np.log(weight)), Fraction(weight)
+
+    def turned(posterior: Posterior) -> tuple[Posterior, Float]:
+        """The posterior of the outcome that is missing, and the logarithm of its weight."""
+        wrong = posterior.successes == 0
+        alpha = np.where(wrong, posterior.alpha, posterior.beta)
+        beta = np.where(wrong, posterior.beta, posterior.alpha)
+        return Posterior(alpha, beta, posterior.successes, posterior.trials), np.where(wrong, bonus, 0.0)
+
+    def log_gain(posterior: Posterior, level: Int) -> Float:
+        other, log_weight = turned(posterior)
+        return HIT_UTILITY.log_gain(other, level) + log_weight
+
+    def table(posterior: Posterior, depth: int) -> Float:
+        other, log_weight = turned(posterior)
+        return HIT_UTILITY.log_table(other, depth) + log_weight[:, None]
+
+    def guess(posterior: Posterior, x: float | Float) -> Float:
+        assert HIT_UTILITY.guess is not None
+        other, log_weight = turned(posterior)
+        return HIT_UTILITY.guess(other, x - log_weight)
+
+    def exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+        assert HIT_UTILITY.exact is not None
+        if successes:
+            return HIT_UTILITY.exact(beta, alpha, 0, trials, level)
+        return ratio * HIT_UTILITY.exact(alpha, beta, 0, trials, level)
+
+    # A group of none becomes mixed with its second rollout at the earliest: its gain rises before it falls.
+    return Marginal(name, log_gain, exact, table, guess, 1, one_kind, EVEN_SIZES)
+
+
+FIRST_HIT = first_hit()
+MIXED = hit_or_miss(1.0)
+HIT_OR_MISS = hit_or_miss(2.0)

@@ -1,0 +1,184 @@
+"""What the learner descends: advantage, ratio and loss, how tokens are added up, weights of groups, regularisers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from common.config.base import Count, Section
+
+ADVANTAGES = (
+    "grpo",
+    "dr_grpo",
+    "rloo",
+    "max_rl",
+    "likelihood",
+    "pass_at_k",
+    "pkpo",
+    "weighted_reinforce",
+)
+BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
+"""Advantages of successes (`reward.success`); the others take rewards as they are."""
+
+
+class Objective(Section):
+    """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
+
+    Keys and values have TRL's names where it has them; docs/learner.md maps the others.
+    """
+
+    model_config = ConfigDict(
+        **Section.model_config, serialize_by_alias=True, validate_by_name=True, validate_by_alias=True
+    )
+
+    advantage: str = Field(
+        "grpo",
+        description=f"{', '.join(ADVANTAGES)}, or package.module:function of (rewards, successes, phases).",
+    )
+    scale: Literal["group", "batch", "none"] | None = Field(
+        None,
+        description="What grpo divides by: the group's deviation, that of the batch's rewards, or nothing; unset: group.",
+    )
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
+        "sum_then_normalize",
+        description="Weighted rewards added before they are normalised, or each normalised in its group first (GDPO); the latter with grpo.",
+    )
+    k: Count | None = Field(None, description="k of pass_at_k and pkpo; at most the smallest possible group.")
+    lambda_: float = Field(
+        0.1, gt=0, alias="lambda", description="Advantage of a hit under weighted_reinforce; a miss has -1."
+    )
+    baseline: Literal["none", "wald"] = Field(
+        "none",
+        description="likelihood only; wald: -1/G for every rollout of every group, which keeps the expectation.",
+    )
+    aggregate: Literal["group", "token"] = Field(
+        "group",
+        description="group: 1/G_i and 1/Z, each prompt alike (the paper); token: all tokens of the batch alike (DAPO).",
+    )
+    normalisation: Literal["constant", "sequence", "none"] = Field(
+        "constant",
+        description="Z of aggregate group: max_response_tokens (Dr.GRPO) or the own length; none is aggregate token's.",
+    )
+    overlong: Literal["keep", "mask", "soft"] = Field(
+        "keep",
+        description="A completion cut at its limit: trained; left out of the loss, though it counts in G_i, in its group's mean and in "
+        "the posterior; or penalised by up to 1 over the last overlong_cache tokens before max_response_tokens (DAPO).",
+    )
+    overlong_cache: Count | None = Field(
+        None, description="Tokens over which the soft penalty grows; unset: a fifth of max_response_tokens."
+    )
+    ratio: Literal["token", "sequence"] = Field(
+        "token",
+        description="ρ of each token, or the geometric mean over the completion for all of its tokens (GSPO).",
+    )
+    loss: Literal["clip", "cispo", "sapo"] = Field(
+        "clip",
+        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed beside A log π (CISPO); a sigmoid around ρ = 1 (SAPO).",
+    )
+    clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
+    clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")
+    clip_dual: float | None = Field(
+        None,
+        gt=1,
+        description="Most ρ under clip where A is negative, above 1 + clip_high (TRL's delta); none: unbounded.",
+    )
+    sapo_temperature_pos: float = Field(1.0, gt=0, description="Steepness of sapo where A is positive.")
+    sapo_temperature_neg: float = Field(1.05, gt=0, description="Steepness of sapo elsewhere.")
+    importance: Literal["token_truncate", "token_mask", "sequence_mask", "none"] = Field(
+        "token_truncate", description="Correction of π_prox/π_gen."
+    )
+    importance_cap: float = Field(3.0, gt=0, description="C of the correction.")
+    kl: float = Field(0.0, ge=0, description="Coefficient of the KL estimate to the frozen initial policy.")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3",
+        description="With d = log π_ref/π: -d (whose gradient is zero in expectation), d²/2, or exp(d) - d - 1.",
+    )
+    updates_per_batch: Count = Field(
+        1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lengths(cls, values: Any) -> Any:
+        """aggregate token has no Z, so that nobody need say so."""
+        if isinstance(values, dict) and values.get("aggregate") == "token":
+            return {"normalisation": "none", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _loss(self) -> Self:
+        name = "learner.objective"
+        if (self.normalisation == "none") != (self.aggregate == "token"):
+            raise ValueError(
+                f"{name}.normalisation ({self.normalisation}) contradicts {name}.aggregate ({self.aggregate}): token divides by the "
+                "tokens of the batch and by no Z (normalisation none), group by a constant or the sequence"
+            )
+        if self.aggregate == "token" and self.advantage in ("dr_grpo", "likelihood", "pkpo"):
+            raise ValueError(
+                f"{name}.aggregate (token) divides by the tokens of the batch, and {name}.advantage ({self.advantage}) is defined with "
+                + (
+                    "a constant: use grpo with scale none"
+                    if self.advantage == "dr_grpo"
+                    else "1/G_i: use aggregate group"
+                )
+            )
+        if self.clip_dual is not None and (self.loss != "clip" or self.clip_dual <= 1 + self.clip_high):
+            raise ValueError(
+                f"{name}.clip_dual ({self.clip_dual}) belongs to loss clip and must exceed 1 + clip_high = {1 + self.clip_high}, "
+                f"and {name}.loss is {self.loss}"
+            )
+        if self.overlong_cache is not None and self.overlong != "soft":
+            raise ValueError(
+                f"{name}.overlong_cache ({self.overlong_cache}) belongs to overlong soft, and {name}.overlong is {self.overlong}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _advantage(self) -> Self:
+        name = "learner.objective"
+        if self.advantage not in ADVANTAGES and ":" not in self.advantage:
+            raise ValueError(
+                f"{name}.advantage ({self.advantage}): none of {', '.join(ADVANTAGES)}; a function of your own is package.module:function"
+            )
+        if (self.k is None) != (self.advantage not in ("pass_at_k", "pkpo")):
+            raise ValueError(
+                f"{name}.k ({self.k}) belongs to advantage pass_at_k or pkpo, and {name}.advantage is {self.advantage}: "
+                + ("set k" if self.k is None else "remove k")
+            )
+        if self.advantage == "pkpo" and self.k == 1:
+            raise ValueError(
+                f"{name}.k (1): pkpo takes its baseline from subsets of k - 1, so k must be at least 2; Pass@1 is what rloo maximises"
+            )
+        if self.baseline != "none" and self.advantage != "likelihood":
+            raise ValueError(
+                f"{name}.baseline ({self.baseline}) belongs to advantage likelihood, and {name}.advantage is {self.advantage}"
+            )
+        if self.scale is not None and self.advantage != "grpo":
+            raise ValueError(
+                f"{name}.scale ({self.scale}) belongs to advantage grpo, and {name}.advantage is {self.advantage}: remove it"
+            )
+        if self.multi_objective_aggregation == "normalize_then_sum" and (
+            self.advantage != "grpo" or self.scale not in (None, "batch")
+        ):
+            raise ValueError(
+                f"{name}.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with scale batch or unset, "
+                f"not advantage {self.advantage} with scale {self.scale}"
+            )
+        return self
+
+    @property
+    def binary(self) -> bool:
+        """Whether the advantage is one of successes."""
+        return self.advantage in BINARY
+
+    @property
+    def over_batch(self) -> bool:
+        """Whether it needs sums over all groups of a step."""
+        return self.scaling == "batch" or self.aggregate == "token"
+
+    @property
+    def scaling(self) -> Literal["group", "batch", "none"]:
+        """What `grpo` divides by: GDPO's normalised rewards by their deviation over the batch."""
+        gdpo = self.multi_objective_aggregation == "normalize_then_sum"
+        return self.scale or ("batch" if gdpo else "group")

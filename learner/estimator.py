@@ -1,0 +1,133 @@
+"""From one group to the advantages of its rollouts: which rewards and successes enter, and by which formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from common.config import Objective
+from common.rewards import total
+from common.types import Group, Rollout
+from learner.advantages import (
+    STD_FLOOR,
+    Values,
+    centred,
+    grpo,
+    likelihood,
+    max_rl,
+    pass_at_k,
+    pkpo,
+    rloo,
+    weighted_reinforce,
+)
+from learner.totals import Totals
+from learner.user_advantage import user_advantage
+
+Formula = Callable[[Values], Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Advantages under `objective`.
+
+    `weights` are the rewards', `success` names the one that decides success (None: none does), `group_size` is G,
+    `max_response` the longest completion; `totals` are those of the step where the objective needs them.
+    """
+
+    objective: Objective
+    weights: Mapping[str, float]
+    success: str | None
+    group_size: int
+    max_response: int
+    totals: Totals | None = None
+
+    def advantages(self, group: Group) -> Values:
+        """A (G_i,).
+
+        An advantage of successes takes each success as 1 and the rest as 0; every other reward that has a weight is
+        centred in the group and added with its weight.
+        """
+        if ":" in self.objective.advantage:
+            phases = np.array([r.phase for r in group.rollouts])
+            return user_advantage(self.objective.advantage, self.rewards(group), successes(group), phases)
+        if not self.objective.binary:
+            return _of_rewards(self.objective, self.totals)(self.rewards(group))
+        others = {name: weight for name, weight in self.weights.items() if name != self.success}
+        shaped = centred(_weighted(group, others) - self._overlong(group))
+        return _of_successes(self.objective, self.group_size)(successes(group)) + shaped
+
+    def rewards(self, group: Group) -> Values:
+        """R (G_i,): the weighted sum of its rewards, or of its rewards each normalised in the group (GDPO)."""
+        if self.objective.multi_objective_aggregation == "sum_then_normalize":
+            return _weighted(group, self.weights) - self._overlong(group)
+        terms = [
+            weight * grpo([r.rewards[name] for r in group.rollouts]) for name, weight in self.weights.items()
+        ]
+        return np.sum([*terms, grpo(-self._overlong(group))], axis=0)
+
+    def trains(self, rollout: Rollout) -> bool:
+        """Whether the rollout's tokens are in the loss: a masked one counts in its group alone."""
+        return not (self.objective.overlong == "mask" and rollout.finish_reason == "length")
+
+    def scale(self, group: Group, rollout: Rollout, prompts: int) -> float:
+        """Weight of one token in the loss of a step of `prompts` groups: 1/(Γ G_i Z), or 1/(tokens of the step)."""
+        if self.objective.aggregate == "token" and self.totals is not None:
+            return 1.0 / self.totals.tokens
+        z = self.max_response if self.objective.normalisation == "constant" else len(rollout.tokens)
+        return 1.0 / (prompts * group.size * z)
+
+    def sums(self, groups: Sequence[Group]) -> Totals:
+        """What `groups` add to the totals of their step."""
+        values = np.concatenate([np.zeros(0), *(self.rewards(group) for group in groups)])
+        trained = [len(r.tokens) for group in groups for r in group.rollouts if self.trains(r)]
+        return Totals(float(sum(trained)), float(len(values)), float(values.sum()), float((values**2).sum()))
+
+    def _overlong(self, group: Group) -> Values:
+        """DAPO's soft penalty (2503.14476, equation 13): from 0 to 1 over the last tokens before the limit."""
+        if self.objective.overlong != "soft":
+            return np.zeros(group.size)
+        cache = self.objective.overlong_cache or max(1, self.max_response // 5)
+        lengths = np.array([len(r.tokens) for r in group.rollouts])
+        return np.clip((lengths - self.max_response) / cache + 1.0, 0.0, 1.0)
+
+
+def successes(group: Group) -> Values:
+    """1.0 (G_i,) for each rollout that is a hit."""
+    return np.array([r.success for r in group.rollouts], dtype=np.float64)
+
+
+def _weighted(group: Group, weights: Mapping[str, float]) -> Values:
+    return np.array([total(r.rewards, weights) for r in group.rollouts])
+
+
+def _of_rewards(objective: Objective, totals: Totals | None) -> Formula:
+    by_scale: dict[str, Formula] = {
+        "group": grpo,
+        "none": centred,
+        "batch": partial(_over_deviation, deviation=totals.deviation if totals else 0.0),
+    }
+    formulas: dict[str, Formula] = {
+        "grpo": by_scale[objective.scaling],
+        "dr_grpo": centred,
+        "rloo": rloo,
+        "pkpo": partial(pkpo, k=objective.k or 2),
+    }
+    return formulas[objective.advantage]
+
+
+def _of_successes(objective: Objective, group_size: int) -> Formula:
+    formulas: dict[str, Formula] = {
+        "max_rl": max_rl,
+        "likelihood": partial(likelihood, baseline=1.0 / group_size if objective.baseline == "wald" else 0.0),
+        "pass_at_k": partial(pass_at_k, k=objective.k or 1),
+        "weighted_reinforce": partial(weighted_reinforce, positive=objective.lambda_),
+    }
+    return formulas[objective.advantage]
+
+
+def _over_deviation(rewards: Values, deviation: float) -> Values:
+    """(R - mean)/(std + 1e-4) with the deviation of the whole batch, as in TRL."""
+    return centred(rewards) / (deviation + STD_FLOOR)

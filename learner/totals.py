@@ -1,0 +1,33 @@
+"""Sums over all groups of a step that a rank cannot know from its own: added up over ranks before the step is cut."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple, dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Trained completion tokens and rollouts of a step; sum and sum of squares of its rollouts' rewards."""
+
+    tokens: float
+    rollouts: float
+    rewards: float
+    squares: float
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the rewards, with n - 1; 0 for a single rollout."""
+        if self.rollouts < 2:
+            return 0.0
+        mean = self.rewards / self.rollouts
+        return math.sqrt(max(0.0, self.squares - self.rollouts * mean * mean) / (self.rollouts - 1))
+
+
+def over_ranks(own: Totals, device: torch.device) -> Totals:
+    """The sums over all ranks. A collective."""
+    sums = torch.tensor(astuple(own), dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(sums)
+    return Totals(*sums.tolist())

@@ -1,0 +1,67 @@
+"""A user's own advantage: `package.module:function` of (rewards (n,), successes (n,), phases (n,) "A" or "B") -> (n,)."""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from common.errors import ConfigError
+
+
+class UserAdvantage(Protocol):
+    def __call__(
+        self, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_], /
+    ) -> ArrayLike: ...
+
+
+@cache
+def load_advantage(name: str) -> UserAdvantage:
+    """The function that `name` says. Raises ConfigError with what is wrong with it."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"learner.objective.advantage ({name}): cannot be loaded: {error}; write package.module:function"
+        ) from error
+    if not callable(found):
+        raise ConfigError(
+            f"learner.objective.advantage ({name}): is a {type(found).__name__}, not a function"
+        )
+    return found
+
+
+def user_advantage(
+    name: str, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_]
+) -> NDArray[np.float64]:
+    """What the function returns for one group, checked. Raises ConfigError where it is not (n,) finite numbers."""
+    given = load_advantage(name)(rewards, successes, phases)
+    where = f"learner.objective.advantage ({name})"
+    try:
+        values = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{where}: returned a {type(given).__name__}, not numbers") from None
+    if values.shape != rewards.shape:
+        raise ConfigError(
+            f"{where}: returned shape {values.shape} for a group of {len(rewards)} rollouts; it must be ({len(rewards)},)"
+        )
+    if not np.isfinite(values).all():
+        place = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ConfigError(
+            f"{where}: returned {values[place]} for rollout {place} of a group of {len(rewards)} with rewards "
+            f"{rewards[:8].tolist()}; advantages must be finite"
+        )
+    return values
+
+
+def try_advantage(name: str, pre_rollouts: int, group_size: int) -> None:
+    """Call the function on groups that every run meets: none right, all right, mixed, with and without Phase B."""
+    for size in (pre_rollouts, group_size):
+        phases = np.array(["A"] * pre_rollouts + ["B"] * (size - pre_rollouts))
+        for hits in (0, 1, size):
+            successes = (np.arange(size) < hits).astype(np.float64)
+            user_advantage(name, successes.copy(), successes, phases)

@@ -1,0 +1,205 @@
+"""Rounds: every one the exact optimum of what is known, the sum exactly the budget, a session rebuilt the same."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from allocator import Session, allocate
+from tests.allocator.one_by_one import GAINS, one_by_one
+
+STOPS = ["none", "hit", "mixed"]
+RULES = [*GAINS, "variance", "knapsack"]
+
+
+def phase_a(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rates, successes, trials) of rather few rollouts."""
+    rates, trials = rng.beta(0.323, 0.143, n), rng.integers(1, 6, n)
+    if rng.random() < 0.5:
+        trials[:] = trials[0]
+    return rates, rng.binomial(trials, rates), trials
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("rule", GAINS)
+def test_every_round_is_the_one_that_a_literal_greedy_gives(rule: str, stop: str) -> None:
+    rng = np.random.default_rng(RULES.index(rule))
+    for case in range(60):
+        n, rounds = int(rng.integers(1, 9)), int(rng.integers(1, 5))
+        rates, c, g0 = phase_a(rng, n)
+        budget = int(rng.integers(rounds, 8 * n + rounds + 1))
+        cap = None if case % 2 else int(max(g0.max(), -(-(budget + g0.sum()) // n))) + int(rng.integers(0, 9))
+        each = (rng.uniform(0.2, 3, n), rng.uniform(0.2, 3, n))
+        prior = each if case % 3 == 0 else (np.ones(n), np.ones(n))
+        session = Session(n, budget, rule, prior if case % 3 != 1 else (1.0, 1.0), rounds, stop, cap)
+        session.tell(c, g0)
+        left = budget
+        for later in range(rounds, 0, -1):
+            counts = session.successes.tolist(), session.trials.tolist(), (session.trials - g0).tolist()
+            extra = session.ask()
+            assert extra.tolist() == one_by_one(rule, *counts, prior, left // later, stop, cap)
+            left -= int(extra.sum())
+            session.tell(rng.binomial(extra, rates), extra)
+        assert session.done
+        assert cap is None or session.trials.max() <= cap
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_round_without_a_stop_is_allocate_bit_for_bit(rule: str) -> None:
+    rng = np.random.default_rng(1)
+    for case in range(100):
+        n = int(rng.integers(1, 70))
+        c, budget = rng.binomial(8, rng.beta(0.323, 0.143, n)), int(rng.integers(0, 24 * n))
+        prior = (1.0, 1.0) if case % 2 else (rng.uniform(0.2, 3, n), rng.uniform(0.2, 3, n))
+        cap = None if case % 4 else 40
+        session = Session(n, budget, rule, prior, max_group_size=cap)
+        session.tell(c, 8)
+        np.testing.assert_array_equal(session.ask(), allocate(c, 8, budget, prior, rule, cap))
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_budget_is_spent_exactly_in_equal_rounds_and_a_replayed_session_goes_on_alike(
+    rule: str, stop: str
+) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(10):
+        n, rounds = int(rng.integers(2, 40)), int(rng.integers(1, 9))
+        rates = rng.beta(0.323, 0.143, n)
+        c = rng.binomial(8, rates)
+        budget = int(rng.integers(rounds, 24 * n))
+        made = {"rule": rule, "rounds": rounds, "stop": stop, "max_group_size": 8 + 30}
+        session, told = Session(n, min(budget, 30 * n), **made), [(c, np.full(n, 8))]
+        session.tell(*told[0])
+        asked = []
+        while not session.done:
+            again = Session(n, min(budget, 30 * n), **made)
+            for earlier in told:
+                again.tell(*earlier)
+            extra = session.ask()
+            np.testing.assert_array_equal(again.ask(), extra)
+            np.testing.assert_array_equal(session.ask(), extra)
+            asked.append(int(extra.sum()))
+            told.append((rng.binomial(extra, rates), extra))
+            session.tell(*told[-1])
+        assert sum(asked) == min(budget, 30 * n)
+        assert len(asked) == rounds
+        assert max(asked) - min(asked) <= 1
+        assert not session.ask().any()
+
+
+def test_prompts_that_stopped_get_nothing_while_another_can_use_it() -> None:
+    session = Session(4, 40, rounds=2, stop="hit")
+    session.tell([0, 0, 3, 8], 8)
+    assert session.ask().tolist() == [10, 10, 0, 0]
+    session.tell([0, 1, 0, 0], [10, 10, 0, 0])
+    assert session.ask().tolist() == [20, 0, 0, 0]
+
+
+def test_leftovers_go_to_all_right_prompts_until_a_miss_and_then_by_the_rules_own_gain() -> None:
+    session = Session(4, 40, rounds=2, stop="hit", max_group_size=24)
+    session.tell([1, 4, 8, 8], 8)
+    assert session.ask().tolist() == [0, 0, 10, 10]
+    session.tell([0, 0, 9, 10], [0, 0, 10, 10])
+    # Prompt 3 is still all right and takes six more; then hit utility divides the rest among the others.
+    last = session.ask()
+    assert last[3] == 6
+    trials = np.array([8, 8, 18])
+    np.testing.assert_array_equal(last[:3], allocate([1, 4, 17], trials, 14, max_group_size=24))
+
+
+def test_lost_rollouts_are_given_again() -> None:
+    session = Session(2, 20, rounds=2)
+    session.tell([0, 3], 4)
+    asked = session.ask()
+    session.tell([0, 0], asked - [1, 0])
+    assert session.ask().sum() == 11
+    session.tell([0, 0], session.ask())
+    assert session.done
+
+
+def test_a_round_takes_in_what_the_last_one_found() -> None:
+    session = Session(2, 20, rounds=2)
+    session.tell([0, 0], 8)
+    assert session.ask().tolist() == [5, 5]
+    session.tell([5, 0], [5, 5])
+    np.testing.assert_array_equal(session.ask(), allocate([5, 0], 13, 10))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number from 1, not 0"),
+        ({"rounds": 11}, r"rounds \(11\) exceeds the budget \(10\)"),
+        ({"stop": "first"}, "stop: 'first' is none of none, hit, mixed"),
+        ({"rule": "nope"}, "rule: 'nope' is none of"),
+        ({"rule": "hit_or_miss(x)"}, "needs a number"),
+        ({"rule": "hit_or_miss(-1)"}, "must be positive and finite, not -1"),
+        ({"budget": -1}, "budget must be a whole number from 0, not -1"),
+        ({"prompts": 0}, "prompts must be a whole number from 1, not 0"),
+        ({"prior": ([1.0, 2.0, 3.0], 1.0)}, r"prior alpha must be a number or of shape \(2,\)"),
+    ],
+)
+def test_a_session_that_cannot_be_is_refused_in_one_line(made: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Session(**{"prompts": 2, "budget": 10, **made})
+
+
+@pytest.mark.parametrize(
+    ("tells", "message"),
+    [
+        ([([1, 2, 3], 4)], r"successes must be of shape \(2,\), not \(3,\)"),
+        ([([5, 2], 4)], r"successes\[0\] = 5 must be in 0..trials = 4"),
+        ([([1, 2], 4), ([0, 0], [6, 5])], r"this round's 11 and 0 before exceed the budget \(10\)"),
+        ([([1, 2], 25)], r"max_group_size \(20\) is below trials\[0\] = 25"),
+        ([([1, 2], 18)], r"budget \(10\) exceeds what max_group_size \(20\) leaves room for: 4"),
+    ],
+)
+def test_what_cannot_have_been_sampled_is_refused_and_changes_nothing(tells: list, message: str) -> None:
+    session = Session(2, 10, max_group_size=20)
+    for tell in tells[:-1]:
+        session.tell(*tell)
+    before = session.trials
+    with pytest.raises(ValueError, match=message):
+        session.tell(*tells[-1])
+    np.testing.assert_array_equal(session.trials, before)
+
+
+def test_asking_before_phase_a_is_refused() -> None:
+    with pytest.raises(ValueError, match="tell Phase A"):
+        Session(2, 10).ask()
+
+
+def test_mixed_needs_a_pre_rollout() -> None:
+    with pytest.raises(ValueError, match="rule mixed is defined from 1 pre-rollouts on, not 0"):
+        Session(2, 10, "mixed").tell([0, 0], 0)
+
+
+def rarest(posterior, level):  # type: ignore[no-untyped-def]
+    return (1 - posterior.mean) / (1 + level)
+
+
+def test_a_callable_is_a_rule_by_itself_and_by_name() -> None:
+    rng = np.random.default_rng(3)
+    c = rng.integers(0, 9, 20)
+    by_name, itself = (allocate(c, 8, 480, rule=r) for r in (f"{__name__}:rarest", rarest))
+    np.testing.assert_array_equal(by_name, itself)
+    session = Session(20, 480, rarest, rounds=4, stop="hit")
+    session.tell(c, 8)
+    assert session.ask().sum() == 120
+
+
+def test_four_rounds_of_thousands_of_prompts_take_milliseconds() -> None:
+    """Loose bounds for a shared machine; benchmarks/allocator.py has the figures."""
+    rng = np.random.default_rng(4)
+    rates = rng.beta(0.323, 0.143, 4096)
+    for rule, stop in (("hit_utility", "none"), ("first_hit", "hit"), ("hit_or_miss", "mixed")):
+        session = Session(4096, 4096 * 24, rule, rounds=4, stop=stop)
+        session.tell(rng.binomial(8, rates), 8)
+        while not session.done:
+            began = time.perf_counter()
+            extra = session.ask()
+            assert time.perf_counter() - began < 0.1
+            session.tell(rng.binomial(extra, rates), extra)

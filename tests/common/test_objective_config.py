@@ -1,0 +1,82 @@
+"""What an objective cannot be is refused with one line that names keys, values and remedy."""
+
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from common.load import dump_yaml, from_args, load
+
+GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
+
+
+def with_objective(values: dict[str, Any], **sections: Any) -> Any:
+    return from_args({**GOOD, **sections, "learner": {"objective": values}})
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"advantage": "maxrl"}, "learner.objective.advantage (maxrl): none of grpo"),
+        ({"advantage": "pass_at_k"}, "learner.objective.k (None) belongs to advantage pass_at_k or pkpo"),
+        ({"k": 4}, "learner.objective.advantage is grpo: remove k"),
+        ({"advantage": "pkpo", "k": 1}, "learner.objective.k (1): pkpo takes its baseline"),
+        (
+            {"advantage": "pass_at_k", "k": 9},
+            "learner.objective.k (9) exceeds the smallest group of rule hit_utility, 8 rollouts: lower k",
+        ),
+        ({"baseline": "wald"}, "learner.objective.baseline (wald) belongs to advantage likelihood"),
+        (
+            {"advantage": "rloo", "scale": "batch"},
+            "learner.objective.scale (batch) belongs to advantage grpo",
+        ),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "scale": "group"},
+            "learner.objective.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with scale batch",
+        ),
+        (
+            {"aggregate": "token", "advantage": "dr_grpo"},
+            "learner.objective.aggregate (token) divides by the tokens of the batch, and learner.objective.advantage (dr_grpo) is "
+            "defined with a constant: use grpo with scale none",
+        ),
+        (
+            {"aggregate": "token", "normalisation": "constant"},
+            "learner.objective.normalisation (constant) contradicts learner.objective.aggregate (token)",
+        ),
+        ({"normalisation": "none"}, "learner.objective.normalisation (none) contradicts"),
+        ({"aggregate": "token", "advantage": "likelihood"}, "is defined with 1/G_i: use aggregate group"),
+        (
+            {"clip_dual": 1.1},
+            "learner.objective.clip_dual (1.1) belongs to loss clip and must exceed 1 + clip_high = 1.2",
+        ),
+        ({"clip_dual": 3.0, "loss": "sapo"}, "learner.objective.loss is sapo"),
+        ({"overlong_cache": 100}, "learner.objective.overlong_cache (100) belongs to overlong soft"),
+        (
+            {"overlong": "soft", "overlong_cache": 4096},
+            "learner.objective.overlong_cache (4096) must be at most rollout.max_response_tokens (2048)",
+        ),
+        ({"lambda": 0}, "learner.objective.lambda (0): Input should be greater than 0"),
+    ],
+)
+def test_each_contradiction_is_one_line(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_objective(values)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_uniform_sampling_never_makes_a_group_smaller_than_g() -> None:
+    config = with_objective({"advantage": "pkpo", "k": 32}, allocation={"rule": "uniform"})
+    assert config.learner.objective.k == 32
+
+
+def test_every_value_comes_back_from_the_dump_and_from_the_command_line(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    config = with_objective({"advantage": "weighted_reinforce", "lambda": 0.3})
+    file = tmp_path / "dumped.yaml"
+    file.write_text(dump_yaml(config))
+    assert load(str(file)) == config
+    assert load(str(file), ["learner.objective.lambda=0.2"]).learner.objective.lambda_ == 0.2
+
+
+def test_token_aggregation_has_no_z_without_being_asked() -> None:
+    assert with_objective({"aggregate": "token"}).learner.objective.normalisation == "none"

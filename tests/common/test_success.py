@@ -1,0 +1,82 @@
+"""What counts as success: named by the user, computed whether it has a weight or not, refused where it is needed and missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from common.config import Config
+
+OWN = "tests.system.own_reward:brevity"
+
+
+def config(**sections: Any) -> Config:
+    return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, **sections})
+
+
+def refused(**sections: Any) -> str:
+    with pytest.raises(ValidationError) as error:
+        config(**sections)
+    return error.value.errors()[0]["msg"]
+
+
+def test_accuracy_is_success_by_default_also_without_a_weight() -> None:
+    reward = config(reward={"weights": {"format": 1.0}}).reward
+    assert (reward.success, reward.names) == ("accuracy", ("format", "accuracy"))
+    assert [reward.succeeded({"accuracy": a, "format": 1.0}) for a in (0.0, 0.99, 1.0)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_users_reward_is_success_at_the_value_that_they_name() -> None:
+    weights = {"format": 0.1, OWN: 0.9}
+    reward = config(reward={"weights": weights, "success": OWN, "success_at": 0.5}).reward
+    assert reward.names == ("format", OWN)
+    assert [reward.succeeded({"format": 1.0, OWN: v}) for v in (0.49, 0.5)] == [False, True]
+
+
+def test_own_rewards_alone_define_no_success_and_what_needs_one_is_refused_with_the_remedy() -> None:
+    reward = {"weights": {OWN: 1.0}}
+    for sections, what in (
+        ({}, "allocation.rule (hit_utility)"),
+        ({"allocation": {"rule": "my.module:rule"}}, "allocation.rule (my.module:rule)"),
+        ({"allocation": {"rule": "uniform", "prior": "hidden-online"}}, "allocation.prior (hidden-online)"),
+        (
+            {"allocation": {"rule": "uniform"}, "learner": {"objective": {"advantage": "likelihood"}}},
+            "learner.objective.advantage (likelihood)",
+        ),
+        ({"allocation": {"rule": "uniform"}, "evaluation": {"path": "held.jsonl"}}, "evaluation.path"),
+    ):
+        message = refused(reward=reward, **sections)
+        assert what in message
+        assert f"name one in reward.success (rewards with a weight: {OWN})" in message
+    plain = config(reward=reward, allocation={"rule": "uniform"})
+    assert plain.reward.success is None
+    assert not plain.reward.succeeded({OWN: 1.0})
+
+
+def test_what_was_decided_survives_the_way_to_the_replicas() -> None:
+    for begun in (
+        config(reward={"weights": {OWN: 1.0}}, allocation={"rule": "uniform"}),
+        config(reward={"weights": {OWN: 1.0}, "success": "accuracy"}),
+    ):
+        assert Config.model_validate(begun.model_dump()) == begun
+        assert Config.model_validate_json(begun.model_dump_json()) == begun
+
+
+@pytest.mark.parametrize("name", ["acuracy", ""])
+def test_a_success_that_is_no_reward_is_refused_by_name(name: str) -> None:
+    assert f"unknown reward {name!r}" in refused(reward={"success": name})
+
+
+def test_the_gate_is_off_where_format_is_not_in_use_and_watches_the_reward_that_is_named() -> None:
+    assert config().gate == "format"
+    assert config(reward={"weights": {"accuracy": 1.0}}).gate is None
+    assert config(allocation={"warmup": {"reward": "accuracy"}}).gate == "accuracy"
+    assert config(allocation={"warmup": {"enabled": False}}).gate is None
+    message = refused(allocation={"warmup": {"reward": OWN}})
+    assert f"allocation.warmup.reward ({OWN}) is not computed (rewards: format, accuracy)" in message

@@ -1,0 +1,147 @@
+"""Expected gradients of a categorical policy, every outcome enumerated, rounds and stopping included, on 1,000 random rates.
+
+Outcomes 0 and 1 are right, outcome 2 is wrong; the gradient is that of the logits. A path is the sequence of outcomes
+of one prompt's group; what decides its length sees counts only, as the allocator does.
+"""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from allocator import allocate
+from allocator.rules import RULES
+from learner.advantages import Values, likelihood, max_rl, pkpo, rloo
+
+RIGHT = np.array([1.0, 1.0, 0.0])
+G0 = 2
+Next = Callable[[int, int], int]  # (successes, rollouts so far) -> rollouts of the next round, 0 ends
+
+
+def random_rates() -> np.ndarray:
+    """(1000, 3): softmax of wide logits, so that success is anything from 0.001 to 0.999."""
+    logits = np.random.default_rng(0).normal(0.0, 2.5, (1000, 3))
+    weights = np.exp(logits)
+    return weights / weights.sum(1, keepdims=True)
+
+
+RATES = random_rates()
+SUCCESS = RATES @ RIGHT
+
+
+def paths(plan: Next, begun: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """All groups that can come about: Phase A of G0, then rounds of `plan` until it gives nothing."""
+    more = G0 if not begun else plan(int(RIGHT[list(begun)].sum()), len(begun))
+    if more == 0:
+        return [begun]
+    return [path for tail in product(range(3), repeat=more) for path in paths(plan, begun + tail)]
+
+
+def expected(groups: list[tuple[int, ...]], advantage: Callable[[Values], Values]) -> np.ndarray:
+    """(1000, 3): Σ over groups of P(group) · (1/n) Σ_j A_j ∇log π(outcome j)."""
+    gradient = np.zeros_like(RATES)
+    for path in groups:
+        outcomes = np.array(path)
+        chance = RATES[:, outcomes].prod(1)
+        per_outcome = np.bincount(outcomes, advantage(RIGHT[outcomes]) / len(path), minlength=3)
+        gradient += chance[:, None] * (per_outcome - per_outcome.sum() * RATES)
+    return gradient
+
+
+def of_success() -> np.ndarray:
+    """∇p (1000, 3)."""
+    return RATES * (RIGHT - SUCCESS[:, None])
+
+
+def fixed(n: int) -> Next:
+    return lambda successes, rollouts: n - rollouts
+
+
+def one_shot(rule: str, other: int) -> Next:
+    """The paper's Phase B of this prompt, in a shard with one that had `other` successes."""
+    size = {c: int(allocate(np.array([c, other]), G0, 5, rule=rule)[0]) for c in range(G0 + 1)}
+    return lambda successes, rollouts: size[successes] if rollouts == G0 else 0
+
+
+def stop_at_a_hit(rounds: int, each: int) -> Next:
+    return lambda successes, rollouts: 0 if successes or rollouts >= G0 + rounds * each else each
+
+
+def uneven_rounds(successes: int, rollouts: int) -> int:
+    """Sizes that depend on counts in an odd way: what the identity allows."""
+    return {2: (1, 2, 0), 3: (2, 0, 1, 0), 4: (1, 1, 0, 0, 0)}.get(rollouts, (0,) * 9)[successes]
+
+
+PLANS = {
+    **{f"{rule}/{other}": one_shot(rule, other) for rule in RULES for other in range(G0 + 1)},
+    "stop at a hit, four rounds": stop_at_a_hit(4, 1),
+    "stop at a hit, two rounds": stop_at_a_hit(2, 2),
+    "uneven": uneven_rounds,
+}
+
+
+@pytest.mark.parametrize("baseline", [0.0, 1 / 4])
+@pytest.mark.parametrize("plan", PLANS)
+def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_the_size(
+    plan: str, baseline: float
+) -> None:
+    groups = paths(PLANS[plan])
+    hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
+    wanted = (hit / SUCCESS)[:, None] * of_success()
+    found = expected(groups, lambda successes: likelihood(successes, baseline))
+    assert np.abs(found - wanted).max() < 1e-10
+
+
+def test_one_over_the_groups_own_size_is_no_such_baseline() -> None:
+    groups = paths(stop_at_a_hit(4, 1))
+    kept = expected(groups, likelihood)
+    moved = expected(groups, lambda successes: likelihood(successes, 1 / len(successes)))
+    assert np.abs(kept - moved).max() > 0.01
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_likelihood_on_equal_groups_is_the_harmonic_mixture_of_pass_at_k_to_order_n(n: int) -> None:
+    wanted = sum((1 - SUCCESS) ** (k - 1) for k in range(1, n + 1))[:, None] * of_success()
+    for baseline in (0.0, 1 / n):
+        found = expected(paths(fixed(n)), lambda successes, b=baseline: likelihood(successes, b))  # type: ignore[misc]
+        assert np.abs(found - wanted).max() < 1e-10
+
+
+@pytest.mark.parametrize("n", [2, 3, 6])
+def test_max_rl_on_equal_groups_is_the_harmonic_mixture_below_order_n(n: int) -> None:
+    """Its zero for a group without a hit takes the last term."""
+    wanted = sum((1 - SUCCESS) ** (k - 1) for k in range(1, n))[:, None] * of_success()
+    assert np.abs(expected(paths(fixed(n)), max_rl) - wanted).max() < 1e-10
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 2), (4, 2), (6, 2), (5, 4), (6, 6)])
+def test_pkpo_on_equal_groups_is_the_gradient_of_pass_at_k(n: int, k: int) -> None:
+    wanted = k * (1 - SUCCESS[:, None]) ** (k - 1) * of_success()
+    assert np.abs(expected(paths(fixed(n)), lambda s: pkpo(s, k)) - wanted).max() < 1e-10
+
+
+def test_pkpo_is_the_gradient_of_the_expected_maximum_of_continuous_rewards() -> None:
+    value, n, k = np.array([0.3, 1.7, -0.4]), 5, 3
+    wanted, found = np.zeros_like(RATES), np.zeros_like(RATES)
+    for size, of in ((k, None), (n, pkpo)):
+        for path in product(range(3), repeat=size):
+            outcomes = np.array(path)
+            chance = RATES[:, outcomes].prod(1)[:, None]
+            score = np.bincount(outcomes, minlength=3) - size * RATES
+            if of is None:
+                wanted += chance * value[outcomes].max() * score
+            else:
+                per = np.bincount(outcomes, pkpo(value[outcomes], k) / n, minlength=3)
+                found += chance * (per - per.sum() * RATES)
+    assert np.abs(found - wanted).max() < 1e-10
+
+
+@pytest.mark.parametrize("n", [2, 6])
+def test_rloo_on_equal_groups_is_the_gradient_of_p(n: int) -> None:
+    assert np.abs(expected(paths(fixed(n)), rloo) - of_success()).max() < 1e-10
+
+
+def test_rloo_is_biased_once_the_size_depends_on_counts() -> None:
+    for plan in (one_shot("hit_utility", 1), stop_at_a_hit(4, 1)):
+        assert np.abs(expected(paths(plan), rloo) - of_success()).max() > 0.005

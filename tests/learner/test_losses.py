@@ -1,0 +1,168 @@
+"""Every loss option: its value against plain numpy, its gradient against finite differences, its sums over any cut."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from common.config import Objective
+from learner.batch import MicroBatch, Sample, make_micro_batch
+from learner.objective import policy_loss
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"clip_dual": 1.5},
+    {"ratio": "sequence"},
+    {"ratio": "sequence", "clip_low": 0.03, "clip_high": 0.04},
+    {"loss": "sapo"},
+    {"loss": "sapo", "ratio": "sequence", "sapo_temperature_neg": 3.0},
+    {"kl": 0.3, "kl_estimator": "k1"},
+    {"kl": 0.3, "kl_estimator": "k2"},
+    {"kl": 0.3, "kl_estimator": "k3"},
+    {"aggregate": "token", "importance": "sequence_mask"},
+]
+LENGTHS = (1, 4, 7, 2, 5)
+
+
+class Case:
+    """Five completions with log-probs (N,) of policy, π_prox, π_ref and generator, float64 where that is free."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.advantage = rng.normal(size=len(LENGTHS))
+        self.scale = rng.uniform(0.1, 1.0, len(LENGTHS))
+        self.prox, self.policy, self.reference = rng.normal(-1.5, 0.4, (3, sum(LENGTHS)))
+        self.generator = (self.prox + rng.normal(0, 0.2, sum(LENGTHS))).clip(max=0).astype(np.float32)
+
+    def micro(self, which: list[int], packed: bool = True) -> MicroBatch:
+        ends = np.cumsum(LENGTHS)
+        samples = [
+            Sample(
+                np.ones(1, np.int32),
+                np.ones(LENGTHS[i], np.int32),
+                self.generator[ends[i] - LENGTHS[i] : ends[i]],
+                float(np.float32(self.advantage[i])),
+                float(np.float32(self.scale[i])),
+                np.ones(LENGTHS[i], dtype=bool),
+            )
+            for i in which
+        ]
+        return make_micro_batch(samples, packed)
+
+    def part(self, values: np.ndarray, which: list[int]) -> torch.Tensor:
+        ends = np.cumsum(LENGTHS)
+        return torch.from_numpy(np.concatenate([values[ends[i] - LENGTHS[i] : ends[i]] for i in which]))
+
+    def loss(
+        self, objective: Objective, which: list[int], policy: np.ndarray | None = None, packed: bool = True
+    ) -> tuple[torch.Tensor, dict[str, float], torch.Tensor]:
+        logprobs = self.part(self.policy if policy is None else policy, which).requires_grad_()
+        reference = self.part(self.reference, which) if objective.kl else None
+        micro = self.micro(which, packed)
+        loss, stats = policy_loss(logprobs, self.part(self.prox, which), micro, objective, reference)
+        return loss, stats, logprobs
+
+
+ALL = list(range(len(LENGTHS)))
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_gradient_is_the_slope_of_the_loss(options: dict[str, Any]) -> None:
+    case, objective, step = Case(), Objective.model_validate(options), 1e-6
+    loss, _, logprobs = case.loss(objective, ALL)
+    loss.backward()
+    assert logprobs.grad is not None
+    for t in range(len(case.policy)):
+        up, down = case.policy.copy(), case.policy.copy()
+        up[t] += step
+        down[t] -= step
+        slope = (case.loss(objective, ALL, up)[0] - case.loss(objective, ALL, down)[0]).item() / (2 * step)
+        assert logprobs.grad[t].item() == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+def test_cispo_moves_every_token_by_its_bounded_ratio() -> None:
+    case, objective = Case(), Objective(loss="cispo", clip_high=0.3, importance="none")
+    loss, stats, logprobs = case.loss(objective, ALL)
+    loss.backward()
+    ratio = np.exp(case.policy - case.prox)
+    advantage, scale = np.repeat(case.advantage, LENGTHS), np.repeat(case.scale, LENGTHS)
+    assert logprobs.grad is not None
+    assert logprobs.grad.numpy() == pytest.approx(-scale * np.minimum(ratio, 1.3) * advantage, rel=1e-5)
+    assert stats["clip"] == (ratio > 1.3).sum() > 0
+
+
+def test_sapo_is_the_plain_policy_gradient_at_ratio_one_and_fades_beyond() -> None:
+    case, objective = Case(), Objective(loss="sapo", importance="none")
+    advantage, scale = np.repeat(case.advantage, LENGTHS), np.repeat(case.scale, LENGTHS)
+    slopes = []
+    for shift in (0.0, 1.0, 2.0):
+        loss, _, logprobs = case.loss(objective, ALL, case.prox + shift)
+        loss.backward()
+        assert logprobs.grad is not None
+        slopes.append(np.abs(logprobs.grad.numpy()))
+    assert slopes[0] == pytest.approx(np.abs(scale * advantage), rel=1e-5)
+    assert (slopes[2] < slopes[1]).all()
+
+
+def test_the_ratio_of_a_sequence_is_the_geometric_mean_of_its_tokens() -> None:
+    case, objective = Case(), Objective(ratio="sequence", importance="none", clip_high=9.0, clip_low=0.99)
+    loss, _, _ = case.loss(objective, ALL)
+    wanted, at = 0.0, 0
+    for n, a, s in zip(LENGTHS, case.advantage, case.scale, strict=True):
+        ratio = np.exp(np.mean(case.policy[at : at + n] - case.prox[at : at + n]))
+        wanted -= n * s * ratio * a
+        at += n
+    assert loss.item() == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "gain"), [(-1.0, 5.0, -3.0), (-1.0, 2.0, -2.0), (1.0, 5.0, 1.2), (-1.0, 0.5, -0.8)]
+)
+def test_clip_dual_bounds_the_ratio_of_negative_advantages_alone(
+    advantage: float, ratio: float, gain: float
+) -> None:
+    objective = Objective(clip_dual=3.0, importance="none")
+    sample = Sample(
+        np.ones(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.float32), advantage, 1.0, np.ones(1, bool)
+    )
+    micro = make_micro_batch([sample], packed=True)
+    loss, _ = policy_loss(torch.tensor([np.log(ratio)]), torch.zeros(1), micro, objective)
+    assert loss.item() == pytest.approx(-gain, rel=1e-6)
+
+
+def test_tokens_that_are_not_kept_move_the_policy_by_kl_alone() -> None:
+    case, keep = Case(), torch.arange(sum(LENGTHS)) % 2 == 0
+
+    def gradient(kl: float, kept: torch.Tensor) -> torch.Tensor:
+        logprobs = case.part(case.policy, ALL).requires_grad_()
+        reference = case.part(case.reference, ALL) if kl else None
+        prox, micro = case.part(case.prox, ALL), case.micro(ALL)
+        policy_loss(logprobs, prox, micro, Objective(kl=kl), reference, kept)[0].backward()
+        assert logprobs.grad is not None
+        return logprobs.grad
+
+    alone = gradient(0.0, keep)
+    assert not alone[~keep].any()
+    assert alone[keep].any()
+    torch.testing.assert_close(gradient(0.3, keep), alone + gradient(0.3, torch.zeros_like(keep)))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("options", [*OPTIONS, {"loss": "cispo"}], ids=str)
+def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any], packed: bool) -> None:
+    case, objective = Case(1), Objective.model_validate(options)
+    whole, sums, logprobs = case.loss(objective, ALL)
+    whole.backward()
+    for cut in ([[0], [1], [2], [3], [4]], [[4, 1], [0, 2, 3]]):
+        parts = [case.loss(objective, which, packed=packed) for which in cut]
+        for loss, _, _ in parts:
+            loss.backward()
+        assert sum(p[0].item() for p in parts) == pytest.approx(whole.item(), rel=1e-9)
+        for name, value in sums.items():
+            combine = max if name.endswith("max") else sum
+            assert combine(p[1][name] for p in parts) == pytest.approx(value, rel=1e-5, abs=1e-6), name
+        assert logprobs.grad is not None
+        for which, (_, _, own) in zip(cut, parts, strict=True):
+            assert own.grad is not None
+            torch.testing.assert_close(own.grad, case.part(logprobs.grad.numpy(), which))
