@@ -27,17 +27,10 @@ from common.staleness import Ready, select_for_step
 from common.state import read_state
 from common.types import Group
 from common.wire import decode_group
+from learner.admission import Foreign, Vocabulary, admitted
 
 POLL_S = 0.05
 CLAIM_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What token ids must mean here: the tokenizer's fingerprint and the model's number of tokens."""
-
-    fingerprint: str
-    size: int
 
 
 @dataclass(slots=True)
@@ -85,6 +78,7 @@ class Planner:
         self._keys = Keys(config.run.name)
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary
+        self._prompts_known: int | None = None
         self._dead_in_a_row = 0
         self.kept = Kept(int(config.learner.group_cache_gib * 2**30))
         self._training: list[Row] = []  # the step planned last
@@ -183,9 +177,9 @@ class Planner:
     def _admit(self, entry: Entry) -> None:
         try:
             messages = self._consumer.read(entry.id, entry.group)
-            group = self._decode(entry, messages)
+            group = admitted(self._config, self._vocabulary, self._prompts(), entry, messages)
         except WireError as error:
-            self._consumer.dead_letter(entry, str(error))
+            self._consumer.dead_letter(entry, str(error), again=not isinstance(error, Foreign))
             self._dead_in_a_row += 1
             if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
                 raise RunError(
@@ -196,29 +190,12 @@ class Planner:
         self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
         self.kept.add(entry.id, group, sum(map(len, messages)))
 
-    def _decode(self, entry: Entry, messages: tuple[bytes, bytes]) -> Group:
-        group = decode_group(
-            *messages,
-            run=self._config.run.name,
-            tokenizer=self._vocabulary.fingerprint,
-            vocabulary=self._vocabulary.size,
-            max_bytes=self._config.queue.max_group_bytes,
-        )
-        if (group.id, group.batch) != (entry.group, entry.batch):
-            raise WireError(
-                f"group {group.id} of batch {group.batch} came as {entry.group} of batch {entry.batch}"
-            )
-        longest = max(len(r.tokens) for r in group.rollouts)
-        if longest > self._config.rollout.max_response_tokens:
-            raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
-        names = set(self._config.reward.names)
-        if any(r.rewards.keys() != names for r in group.rollouts):
-            raise WireError(
-                f"group {group.id}: its rewards must be {', '.join(sorted(names))}, of every rollout"
-            )
-        if len(group.prompt_tokens) > self._config.rollout.max_prompt_tokens:
-            raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
-        return group
+    def _prompts(self) -> int | None:
+        """How many the run has: the first coordinator says so before it pushes a group."""
+        if self._prompts_known is None:
+            said = read_state(self._redis, self._config.run.name).prompts
+            self._prompts_known = said.n if said else None
+        return self._prompts_known
 
     def _check(self, step: int, silent: float) -> bool:
         """Whether an operator paused the run: then waiting is right, for as long as it takes."""

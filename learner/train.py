@@ -28,6 +28,7 @@ from common.state import changed, read_state
 from common.telemetry import Heart
 from common.types import Group
 from common.weight_versions import advance, available
+from learner.admission import Vocabulary
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.engine import Engine, Update
@@ -37,7 +38,7 @@ from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
-from learner.steps import Planner, Reader, Vocabulary
+from learner.steps import Planner, Reader
 from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
 

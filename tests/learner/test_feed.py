@@ -18,7 +18,8 @@ from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group, Rollout, VersionSpan
 from deploy.launch.redis_server import RedisServer
-from learner.steps import Planner, Reader, Vocabulary, divide
+from learner.admission import Vocabulary
+from learner.steps import Planner, Reader, divide
 from tests.support.filling import fill
 
 GAMMA = 3
@@ -118,6 +119,41 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
         assert any(words in r for r in reasons), words
     assert client.hget(keys.counters, "dead_letters") == b"7"
     assert sorted(client.hkeys(keys.redo)) == [b"0:77", b"0:78", b"0:90", b"0:91", b"0:92", b"0:93"]
+
+
+def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_again(
+    server: RedisServer,
+) -> None:
+    client, keys = connect(server.url), Keys("f")
+    client.hset(keys.state, "prompts", '{"n": 90, "fingerprint": "f"}')
+    push(server, group(90), group(89), *(group(i) for i in range(GAMMA)))
+    feed = planner(server)
+    feed.plan(0, lambda: None)
+    ((_, letter),) = client.xrange(keys.dead)
+    assert letter[b"reason"] == b"group 0:90: this run has 90 prompts, and none of index 90"
+    assert client.hkeys(keys.redo) == []
+    assert not client.hexists(keys.pushed, "0:90")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rewards": {"accuracy": 7.0, "format": 1.0}}, "rollout 1: reward accuracy is 7, it gives 0 to 1"),
+        ({"rewards": {"accuracy": 1.0, "format": -0.5}}, "rollout 1: reward format is -0.5, it gives 0 to 1"),
+        ({"rewards": {"accuracy": 0.0, "format": 1.0}}, "rollout 1: success is True, and reward.success"),
+        ({"rewards": {"accuracy": 1.0}}, "its rewards must be accuracy, format"),
+    ],
+)
+def test_rewards_that_the_run_s_rewards_cannot_give_are_a_dead_letter(
+    server: RedisServer, changes: dict[str, Any], reason: str
+) -> None:
+    client, keys, good = connect(server.url), Keys("f"), group(50)
+    bad = replace(good, rollouts=(good.rollouts[0], replace(good.rollouts[1], **changes)))
+    push(server, bad, *(group(i) for i in range(GAMMA)))
+    planner(server).plan(0, lambda: None)
+    ((_, letter),) = client.xrange(keys.dead)
+    assert reason in letter[b"reason"].decode()
+    assert client.hkeys(keys.redo) == [b"0:50"], "it is sampled again"
 
 
 def test_a_claim_whose_answer_was_lost_is_found_again(server: RedisServer) -> None:
