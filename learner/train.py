@@ -20,7 +20,8 @@ import structlog
 import torch
 
 from common.config import Config
-from common.errors import RunError
+from common.errors import HoraError, RunError
+from common.files import check_room
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
@@ -75,6 +76,10 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
     try:
         parts, start = _prepare(config, client, heart, run_dir, rank, world)
         _train(parts, start)
+    except (OSError, RuntimeError) as error:
+        if not isinstance(error, HoraError):
+            check_room(run_dir)
+        raise
     finally:
         heart.stop()
 
