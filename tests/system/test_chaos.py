@@ -29,7 +29,8 @@ def chance() -> random.Random:
 
 
 @pytest.mark.parametrize(
-    "part", ["generator", "engine", "coordinator", "verifier", "verifier worker", "redis", "learner"]
+    "part",
+    ["generator", "engine", "coordinator", "verifier", "verifier worker", "redis", "learner", "controller"],
 )
 def test_a_run_survives_the_death_of(part: str, live_run: Callable[..., Any], chance: random.Random) -> None:
     run = live_run(STEPS, **(OWN_REWARD if part == "verifier worker" else {}))
@@ -185,6 +186,22 @@ def test_a_learner_killed_while_it_compiles_keeps_no_later_one_waiting(
     run.finish()
     run.assert_exact()
     assert not lock.exists()
+
+
+def test_a_run_whose_raylet_was_killed_says_so_in_one_line_leaves_nothing_and_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(2, 8))
+    run.kill("raylet", chance)
+    last = run.fail().splitlines()[-1]
+    assert last.startswith("hora: Ray's node on this machine ended (its process raylet died)")
+    record = json.loads((run.run / "run.json").read_text())
+    assert record["state"] == "failed"
+    assert "raylet" in record["reason"]
+    run.start("--resume")
+    run.finish()
+    run.assert_exact()
 
 
 def test_a_replica_whose_engine_stands_still_is_replaced_while_the_other_goes_on(
