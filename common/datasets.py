@@ -22,6 +22,8 @@ from common.config import Config, Data
 from common.errors import ConfigError
 
 Usable = Callable[[str], bool]
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""What JSON can spell and no text can hold: tokenizers and terminals refuse it."""
 
 
 class DataError(ConfigError):
@@ -162,6 +164,9 @@ def _unusable(
             return f"no column {field!r} (data.{key})"
     if not isinstance(problem, str) or not problem.strip():
         return f"{data.prompt_field!r} is not a text: {_shown(problem)}"
+    for field, text in ((data.prompt_field, problem), (data.answer_field, answer or "")):
+        if half := LONE_SURROGATE.search(text):
+            return f"{field!r} holds U+{ord(half[0]):X}, half of a character"
     if answer is None:
         return f"{data.answer_field!r} is not an answer: {_shown(raw[data.answer_field])}"
     if usable is not None and not usable(answer):

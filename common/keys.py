@@ -13,6 +13,11 @@ class Keys:
         return f"hora:{{{self.run}}}:{name}"
 
     @property
+    def pattern(self) -> str:
+        """What SCAN matches for every key of the run."""
+        return self._key("*")
+
+    @property
     def config(self) -> str:
         """string: the coordinators' resolved configuration, JSON."""
         return self._key("config")
@@ -26,6 +31,11 @@ class Keys:
         """string: the msgpack of the group with its Phase A rollouts only, written with its shard's plan."""
         return self._key(f"pre_rollouts:{group}")
 
+    def drawn(self, group: str, round: int) -> str:
+        """string: the msgpack of the rollouts that a group got in a round of Phase B before the last, written with the plan of
+        the next round; a restarted coordinator continues with it, and the push of the group removes it."""
+        return self._key(f"drawn:{group}:{round}")
+
     def additional(self, entry: str) -> str:
         """string: the msgpack of the Phase B rollouts of the group that this entry of the stream names."""
         return self._key(f"additional:{entry}")
@@ -37,7 +47,8 @@ class Keys:
 
     @property
     def plans(self) -> str:
-        """hash: "batch:shard" -> JSON of Phase A's counts and Δ; the first plan of a shard is the one that counts."""
+        """hash: "batch:shard" -> JSON of Phase A's counts and Δ; "batch:shard:r" -> the same of round r of Phase B, from 2. The first plan
+        of a shard's round is the one that counts."""
         return self._key("plans")
 
     @property

@@ -85,6 +85,7 @@ class Producer:
         self._redis = redis
         self._keys = Keys(config.run.name)
         self._per_step = config.rollout.prompts_per_batch
+        self._rounds_before_last = range(1, config.allocation.rounds)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
         """Add a complete group; False when a group of this id was pushed before. `planned`: a plan of its shard stored its
@@ -99,7 +100,9 @@ class Producer:
                 pipe.set(keys[-1], encode_pre_rollouts(group))
             # The script's text, not its digest: a Redis that restarts in between may have forgotten what that stands for.
             pipe.eval(PUSH, len(keys), *keys, *args)
-            return (await pipe.execute())[-1] is not None
+            if drawn := [self._keys.drawn(group.id, number) for number in self._rounds_before_last]:
+                pipe.unlink(*drawn)  # they are among the additional ones
+            return (await pipe.execute())[-2 if drawn else -1] is not None
 
     async def depth(self) -> int:
         """Groups that no step has taken yet."""

@@ -8,6 +8,7 @@ partition [0, L). A group of prompt i holds G_i = G0 + Δ_i rollouts (paper, sec
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,12 +23,14 @@ LogProbs = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts."""
+    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts. `prefill` is the
+    opening of the thought that the template wrote at its end: completions are judged with it in front."""
 
     index: int
     text: str
     answer: str
     tokens: Tokens
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """A completion with its rewards by name (each finite). `success` is what Phase A counts (`reward.success`)."""
+    """A completion with its rewards by name (each finite). `success` is what Phase A counts (`reward.success`). `round` is the
+    round of Phase B in which it was drawn, from 1; 0 in Phase A."""
 
     tokens: Tokens
     logprobs: LogProbs
@@ -69,6 +73,7 @@ class Rollout:
     phase: Phase
     rewards: dict[str, float]
     success: bool
+    round: int = 1
 
 
 def group_id(epoch: int, prompt_index: int) -> str:
@@ -83,7 +88,8 @@ class Group:
     `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its budget
     came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the fingerprint
     of the vocabulary in which the tokens are written. `sampling` names the drawing of its pre-rollouts, which may be
-    repeated: additional rollouts belong to those that their number was worked out from.
+    repeated: additional rollouts belong to those that their number was worked out from. `size_as_if` is the size that
+    another rule would have given it (`learner.objective.group_weight.as_if`), 0 where none was asked.
     """
 
     run: str
@@ -98,6 +104,7 @@ class Group:
     prompt_tokens: Tokens
     rollouts: tuple[Rollout, ...]
     sampling: str = ""
+    size_as_if: int = 0
 
     @property
     def id(self) -> str:
@@ -119,6 +126,12 @@ class Group:
         return sum(r.success for r in self.rollouts if r.phase == "A")
 
     @property
+    def rounds(self) -> tuple[int, ...]:
+        """Rollouts of each round of Phase B, up to the last that drew any; they sum to Δ_i."""
+        drawn = Counter(r.round for r in self.rollouts if r.phase == "B")
+        return tuple(drawn[number] for number in range(1, max(drawn, default=0) + 1))
+
+    @property
     def hits(self) -> int:
         """Successful rollouts of both phases."""
         return sum(r.success for r in self.rollouts)
@@ -133,19 +146,6 @@ class Group:
         """Oldest and newest weight version that any of its tokens came from."""
         seen = [s.version for r in self.rollouts for s in r.spans]
         return min(seen), max(seen)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """A shard of n prompts between its phases: c (n,) and Δ (n,), the rule and each prompt's prior, and the mean of each
-    reward over Phase A. `groups` are those that are not complete, with their Phase A rollouts only."""
-
-    rule: str
-    priors: tuple[tuple[float, float], ...]
-    successes: tuple[int, ...]
-    extra: tuple[int, ...]
-    rewards: dict[str, float]
-    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ SCHEMA = 3
 MAX_BYTES = 256 * 2**20
 MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
+MAX_ROUNDS = MAX_ROLLOUTS  # a round has a rollout at least
 MAX_TEXT = 1_024
 MAX_REWARDS = 64
 
@@ -51,23 +52,22 @@ def encode_additional(group: Group) -> bytes:
 
 def decode_group(
     data: bytes,
-    additional: bytes | None = None,
-    *,
+    *additional: bytes,
     run: str | None = None,
     tokenizer: str | None = None,
     vocabulary: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Group:
-    """The group in `data`, with the rollouts in `additional`. `run`, `tokenizer` and `vocabulary`, when given, must be
-    the group's; `max_bytes` bounds both messages together.
+    """The group in `data`, with the rollouts in each of `additional`. `run`, `tokenizer` and `vocabulary`, when given, must be
+    the group's; `max_bytes` bounds all messages together.
 
     Raises WireError for anything that a learner could not train on as it stands.
     """
-    size = len(data) + len(additional or b"")
+    size = len(data) + sum(map(len, additional))
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
     raw = _unpack(data)
-    more = [] if additional is None else _additional(_unpack(additional), raw)
+    more = [rollout for message in additional for rollout in _additional(_unpack(message), raw)]
     group = _group_in(raw, more)
     where = f"group {group.id}"
     if run is not None and group.run != run:
@@ -122,12 +122,14 @@ def _group_out(g: Group) -> dict[str, Any]:
         "tokenizer": g.tokenizer,
         "pre_rollouts": g.pre_rollouts,
         "sampling": g.sampling,
+        "size_as_if": g.size_as_if,
         "prompt": _buffer(g.prompt_tokens, "<i4"),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
 
 
 def _rollout_out(r: Rollout) -> dict[str, Any]:
+    later = {"round": r.round} if r.round > 1 else {}
     return {
         "tokens": _buffer(r.tokens, "<i4"),
         "logprobs": _buffer(r.logprobs, "<f4"),
@@ -136,6 +138,7 @@ def _rollout_out(r: Rollout) -> dict[str, Any]:
         "rewards": {name: float(value) for name, value in r.rewards.items()},
         "success": r.success,
         "spans": [[s.version, s.start, s.end] for s in r.spans],
+        **later,
     }
 
 
@@ -180,6 +183,7 @@ def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
         pre_rollouts=pre_rollouts,
         prompt_tokens=prompt,
         sampling=_name(raw.get("sampling"), "sampling", where),
+        size_as_if=_int(raw.get("size_as_if", 0), "size_as_if", where),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
@@ -195,15 +199,24 @@ def _rollout_in(raw: Any, where: str) -> Rollout:
         raise WireError(f"{where}: {len(logprobs)} log-probs for {len(tokens)} tokens")
     if not np.isfinite(logprobs).all() or (logprobs > 0).any():
         raise WireError(f"{where}: log-probs must be finite and at most 0")
+    phase = cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where))
     return Rollout(
         tokens=tokens,
         logprobs=logprobs,
         finish_reason=cast(FinishReason, _one_of(raw.get("finish"), ("stop", "length"), "finish", where)),
         spans=_spans(_list(raw, "spans", where), len(tokens), where),
-        phase=cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where)),
+        phase=phase,
         rewards=_rewards(raw.get("rewards"), where),
         success=_flag(raw.get("success"), "success", where),
+        round=_round(raw.get("round", 1), where) if phase == "B" else 0,
     )
+
+
+def _round(value: Any, where: str) -> int:
+    number = _int(value, "round", where)
+    if not 1 <= number <= MAX_ROUNDS:
+        raise WireError(f"{where}: round must be in 1..{MAX_ROUNDS}, not {number}")
+    return number
 
 
 def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:

@@ -15,15 +15,17 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from rich.console import Console
 
 from actors.coordinator.deployment import Coordinator
 from actors.coordinator.memory import KEEP_FREED_MEMORY
 from actors.generator.router import RESERVED
 from actors.verifier.deployment import Verifier
 from common.config import Config
-from common.load import check_paths, from_args
+from common.load import from_args
 from deploy.monitor.ingress import Ingress
-from deploy.preflight.names import check_names
+from deploy.preflight.checks import NAMES, require
+from deploy.preflight.findings import Target
 from deploy.runs.record import redis_url
 
 APP = "hora"
@@ -34,8 +36,7 @@ ROUTER = "actors.generator.router.BalanceRouter"
 def build(args: dict[str, Any]) -> Application:
     """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
     config = from_args(args)
-    check_paths(config)
-    check_names(config)
+    require(Target(config, "train"), Console(stderr=True), NAMES)
     return build_run(config, drain=True)
 
 

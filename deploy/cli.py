@@ -42,8 +42,10 @@ def run(
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from common.load import load
     from deploy.launch.local import run_local
+    from deploy.launch.signals import stopped_by_signals
 
-    run_local(load(config, set_ or ()), resume=resume, fresh=fresh)
+    with stopped_by_signals():
+        run_local(load(config, set_ or ()), resume=resume, fresh=fresh)
 
 
 @app.command()
@@ -51,16 +53,25 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
     from common.load import load
     from deploy.launch.cluster import train_on_cluster
+    from deploy.launch.signals import stopped_by_signals
 
-    train_on_cluster(load(config, set_ or ()))
+    with stopped_by_signals():
+        train_on_cluster(load(config, set_ or ()))
 
 
 @app.command()
-def check(config: ConfigPath, set_: Overrides = None) -> None:
-    """Validate a configuration, its model folder and its data without starting anything."""
-    from deploy.preflight.check import check as run_check
+def check(
+    config: ConfigPath,
+    set_: Overrides = None,
+    elsewhere: Annotated[
+        bool,
+        typer.Option(help="The configuration is for another machine: look at it, its model and its data."),
+    ] = False,
+) -> None:
+    """Say what a run would use, or the first thing that would stop it, without starting anything."""
+    from deploy.preflight.checks import check as run_check
 
-    run_check(config, set_ or ())
+    run_check(config, set_ or (), elsewhere=elsewhere)
 
 
 @app.command()
@@ -119,6 +130,7 @@ def evaluate(
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
     from common.load import load
     from deploy.launch.local import evaluate_local
+    from deploy.launch.signals import stopped_by_signals
     from evaluation.benchmarks import parse_ks
 
     ks = parse_ks(k) if k else None
@@ -132,7 +144,8 @@ def evaluate(
             f"limits of {source}: prompts of {limits.max_prompt_tokens} tokens, responses of {limits.max_response_tokens}, "
             f"temperature {limits.temperature:g}; --config names another configuration"
         )
-    evaluate_local(chosen, names, samples, ks, out, step)
+    with stopped_by_signals():
+        evaluate_local(chosen, names, samples, ks, out, step)
 
 
 @app.command()
@@ -161,20 +174,21 @@ def study(
     ] = None,
 ) -> None:
     """Compare arms of an experiment over seeds at equal compute. The same command goes on after an interruption."""
+    from deploy.launch.signals import stopped_by_signals
     from deploy.study.runner import study as run_study
 
-    if not run_study(file, out, parallel):
+    with stopped_by_signals():
+        complete = run_study(file, out, parallel)
+    if not complete:
         raise typer.Exit(1)
 
 
 @app.command()
 def doctor(config: ConfigPath, set_: Overrides = None) -> None:
-    """Check this machine or cluster for a configuration and say how to mend what would fail."""
-    from common.load import load
-    from deploy.preflight.doctor import doctor as examine
-    from deploy.preflight.doctor import http_options, show
+    """Every check of `hora check` with its finding, and what to do about those that fail."""
+    from deploy.preflight.checks import doctor as examine
 
-    if not show(examine(load(config, set_ or ()), http_options(config))):
+    if not examine(config, set_ or ()):
         raise typer.Exit(1)
 
 

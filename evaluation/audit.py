@@ -18,6 +18,7 @@ from common.keys import Keys
 from common.order import batch_rows
 from common.state import SharedState, read_state
 from common.types import group_id
+from evaluation.audit_divisions import divisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def audit(config: Config, facts: Facts) -> list[str]:
         *_batches(facts),
         *_order(config, facts),
         *_budgets(config, facts),
+        *divisions(config, facts.reports),
         *_sizes(facts),
         *_staleness(config, facts),
     ]
@@ -222,11 +224,33 @@ def _sizes(facts: Facts) -> list[str]:
         for report in facts.reports
         for group, extra in zip(report["groups"], report["extra"], strict=False)
     }
-    return [
+    found = [
         f"group {r['group_id']} was trained with {r['size']} rollouts, its plan gave it {given[r['group_id']]}"
         for r in facts.records
         if r["group_id"] in given and r["size"] != given[r["group_id"]]
     ]
+    return found + _rounds_of_groups(facts)
+
+
+def _rounds_of_groups(facts: Facts) -> list[str]:
+    """In every round a group got what that round's plan gave it."""
+    given = {
+        group: [r["extra"][place] for r in report["rounds"]]
+        for report in facts.reports
+        for place, group in enumerate(report["groups"])
+        if "rounds" in report
+    }
+    return [
+        f"group {r['group_id']} was trained with {r['rounds']} rollouts in the rounds of Phase B, its plans gave it {plans}"
+        for r in facts.records
+        if "rounds" in r and (plans := given.get(r["group_id"])) is not None
+        if _without_end(r["rounds"]) != _without_end(plans)
+    ]
+
+
+def _without_end(sizes: Sequence[int]) -> list[int]:
+    """Without the rounds at the end that drew nothing."""
+    return list(sizes[: max((i for i, n in enumerate(sizes, 1) if n), default=0)])
 
 
 def _staleness(config: Config, facts: Facts) -> list[str]:

@@ -33,6 +33,21 @@ def rloo(rewards: ArrayLike) -> Values:
     return values * len(values) / max(1, len(values) - 1)
 
 
+def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values:
+    """RLOO whose phases carry `share` = G0/G and 1 - G0/G of the group, whatever the group's size.
+
+    The first `pre_rollouts` are compared with each other, the others with the whole group. Phase B's size is decided by
+    Phase A, so pooling both biases the mean; here the expectation is that of uniform sampling if Phase B is never empty.
+    """
+    values = np.asarray(rewards, dtype=np.float64)
+    n = len(values)
+    if n == pre_rollouts:
+        return rloo(values)
+    own = rloo(values[:pre_rollouts]) * share * n / pre_rollouts
+    others = rloo(values)[pre_rollouts:] * (1.0 - share) * n / (n - pre_rollouts)
+    return np.concatenate([own, others])
+
+
 def max_rl(successes: ArrayLike) -> Values:
     """(s - mean)/mean, zero where none succeeded (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k for a fixed n."""
     values = centred(successes)

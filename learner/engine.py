@@ -21,8 +21,9 @@ import torch
 
 from common.config import Config
 from common.errors import ConfigError
+from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
-from learner.logprobs import Policy
+from learner.logprobs import Policy, without_dropout
 from learner.objective import policy_loss
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,7 +46,10 @@ class Update:
 
 
 class Engine:
-    """DeepSpeed around the policy of `config.model.path`. Needs an initialised process group."""
+    """DeepSpeed around the policy of `config.model.path`. Needs an initialised process group.
+
+    Raises ConfigError for a model whose log-probs the learner does not get right.
+    """
 
     def __init__(self, config: Config, rank: int, world: int) -> None:
         import deepspeed
@@ -79,6 +83,7 @@ class Engine:
             config=deepspeed_config(config),
             dist_init_required=False,
         )
+        check_agreement(config, self._policy, self._engine, self.device)
 
     @property
     def hf(self) -> Any:
@@ -258,7 +263,7 @@ def load_model(config: Config, attention: str | None = None) -> Any:
     if learner.gradient_checkpointing:
         model.gradient_checkpointing_enable()
     model.config.use_cache = False
-    return model.train()
+    return without_dropout(model)
 
 
 def schedule(config: Config) -> Callable[[int], float]:

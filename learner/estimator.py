@@ -21,8 +21,10 @@ from learner.advantages import (
     pass_at_k,
     pkpo,
     rloo,
+    rloo_by_phase,
     weighted_reinforce,
 )
+from learner.group_weights import group_weight
 from learner.totals import Totals
 from learner.user_advantage import user_advantage
 
@@ -45,7 +47,12 @@ class Estimator:
     totals: Totals | None = None
 
     def advantages(self, group: Group) -> Values:
-        """A (G_i,).
+        """A (G_i,), times the group's weight."""
+        weight = group_weight(group, self.objective.group_weight, self.group_size)
+        return self._unweighted(group) * weight
+
+    def _unweighted(self, group: Group) -> Values:
+        """A (G_i,) by the formula.
 
         An advantage of successes takes each success as 1 and the rest as 0; every other reward that has a weight is
         centred in the group and added with its weight.
@@ -53,6 +60,10 @@ class Estimator:
         if ":" in self.objective.advantage:
             phases = np.array([r.phase for r in group.rollouts])
             return user_advantage(self.objective.advantage, self.rewards(group), successes(group), phases)
+        if self.objective.phase_weight == "unbiased":
+            return rloo_by_phase(
+                self.rewards(group), group.pre_rollouts, group.pre_rollouts / self.group_size
+            )
         if not self.objective.binary:
             return _of_rewards(self.objective, self.totals)(self.rewards(group))
         others = {name: weight for name, weight in self.weights.items() if name != self.success}

@@ -9,40 +9,52 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from learner.batch import MicroBatch
+from learner.head import Head, OwnPath, scored
 
 
 class Policy(torch.nn.Module):
-    """A causal language model that answers with log-probs. Everything goes through modules, as ZeRO-3 needs."""
+    """A causal language model that answers with log-probs. Everything goes through modules, as ZeRO-3 needs.
+
+    Raises ConfigError for a family whose log-probs it cannot compute.
+    """
 
     def __init__(self, hf: Any) -> None:
         super().__init__()
         self.hf = hf
+        self._path = OwnPath(hf)
+        self.head = Head(self._path)
 
-    def forward(self, micro: MicroBatch, temperature: float, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient."""
+    def forward(
+        self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient.
+
+        With `own` all logits exist at once and come from the model's own forward, for comparison.
+        """
         # Rows of their own need neither mask nor positions: padding stands where causal attention never looks.
         where = {"position_ids": micro.position_ids} if micro.packed else {}
-        hidden = self.hf.model(input_ids=micro.input_ids, use_cache=False, **where).last_hidden_state
+        if own:
+            logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
+            return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)
+        hidden = self._path.backbone(input_ids=micro.input_ids, **where)
         states = hidden.flatten(0, 1)[micro.sources]
-        logprobs, entropies = [], []
-        for at in range(0, len(micro.targets), chunk):
-            part = slice(at, at + chunk)
-            lp, h = checkpoint(
-                self._head, states[part], micro.targets[part], temperature, use_reentrant=False
-            )
-            logprobs.append(lp)
-            entropies.append(h)
-        return torch.cat(logprobs), torch.cat(entropies)
+        result: tuple[torch.Tensor, torch.Tensor] = self.head(states, micro.targets, temperature, chunk)
+        return result
 
-    def _head(
-        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.hf.lm_head(states).float() / temperature
-        log_z = logits.logsumexp(-1)
-        chosen = logits.gather(-1, targets[:, None])[:, 0] - log_z
-        with torch.no_grad():
-            entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
-        return chosen, entropy
+
+def without_dropout(hf: Any) -> Any:
+    """`hf` for training: one input has one output, and gradient checkpointing works.
+
+    Dropout would make log-probs that no sampler used. Layers recompute activations only while they are in training
+    mode, so these keep it, with dropout of their own set to 0.
+    """
+    hf.eval()
+    for module in hf.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
+            for name, value in list(vars(module).items()):
+                if "drop" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
+    return hf

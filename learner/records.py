@@ -108,6 +108,7 @@ def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
         "trials": group.pre_rollouts,
         "successes": group.successes,
         "extra": group.extra,
+        "rounds": list(group.rounds),
         "size": n,
         "hits": group.hits,
         "tokens": group.tokens,

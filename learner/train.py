@@ -32,6 +32,7 @@ from common.weight_versions import advance, available
 from learner.admission import Vocabulary
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
+from learner.drift import DriftLimit
 from learner.engine import Engine, Update
 from learner.estimator import Estimator
 from learner.export import export
@@ -65,6 +66,7 @@ class Parts:
     rank: int
     world: int
     heart: Heart
+    drift: DriftLimit
     published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
     republished: int = 0  # how often rank 0 asked all ranks to publish again
 
@@ -124,12 +126,14 @@ def train_step(parts: Parts, step: int) -> Update:
     update = parts.engine.step(micro, partial(_fresh, parts, step, packed))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
+    sums = _over_ranks(parts, {**update.sums, **packing})
+    parts.drift.check(step, sums)
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)
         parts.published = step + 1
     seconds = time.monotonic() - began
     times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
-    _record(parts, step, groups, update, packing, times)
+    _record(parts, step, groups, update, sums, times)
     return update
 
 
@@ -138,10 +142,9 @@ def _record(
     step: int,
     mine: list[Group],
     update: Update,
-    packing: dict[str, float],
+    sums: dict[str, float],
     times: dict[str, float],
 ) -> None:
-    sums = _over_ranks(parts, {**update.sums, **packing})
     trained = records_of(step, mine, parts.config, parts.world)
     if parts.records is None:
         return
@@ -260,6 +263,7 @@ def _prepare(
         rank,
         world,
         heart,
+        DriftLimit(config.weights.drift_limit),
     )
     starting("the newest weights to be published")
     parts.published = engine.agree(available(client, config) if rank == 0 else 0)

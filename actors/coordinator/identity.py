@@ -44,6 +44,7 @@ MAY_CHANGE = (
     "learner.wandb",
     "weights.update_limit_s",
     "weights.drift_alarm",
+    "weights.drift_limit",
     "telemetry.",
     "evaluation.",
 )

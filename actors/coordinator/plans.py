@@ -1,28 +1,30 @@
-"""The plan of each shard: what Phase A found and how the budget was divided, decided once and kept for the whole run.
+"""The plans of each shard: what was found and how the budget was divided, one a round, decided once and kept for the run.
 
-The first plan of a shard is the one that counts, whoever else makes another. Its groups' pre-rollouts are written with it,
-once: they stand where the learner reads them when their group is complete (`common/queue.py`), so that a push adds
-the additional rollouts alone.
+The first plan of a shard's round is the one that counts, whoever else makes another. The rollouts it was made from are
+written with it, once. Pre-rollouts stand where the learner reads them when their group is complete (`common/queue.py`). Those of
+later rounds wait for the push, which writes all additional rollouts in one message, only for a restarted coordinator.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import structlog
 
+from actors.coordinator.shard import Plan, Round
 from common.errors import RunError, WireError
 from common.keys import Keys
-from common.types import Group, Plan
-from common.wire import MAX_BYTES, decode_group, encode_pre_rollouts
+from common.types import Group
+from common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
 
 log = structlog.get_logger(__name__)
 
-# KEYS: the plans, then for each group where its pre-rollouts were set in the same transaction, and where they belong.
+# KEYS: the plans, then for each message where it was set in the same transaction, and where it belongs.
 STORE = """
 local first = redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 1
 for i = 2, #KEYS, 2 do
@@ -33,24 +35,25 @@ return first
 
 
 class Plans:
-    """Plans of one run by the name of their shard. `redis` is an asyncio client that returns bytes; no message of more
-    than `max_bytes` is read."""
+    """Plans of one run, of up to `rounds` rounds, by the name of their shard. `redis` is an asyncio client that returns
+    bytes; no message of more than `max_bytes` is read."""
 
-    def __init__(self, redis: Any, run: str, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, redis: Any, run: str, rounds: int = 1, max_bytes: int = MAX_BYTES) -> None:
         self._redis = redis
         self._keys = Keys(run)
+        self._rounds = rounds
         self._max_bytes = max_bytes
 
     async def remember(self, shard: str, plan: Plan) -> Plan:
-        """Store the plan of a shard and return the one that counts: this, or one stored before."""
-        facts = json.dumps(asdict(replace(plan, groups=())))
+        """Store the last round of a shard's plan and return the plan that counts: this, or one stored before."""
         new, keys = uuid.uuid4().hex, [self._keys.plans]
         async with self._redis.pipeline(transaction=True) as pipe:
-            for group in plan.groups:
-                staged = self._keys.pre_rollouts(f"new-{new}-{group.id}")
-                pipe.set(staged, encode_pre_rollouts(group))
-                keys += [staged, self._keys.pre_rollouts(group.id)]
-            pipe.eval(STORE, len(keys), *keys, shard, facts)  # its text, as for a push
+            for key, message in self._messages(plan):
+                staged = f"{key}:new-{new}"
+                pipe.set(staged, message)
+                keys += [staged, key]
+            # The script's text, as for a push.
+            pipe.eval(STORE, len(keys), *keys, _field(shard, len(plan.rounds)), _facts(plan))
             first = (await pipe.execute())[-1]
         if first:
             return plan
@@ -58,39 +61,68 @@ class Plans:
         assert stored is not None  # It was first, and plans stay.
         return stored
 
+    def _messages(self, plan: Plan) -> Iterator[tuple[str, bytes]]:
+        """The rollouts that the plan's last round was divided by: their key, and the message."""
+        last = len(plan.rounds) - 1
+        for group in plan.groups:
+            if not last:
+                yield self._keys.pre_rollouts(group.id), encode_pre_rollouts(group)
+            elif drawn := tuple(r for r in group.rollouts if r.round == last):
+                yield self._keys.drawn(group.id, last), encode_additional(replace(group, rollouts=drawn))
+
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
         """The stored plan of the shard of these groups, with those of them that were not pushed; None when there is none.
 
-        A group whose pre-rollouts are damaged or gone is left out, to be sampled again at its plan's size.
+        A group whose rollouts are damaged or gone is left out, to be sampled again at its plan's size.
         """
-        stored = await self._redis.hget(self._keys.plans, shard)
-        if stored is None:
+        fields = [_field(shard, number) for number in range(1, self._rounds + 1)]
+        stored = await self._redis.hmget(self._keys.plans, fields)
+        facts = [json.loads(text) for text in takewhile(lambda text: text is not None, stored)]
+        if not facts:
             return None
-        facts = json.loads(stored)
-        if "rewards" not in facts:
+        if "rewards" not in facts[0]:
             raise RunError(
                 f"the plan of shard {shard} is of an older hora and names no rewards: end this run with that version, or "
                 "start anew under another run.name"
             )
-        pushed = await self._redis.hmget(self._keys.pushed, ids)
-        open_ids = [i for i, entry in zip(ids, pushed, strict=True) if entry is None]
-        groups = [g for i in open_ids if (g := await self._pre_rollouts(shard, i)) is not None]
-        return Plan(
-            rule=facts["rule"],
-            priors=tuple((alpha, beta) for alpha, beta in facts["priors"]),
-            successes=tuple(facts["successes"]),
-            extra=tuple(facts["extra"]),
-            rewards=facts["rewards"],
-            groups=tuple(groups),
+        plan = Plan(
+            rule=facts[0]["rule"],
+            priors=tuple((alpha, beta) for alpha, beta in facts[0]["priors"]),
+            rounds=tuple(Round(tuple(f["successes"]), tuple(f["extra"])) for f in facts),
+            rewards=facts[0]["rewards"],
+            groups=(),
         )
+        pushed = await self._redis.hmget(self._keys.pushed, ids)
+        found = [
+            await self._group(shard, group, plan.rounds[:-1], place)
+            for place, (group, entry) in enumerate(zip(ids, pushed, strict=True))
+            if entry is None
+        ]
+        return replace(plan, groups=tuple(group for group in found if group is not None))
 
-    async def _pre_rollouts(self, shard: str, group: str) -> Group | None:
-        message = await self._redis.getrange(self._keys.pre_rollouts(group), 0, self._max_bytes)
+    async def _group(self, shard: str, group: str, drawn: Sequence[Round], place: int) -> Group | None:
+        """The group with its rollouts of Phase A and the `drawn` rounds; None, and noted, when they cannot be read."""
+        rounds = [number for number, r in enumerate(drawn, 1) if r.extra[place]]
+        keys = [self._keys.pre_rollouts(group), *(self._keys.drawn(group, number) for number in rounds)]
+        messages = [await self._redis.getrange(key, 0, self._max_bytes) for key in keys]
         try:
-            return decode_group(message, max_bytes=self._max_bytes)
+            return decode_group(*messages, max_bytes=self._max_bytes)
         except WireError as error:
             # Pushed by another coordinator since we looked, it may be trained and let go already.
             if not await self._redis.hexists(self._keys.pushed, group):
-                log.error("pre-rollouts lost; the group is sampled again", group=group, reason=str(error))
+                log.error("rollouts lost; the group is sampled again", group=group, reason=str(error))
                 await self._redis.hset(self._keys.redo, group, shard.partition(":")[0])
             return None
+
+
+def _field(shard: str, number: int) -> str:
+    return shard if number == 1 else f"{shard}:{number}"
+
+
+def _facts(plan: Plan) -> str:
+    """What a plan adds to the one before it; the first round's says by what all rounds are divided."""
+    last = plan.rounds[-1]
+    facts: dict[str, Any] = {"successes": last.successes, "extra": last.extra}
+    if len(plan.rounds) == 1:
+        facts |= {"rule": plan.rule, "priors": plan.priors, "rewards": plan.rewards}
+    return json.dumps(facts)

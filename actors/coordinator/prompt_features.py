@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from allocator.priors import Prior, make_prior
 from allocator.priors.features import hidden_state_features, sentence_features
 from allocator.priors.files import load_state
+from allocator.priors.make import UNCONDITIONED
 from common.config import Config
 from common.errors import ConfigError
 from common.types import Prompt
@@ -29,7 +30,7 @@ def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
     Raises ConfigError for a state that is not this prior's, and for features that cannot be used.
     """
     allocation = config.allocation
-    features = None if allocation.prior == "fixed" else features_of(config, prompts)
+    features = None if allocation.prior in UNCONDITIONED else features_of(config, prompts)
     try:
         return make_prior(
             allocation.prior,

@@ -41,7 +41,7 @@ class Sampler:
         if len(completions) != n:
             raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
         scored = await self.score(prompt, completions)
-        return [_rollout(c, draw.phase, s) for c, s in zip(completions, scored, strict=True)]
+        return [_rollout(c, draw, s) for c, s in zip(completions, scored, strict=True)]
 
 
 @asynccontextmanager
@@ -62,15 +62,16 @@ async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
         await cancel(tasks.values())
 
 
-def _rollout(completion: Completion, phase: Phase, scored: Scored) -> Rollout:
+def _rollout(completion: Completion, draw: Draw, scored: Scored) -> Rollout:
     return Rollout(
         tokens=completion.tokens,
         logprobs=completion.logprobs,
         finish_reason=completion.finish_reason,
         spans=completion.spans,
-        phase=phase,
+        phase=draw.phase,
         rewards=scored.rewards,
         success=scored.success,
+        round=draw.round,
     )
 
 

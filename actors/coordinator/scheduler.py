@@ -12,20 +12,30 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import structlog
 
-from actors.coordinator.allocation import decided, divide
+from actors.coordinator.allocation import decided, divide_round, rounds_of
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.identity import settle
 from actors.coordinator.leases import Leases
 from actors.coordinator.plans import Plans
 from actors.coordinator.sampling import Generate, Sampler, Score, begun
-from actors.coordinator.shard import Allocation, Divide, Sample, Shard, phase_a, phase_b
+from actors.coordinator.shard import (
+    Allocation,
+    Divide,
+    Plan,
+    Round,
+    Sample,
+    Shard,
+    next_round,
+    phase_a,
+    phase_b,
+)
 from common import logs
 from common.config import Config
 from common.keys import Keys
@@ -34,10 +44,11 @@ from common.queue import Producer
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
-from common.types import Completion, Plan, Prompt, SamplingRequest, Scored
+from common.types import Completion, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
+IDLE_S = 0.2  # all batches are generated, and the learner may still want a group again
 
 
 @dataclass(slots=True)
@@ -68,7 +79,7 @@ class Coordination:
         self._tokenizer = tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
-        self._plans = Plans(redis, config.run.name, config.queue.max_group_bytes)
+        self._plans = Plans(redis, config.run.name, config.allocation.rounds, config.queue.max_group_bytes)
         self._with = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()
@@ -111,7 +122,7 @@ class Coordination:
             await self._redo()
             self._collect()
             self._blocked = "" if self._tasks else "nothing: all batches are generated"
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(IDLE_S)
 
     async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
         """Lease the oldest shard that may start; None while there is none. Sets what is waited for."""
@@ -164,14 +175,15 @@ class Coordination:
                 await self._run_shard(self._shard(batch, index))
 
     async def _run_shard(self, shard: Shard) -> None:
-        """Phase A, allocation, Phase B, push; then the report that says the shard is complete."""
+        """Phase A, the rounds of Phase B, push; then the report that says the shard is complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
         ahead = decided(self._config, self._with.cycles.of(shard.batch)) if stored is None else []
         async with begun(self._sampler(shard), ahead) as sample:
-            plan = stored or await self._plans.remember(
-                name, await phase_a(shard, sample, self._divide(shard))
-            )
+            divide = self._divide(shard)
+            plan = stored or await self._plans.remember(name, await phase_a(shard, sample, divide))
+            while len(plan.rounds) < rounds_of(self._config, plan.rule):
+                plan = await self._plans.remember(name, await next_round(shard, plan, sample, divide))
             await self._push(shard, plan, sample, planned=True)
         await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
         self._with.telemetry.allocation(plan.successes, plan.extra)
@@ -179,7 +191,7 @@ class Coordination:
 
     def _divide(self, shard: Shard) -> Divide:
         batch = self._with.cycles.of(shard.batch)
-        return partial(divide, self._config, batch, [p.index for p in shard.prompts])
+        return partial(divide_round, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
         """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
@@ -196,12 +208,18 @@ class Coordination:
 
     async def _run_again(self, group_id: str, report: dict[str, Any]) -> None:
         row = report["groups"].index(group_id)
-        extra = np.array([report["extra"][row]], dtype=np.int64)
-        fixed = Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
+        rounds = [r["extra"][row] for r in report.get("rounds", [report])]
+
+        def as_before(earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+            extra = np.array([rounds[len(earlier)]], dtype=np.int64)
+            return Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
+
         shard = self._shard(report["batch"], report["shard"])
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
         sample = self._sampler(one)
-        plan = await phase_a(one, sample, lambda successes: fixed)
+        plan = await phase_a(one, sample, as_before)
+        while len(plan.rounds) < len(rounds):
+            plan = await next_round(one, plan, sample, as_before)
         await self._push(one, plan, sample, planned=False)
         self._again.discard(group_id)
 
@@ -296,6 +314,7 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
+        "rounds": [asdict(r) for r in plan.rounds],
         "rewards": plan.rewards,
         "seconds": seconds,
     }

@@ -3,8 +3,13 @@
     phase_a: G0 samples of each prompt ─► c_i ─► divide: Σ Δ_i = budget ─► Plan
     phase_b: Plan ─► Δ_i more samples of each prompt ─► groups, G_i = G0 + Δ_i
 
-The barrier before the division is the shard's only one: in Phase B a group leaves as soon as its own samples are there. A plan
-is stored before Phase B begins, and a restarted coordinator continues from it, so a batch always holds exactly Γ·G rollouts.
+With more than one round, Phase B's budget is divided piece by piece, and what a round finds decides the next division:
+
+    phase_a ─► plan of round 1 ─► next_round ─► … ─► plan of round R ─► phase_b
+
+Each division waits for the shard's last rollout before it; after the last one a group leaves as soon as its own samples are
+there. A plan is stored before its samples are asked for, and a restarted coordinator continues from the newest one, so a batch
+always holds exactly Γ·G rollouts.
 """
 
 from __future__ import annotations
@@ -18,16 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.coordinator.concurrency import all_of, cancel
-from common.types import Group, Phase, Plan, Prompt, Rollout, group_id
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Allocation:
-    """Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen."""
-
-    extra: NDArray[np.int64]
-    rule: str
-    priors: tuple[tuple[float, float], ...]
+from common.types import Group, Phase, Prompt, Rollout, group_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,46 +49,110 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """One division of a shard's budget over its n prompts. `successes` (n,) were found by the rollouts since the division
+    before, c_i of Phase A in the first round; `extra` (n,) is this round's Δ."""
+
+    successes: tuple[int, ...]
+    extra: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocation:
+    """One round's Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen."""
+
+    extra: NDArray[np.int64]
+    rule: str
+    priors: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A shard of n prompts before its next rollouts: the rounds divided so far, by which rule and priors, and the mean of
+    each reward over Phase A. `groups` are those that are not complete, with the rollouts drawn before the last round."""
+
+    rule: str
+    priors: tuple[tuple[float, float], ...]
+    rounds: tuple[Round, ...]
+    rewards: dict[str, float]
+    groups: tuple[Group, ...]
+
+    @property
+    def successes(self) -> tuple[int, ...]:
+        """c (n,), of Phase A."""
+        return self.rounds[0].successes
+
+    @property
+    def extra(self) -> tuple[int, ...]:
+        """Δ (n,) of all rounds so far."""
+        return tuple(map(sum, zip(*(r.extra for r in self.rounds), strict=True)))
+
+    def draw(self, place: int) -> Draw:
+        """What the last round draws of the prompt at `place`."""
+        before = sum(r.extra[place] for r in self.rounds[:-1])
+        return Draw(place, len(self.rounds), before, self.rounds[-1].extra[place])
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
-    """`n` rollouts of the prompt at `place` of the shard, the first of them number `first` of its phase."""
+    """`n` rollouts of the prompt at `place` of the shard in round `round` of Phase B, or in Phase A (round 0); the first of
+    them is number `first` of its phase."""
 
     place: int
-    phase: Phase
+    round: int
     first: int
     n: int
 
+    @property
+    def phase(self) -> Phase:
+        return "B" if self.round else "A"
+
 
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
-Divide = Callable[[NDArray[np.int64]], Allocation]  # successes c (n,) -> Δ that sums to the shard's budget
+# (earlier rounds, successes (n,) since the last of them) -> the next round
+Divide = Callable[[Sequence[Round], Sequence[int]], Allocation]
 
 
 async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
-    """G0 pre-rollouts for every prompt, then one allocation for all of them (lines 1-11)."""
-    pre_rollouts = await all_of(
-        sample(Draw(place, "A", 0, shard.pre_rollouts)) for place in range(len(shard.prompts))
-    )
-    allocation = divide(np.array([_successes(rollouts) for rollouts in pre_rollouts], dtype=np.int64))
+    """G0 pre-rollouts for every prompt, then the first division (lines 1-11)."""
+    drawn = await all_of(sample(Draw(place, 0, 0, shard.pre_rollouts)) for place in range(len(shard.prompts)))
+    successes = _successes(drawn)
+    allocation = divide((), successes)
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
-        successes=tuple(_successes(rollouts) for rollouts in pre_rollouts),
-        extra=tuple(allocation.extra.tolist()),
-        rewards=_means([r.rewards for rollouts in pre_rollouts for r in rollouts]),
-        groups=_begun_groups(shard, allocation, pre_rollouts),
+        rounds=(Round(successes, tuple(allocation.extra.tolist())),),
+        rewards=_means([r.rewards for rollouts in drawn for r in rollouts]),
+        groups=_groups(shard, allocation, drawn),
+    )
+
+
+async def next_round(shard: Shard, plan: Plan, sample: Sample, divide: Divide) -> Plan:
+    """Draw the plan's last round for every prompt, then divide the next: the plan with one more round.
+
+    A prompt whose group was lost is drawn too: the budget is divided by the counts of all.
+    """
+    drawn = await all_of(_sample_some(sample, plan.draw(place)) for place in range(len(shard.prompts)))
+    successes = _successes(drawn)
+    allocation = divide(plan.rounds, successes)
+    more = dict(zip(shard.ids, drawn, strict=True))
+    return replace(
+        plan,
+        rounds=(*plan.rounds, Round(successes, tuple(allocation.extra.tolist()))),
+        groups=tuple(replace(g, rollouts=(*g.rollouts, *more[g.id])) for g in plan.groups),
     )
 
 
 async def phase_b(shard: Shard, plan: Plan, sample: Sample) -> AsyncGenerator[Group, None]:
-    """Yield the plan's groups in order of completion, each with its Δ_i additional rollouts (lines 13-16).
+    """Draw the plan's last round and yield its groups in order of completion (lines 13-16).
 
     An error of any drawing ends the shard and cancels its other drawings.
     """
     place = {group: i for i, group in enumerate(shard.ids)}
 
     async def complete(group: Group) -> Group:
-        at = place[group.id]
-        more = await sample(Draw(at, "B", 0, plan.extra[at])) if plan.extra[at] else []
-        return replace(group, rollouts=group.rollouts + tuple(more))
+        more = await _sample_some(sample, plan.draw(place[group.id]))
+        return replace(group, rollouts=(*group.rollouts, *more))
 
     tasks = [asyncio.create_task(complete(group)) for group in plan.groups]
     try:
@@ -102,15 +162,19 @@ async def phase_b(shard: Shard, plan: Plan, sample: Sample) -> AsyncGenerator[Gr
         await cancel(tasks)
 
 
-def _successes(rollouts: Sequence[Rollout]) -> int:
-    return sum(r.success for r in rollouts)
+async def _sample_some(sample: Sample, draw: Draw) -> list[Rollout]:
+    return await sample(draw) if draw.n else []
+
+
+def _successes(drawn: Sequence[Sequence[Rollout]]) -> tuple[int, ...]:
+    return tuple(sum(r.success for r in rollouts) for rollouts in drawn)
 
 
 def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: float(np.mean([r[name] for r in rewards])) for name in rewards[0]}
 
 
-def _begun_groups(
+def _groups(
     shard: Shard, allocation: Allocation, pre_rollouts: Sequence[Sequence[Rollout]]
 ) -> tuple[Group, ...]:
     sampling = uuid.uuid4().hex

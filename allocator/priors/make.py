@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from allocator.priors.base import LearnedPrior, Prior, State
+from allocator.priors.empirical import EmpiricalPrior
 from allocator.priors.fixed import FixedPrior
 from allocator.priors.gp import GaussianProcessPrior
 
@@ -16,7 +17,9 @@ PROBES = {
     "hidden-dual": (True, True),
     "mpnet-dual": (True, True),
 }
-NAMES = ("fixed", *PROBES, "gp")
+UNCONDITIONED = ("fixed", "empirical")
+"""Priors that are the same for all prompts: they need no features."""
+NAMES = (*UNCONDITIONED, *PROBES, "gp")
 
 
 def make_prior(
@@ -30,7 +33,7 @@ def make_prior(
 ) -> Prior:
     """The prior of that name for a data set of n prompts.
 
-    alpha, beta: of the fixed prior. features: (n, d), one row per prompt, for the learned ones (see `features`).
+    alpha, beta: of the fixed prior, and of the empirical one before the first cycle. features: (n, d), one row per prompt, for the learned ones (see `features`).
     state: arrays of an earlier `state_dict()`, fitted offline or saved by a run. ValueError for an unknown name, and
     for features that are missing, not finite or of another number of prompts.
     """
@@ -38,11 +41,19 @@ def make_prior(
         raise ValueError(f"prior: {name!r} is none of {', '.join(NAMES)}")
     if name == "fixed":
         return FixedPrior(alpha, beta)
-    checked = _features(name, n, features)
-    prior = GaussianProcessPrior(checked, seed) if name == "gp" else _probe(name, checked, seed)
+    prior = _learned(name, n, alpha, beta, features, seed)
     if state is not None:
         prior.load_state_dict(state)
     return prior
+
+
+def _learned(
+    name: str, n: int, alpha: float, beta: float, features: NDArray | None, seed: int
+) -> LearnedPrior:
+    if name == "empirical":
+        return EmpiricalPrior(alpha, beta)
+    checked = _features(name, n, features)
+    return GaussianProcessPrior(checked, seed) if name == "gp" else _probe(name, checked, seed)
 
 
 def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:

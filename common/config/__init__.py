@@ -10,12 +10,13 @@ from typing import Self
 
 from pydantic import model_validator
 
+from common.answers import instructions
 from common.config.allocation import Allocation, WarmUp
 from common.config.base import Section
 from common.config.data import Data, Model, Run
 from common.config.learner import Learner, Optimizer, Weights
-from common.config.objective import Objective
-from common.config.reward import Reward, Verifier
+from common.config.objective import Objective, check_sampling
+from common.config.reward import BUILT_IN, Reward, Verifier
 from common.config.rollout import Rollout
 from common.config.services import Coordinator, Generator, Queue
 from common.config.telemetry import Evaluation, Telemetry
@@ -76,21 +77,40 @@ class Config(Section):
             raise ValueError(
                 "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: use bfloat16, or sdpa"
             )
-        smallest = self.rollout.group_size if self.allocation.rule == "uniform" else self.rollout.pre_rollouts
-        if (self.learner.objective.k or 0) > smallest:
-            raise ValueError(
-                f"learner.objective.k ({self.learner.objective.k}) exceeds the smallest group of rule {self.allocation.rule}, "
-                f"{smallest} rollouts: lower k or raise rollout.pre_rollouts"
-            )
-        cache = self.learner.objective.overlong_cache or 1
-        if cache > self.rollout.max_response_tokens:
-            raise ValueError(
-                f"learner.objective.overlong_cache ({cache}) must be at most rollout.max_response_tokens ({self.rollout.max_response_tokens})"
-            )
+        check_sampling(self.learner.objective, self.rollout, self.allocation)
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:
             raise ValueError(
                 f"allocation.max_group_size ({cap}) must be at least rollout.group_size ({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _asked_for(self) -> Self:
+        """Without a system message nobody asks the model for the form that its rewards look for, and all of them are 0."""
+        asked = instructions(self.reward.answer, self.reward.names)
+        if "system" not in self.data.model_fields_set and asked is not None and self.data.in_plain_words:
+            object.__setattr__(self, "data", self.data.model_copy(update={"system": asked}))
+        return self
+
+    @model_validator(mode="after")
+    def _rounds(self) -> Self:
+        allocation, rollout, reward = self.allocation, self.rollout, self.reward
+        if allocation.rounds > rollout.shard_budget:
+            raise ValueError(
+                f"allocation.rounds ({allocation.rounds}) exceeds the Phase B rollouts of a shard, (Γ/shards)·(G - G0) = "
+                f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = {rollout.shard_budget}: a round needs "
+                "at least one"
+            )
+        if allocation.stop != "none" and allocation.rule == "uniform":
+            raise ValueError(
+                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform divides without them: use "
+                "allocation.rule: even_sizes, which divides evenly among those still served, or allocation.stop: none"
+            )
+        if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
+            raise ValueError(
+                f"allocation.stop: mixed waits for a failure, and reward.{reward.success} is never below reward.success_at "
+                f"({reward.success_at}): no rollout fails. Raise reward.success_at, or use allocation.stop: hit"
             )
         return self
 
@@ -109,6 +129,11 @@ class Config(Section):
                     f"learner.objective.advantage ({self.learner.objective.advantage})",
                     "learner.objective.advantage: grpo",
                     self.learner.objective.binary,
+                ),
+                (
+                    f"learner.objective.group_weight ({self.learner.objective.group_weight.kind})",
+                    "learner.objective.group_weight: none",
+                    self.learner.objective.group_weight.kind in ("difficulty", "as_if"),
                 ),
                 ("evaluation.path (Pass@K)", "evaluation.path: null", self.evaluation.path is not None),
             ]

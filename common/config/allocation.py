@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from common.config.base import Count, Section
@@ -28,10 +30,23 @@ class Allocation(Section):
         "package.module:function.",
     )
     prior: str = Field(
-        "fixed", description="fixed, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
+        "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
     )
-    alpha: float = Field(1.0, gt=0, description="α0 of the fixed Beta prior.")
-    beta: float = Field(1.0, gt=0, description="β0 of the fixed Beta prior.")
+    alpha: float = Field(
+        1.0, gt=0, description="α0 of the fixed Beta prior; of the empirical one before the first cycle."
+    )
+    beta: float = Field(
+        1.0, gt=0, description="β0 of the fixed Beta prior; of the empirical one before the first cycle."
+    )
+    rounds: Count = Field(
+        1,
+        description="R: Phase B's budget is divided in so many rounds, each by what was found before it. 1 is the paper.",
+    )
+    stop: Literal["none", "hit", "mixed"] = Field(
+        "none",
+        description="hit: prompts with a success get no more rollouts; mixed: those with a success and a failure. What nobody "
+        "can use goes to all-right prompts until a failure, then by the rule's own gain.",
+    )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File of a prior fitted offline by `hora prior fit`.")
     features: str | None = Field(

@@ -68,3 +68,8 @@ class Weights(Section):
         gt=0,
         description="Mean |log-prob difference| of generator and learner, same version, above which an alarm is raised.",
     )
+    drift_limit: float | None = Field(
+        0.5,
+        gt=0,
+        description="Drift above which one of the first 5 measured steps stops the run; null: never.",
+    )

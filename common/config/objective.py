@@ -6,7 +6,9 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from common.config.allocation import Allocation
 from common.config.base import Count, Section
+from common.config.rollout import Rollout
 
 ADVANTAGES = (
     "grpo",
@@ -20,6 +22,50 @@ ADVANTAGES = (
 )
 BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
 """Advantages of successes (`reward.success`); the others take rewards as they are."""
+
+
+class GroupWeight(Section):
+    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or by difficulty.
+
+    A plain string stands for `kind`.
+    """
+
+    kind: Literal["none", "sqrt_size", "inverse_sqrt_size", "difficulty", "as_if"] = Field(
+        "none",
+        description="√(G_i/G), its inverse, clamp((tau/p̂)^gamma, lo, hi) with p̂ the group's share of successes, or √(G'_i/G) with the "
+        "sizes G' that rule as_if would have given.",
+    )
+    tau: float = Field(0.12, gt=0, description="Success rate at which the weight of difficulty is 1.")
+    gamma: float = Field(0.5, gt=0, description="Exponent of difficulty.")
+    lo: float = Field(0.7, gt=0, description="Least weight of difficulty.")
+    hi: float = Field(
+        3.0, gt=0, description="Largest weight of difficulty, and that of groups without a success."
+    )
+    as_if: str | None = Field(
+        None,
+        description="Rule whose group sizes weigh uniformly sampled groups: the control of every allocation.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return {"kind": values}
+        if isinstance(values, dict) and values.get("as_if") is not None:
+            return {"kind": "as_if", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        name = "learner.objective.group_weight"
+        if (self.kind == "as_if") != (self.as_if is not None):
+            raise ValueError(
+                f"{name}.as_if ({self.as_if}) names the rule of kind as_if, and {name}.kind is {self.kind}: "
+                + ("name one, such as hit_utility" if self.as_if is None else "remove one")
+            )
+        if self.lo > self.hi:
+            raise ValueError(f"{name}.lo ({self.lo}) exceeds {name}.hi ({self.hi})")
+        return self
 
 
 class Objective(Section):
@@ -51,6 +97,12 @@ class Objective(Section):
     baseline: Literal["none", "wald"] = Field(
         "none",
         description="likelihood only; wald: -1/G for every rollout of every group, which keeps the expectation.",
+    )
+    group_weight: GroupWeight = GroupWeight()
+    phase_weight: Literal["pooled", "unbiased"] = Field(
+        "pooled",
+        description="Both phases as one group (the paper), or each with the share of the budget it has under uniform sampling, which "
+        "keeps rloo's expectation though Phase B's size depends on what Phase A found.",
     )
     aggregate: Literal["group", "token"] = Field(
         "group",
@@ -154,6 +206,11 @@ class Objective(Section):
             raise ValueError(
                 f"{name}.baseline ({self.baseline}) belongs to advantage likelihood, and {name}.advantage is {self.advantage}"
             )
+        if self.phase_weight == "unbiased" and (self.advantage != "rloo" or self.aggregate != "group"):
+            raise ValueError(
+                f"{name}.phase_weight (unbiased) needs advantage rloo with aggregate group, whose expectation it keeps, not "
+                f"{self.advantage} with {self.aggregate}"
+            )
         if self.scale is not None and self.advantage != "grpo":
             raise ValueError(
                 f"{name}.scale ({self.scale}) belongs to advantage grpo, and {name}.advantage is {self.advantage}: remove it"
@@ -182,3 +239,33 @@ class Objective(Section):
         """What `grpo` divides by: GDPO's normalised rewards by their deviation over the batch."""
         gdpo = self.multi_objective_aggregation == "normalize_then_sum"
         return self.scale or ("batch" if gdpo else "group")
+
+
+def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
+    """Raise ValueError where groups as they will be sampled do not suit the objective."""
+    name, rule = "learner.objective", allocation.rule
+    smallest = rollout.group_size if rule == "uniform" else rollout.pre_rollouts
+    if (objective.k or 0) > smallest:
+        raise ValueError(
+            f"{name}.k ({objective.k}) exceeds the smallest group of rule {rule}, {smallest} rollouts: lower k or raise "
+            "rollout.pre_rollouts"
+        )
+    cache = objective.overlong_cache or 1
+    if cache > rollout.max_response_tokens:
+        raise ValueError(
+            f"{name}.overlong_cache ({cache}) must be at most rollout.max_response_tokens ({rollout.max_response_tokens})"
+        )
+    if objective.group_weight.as_if is not None and rule != "uniform":
+        raise ValueError(
+            f"{name}.group_weight.as_if ({objective.group_weight.as_if}) stands for sizes that uniform sampling does not give, and "
+            f"allocation.rule is {rule}: set allocation.rule: uniform"
+        )
+    if objective.phase_weight == "unbiased" and rollout.pre_rollouts < 2:
+        raise ValueError(
+            f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts is 1: use at least 2"
+        )
+    if objective.phase_weight == "unbiased" and rule.startswith(("hard_first", "first_hit")):
+        raise ValueError(
+            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} leaves some "
+            "without: use pooled, or advantage likelihood, which no size biases"
+        )

@@ -16,9 +16,10 @@ from common.load import differences
 from common.redis import connect
 from common.state import read_state
 from deploy.app import APP
+from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
-from deploy.preflight.check import check_packages
-from deploy.preflight.names import check_context
+from deploy.preflight.checks import require
+from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
@@ -41,17 +42,11 @@ def train_on_cluster(config: Config) -> None:
     from learner import launch
 
     console = Console()
+    require(Target(config, "train"), console)
     url = redis_url(config)
-    # Rule, prior and rewards are the coordinator's, and were looked up when it was deployed.
-    check_context(config)
-    check_packages(config)
     check_agreement(config, url)
-    try:
+    with starting_ray():
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
-    except ConnectionError:
-        raise RunError(
-            "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
-        ) from None
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
     with RunFile(run_dir).recorded(config.run.name, f"hora train {run_dir / CONFIG}", console):

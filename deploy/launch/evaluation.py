@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
-from common.prompts import load_tokenizer, render
+from common.prompts import load_tokenizer, make_prompt
 from common.redis import connect
 from common.rewards import gold_test
 from common.state import read_state
@@ -23,14 +23,12 @@ from common.telemetry import record_evaluation
 from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
-from deploy.preflight.names import check_context
-from evaluation.benchmarks import Benchmark, held_out, known_leaks
+from evaluation.benchmarks import Benchmark, held_out
 from evaluation.evaluate import Generate, evaluate
 from evaluation.evaluate import Progress as Reading
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from learner.records import log_evaluation
 
-LEAKS_SHOWN = 5
 PROBE_BYTES = 2**20
 
 
@@ -98,7 +96,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    found = [Prompt(r.index, r.problem, r.answer, render(tokenizer, r.problem, data)) for r in dataset.rows]
+    found = [make_prompt(tokenizer, row.index, row, data) for row in dataset.rows]
     limit, longest = config.rollout.max_prompt_tokens, max(len(p.tokens) for p in found)
     if longest > limit:
         long = sum(len(p.tokens) > limit for p in found)
@@ -106,23 +104,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
             f"{dataset.name}: {long} of {len(found)} prompts are longer than rollout.max_prompt_tokens = {limit}; "
             f"set it to {longest} (-s rollout.max_prompt_tokens={longest}) if the model's context holds that and an answer"
         )
-    check_context(config)
     return found
-
-
-def warn_of_leaks(config: Config, console: Console) -> None:
-    """Say which training problems are problems of a benchmark, or of the run's own held-out set."""
-    found = known_leaks(config, load_dataset(config.data).rows)
-    for leak in found[:LEAKS_SHOWN]:
-        console.print(
-            f"warning: training row {leak.index} equals row {leak.row} of {leak.benchmark}",
-            markup=False,
-            soft_wrap=True,
-        )
-    if len(found) > LEAKS_SHOWN:
-        console.print(
-            f"warning: {len(found)} training rows equal benchmark problems; Pass@K on these measures memory"
-        )
 
 
 def sample(

@@ -24,16 +24,18 @@ from actors.coordinator.identity import MAY_CHANGE
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
-from common.load import check_paths, differences, load
+from common.load import differences, load
 from common.redis import connect
-from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark, warn_of_leaks
+from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from deploy.launch.ports import free_port
-from deploy.launch.redis_server import RedisServer
+from deploy.launch.run_redis import refuse_leftovers, run_redis
+from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
-from deploy.preflight.check import check_machine, check_memory
-from deploy.preflight.names import check_names
+from deploy.preflight.checks import require
+from deploy.preflight.findings import Target
+from deploy.preflight.machine import check_writable
 from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
 from evaluation.benchmarks import find_benchmarks
 from learner.origin import step_of
@@ -49,14 +51,13 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     continues.
     """
     console = Console()
-    check_paths(config)
-    check_names(config)
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
     asked, config = config, _with_port(config)
-    check_machine(config)
-    warn_of_leaks(config, console)
+    require(Target(config), console)
+    if not resume:
+        refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
     with RunFile(run_dir).recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
@@ -81,11 +82,11 @@ def evaluate_local(
     Results are labelled with `step`; by default with what the model folder says of itself, 0 if nothing.
     """
     console = Console()
-    check_paths(config)
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
+    check_writable(out, "--out")
+    require(Target(config, "eval"), console)
     label = (step_of(config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
-    check_memory(config, train=False)
     config = _with_port(config)
     try:
         with stack(config, out.resolve(), console, train=False):
@@ -102,6 +103,7 @@ def evaluate_local(
 
 def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
     """Raise what stands against starting in this folder; changes nothing."""
+    check_writable(run_dir, "run.folder")
     RunFile(run_dir).refuse_if_alive()
     exists = (run_dir / CONFIG).exists()
     if resume:
@@ -158,11 +160,9 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
         began = time.monotonic()
         with working("starting", 3 + _replicas(config, train), console) as begin:
             begin("Redis")
-            server = exits.enter_context(RedisServer(run_dir / "redis"))
-            issue_token(server.url, config.run.name, run_dir)
-            connect(server.url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them lives
-            os.environ["HORA_REDIS_URL"] = server.url
-            exits.callback(os.environ.pop, "HORA_REDIS_URL", None)
+            url = exits.enter_context(run_redis(config, run_dir, named=train))
+            issue_token(url, config.run.name, run_dir)
+            connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them lives
             begin("Ray")
             _start_ray(config)
             exits.callback(ray.shutdown)
@@ -182,7 +182,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
         console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
         # Registered last, so this is the first thing to happen at the end.
         exits.callback(_show_stopping, stopping)
-        yield server.url
+        yield url
 
 
 def _show_stopping(exits: ExitStack) -> None:
@@ -202,14 +202,15 @@ def _start_ray(config: Config) -> None:
     import ray
 
     try:
-        ray.init(
-            address="local",
-            num_cpus=_cpus(config),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=256 * 2**20,
-        )
+        with starting_ray():
+            ray.init(
+                address="local",
+                num_cpus=_cpus(config),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=256 * 2**20,
+            )
     except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
         raise RunError(
             f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it is less so"

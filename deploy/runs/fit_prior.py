@@ -15,6 +15,7 @@ from allocator.calibration import log_loss, reliability
 from allocator.priors import make_prior
 from allocator.priors.files import save_state
 from allocator.priors.fit import fit_prior, outcomes
+from allocator.priors.make import UNCONDITIONED
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import load
@@ -27,7 +28,7 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for allocation.prior_state."""
     if name == "fixed":
         raise ConfigError(
-            "prior fixed learns nothing: fit hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
+            "prior fixed learns nothing: fit empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
         )
     config = _configured(run, name, features)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -35,7 +36,8 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     records = _records(run)
     with working(f"fitting {name}", 2) as begin:
         begin(f"features of {len(prompts)} prompts")
-        prior = make_prior(name, n=len(prompts), features=features_of(config, prompts), seed=config.run.seed)
+        known = None if name in UNCONDITIONED else features_of(config, prompts)
+        prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
         begin(f"{len(records)} outcomes")
         found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"

@@ -267,9 +267,14 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     return token
 
 
+def named_redis(config: Config) -> str | None:
+    """The Redis that the user names: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
+    return os.environ.get("HORA_REDIS_URL") or config.queue.url
+
+
 def redis_url(config: Config) -> str:
-    """Where the run's Redis is: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
-    url = os.environ.get("HORA_REDIS_URL") or config.queue.url
+    """The Redis of a run that starts none. Raises ConfigError where none is named."""
+    url = named_redis(config)
     if not url:
         raise ConfigError(
             "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora run` starts its own"
@@ -299,7 +304,7 @@ def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
     name = config.run.name if config and not folder.is_dir() else file.read().run
     if file.embeds_redis():
         return file.redis_url(), name
-    url = os.environ.get("HORA_REDIS_URL") or (config.queue.url if config else None)
+    url = named_redis(config) if config else os.environ.get("HORA_REDIS_URL")
     return url or file.redis_url(), name
 
 

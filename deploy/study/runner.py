@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -29,15 +27,13 @@ POLL_S = 0.5
 
 def study(source: str, out: Path | None, parallel: int | None) -> bool:
     """`hora study`: run what is missing of the study, then check and report. False when a cell failed or the budgets
-    of two cells were not the same. Ctrl-C, SIGTERM or a closed terminal stops every cell in progress, in order, and
-    exits with 130."""
+    of two cells were not the same. An interrupt stops every cell in progress, in order, and exits with 130."""
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
     todo = [c for c in cells(plan, folder) if not _finished(c, folder)]
     try:
-        with _stopped_by(signal.SIGTERM, signal.SIGHUP):
-            failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+        failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running. The same command goes on with the study.")
         raise SystemExit(130) from None
@@ -114,25 +110,6 @@ def _run_all(
         finally:
             _stop(list(running))
     return failed
-
-
-@contextmanager
-def _stopped_by(*signals: signal.Signals) -> Iterator[None]:
-    """These signals interrupt the block as Ctrl-C does. What is ignored stays so: `nohup` outlives its terminal."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for other in before:  # a terminal that closes says so more than once, and stopping takes its time
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {s: signal.getsignal(s) for s in signals if signal.getsignal(s) != signal.SIG_IGN}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:

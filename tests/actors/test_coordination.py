@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from actors.coordinator.leases import Leases
+from actors.coordinator.sampling import Score
 from actors.coordinator.scheduler import Coordination
 from common.config import Config
 from common.errors import RunError
@@ -24,7 +25,7 @@ from deploy.launch.redis_server import RedisServer
 from evaluation.audit import audit, gather
 from learner.steps import Reader
 from tests.support.held import rollouts_held
-from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts, score
+from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts, score, score_by_chance
 
 PROMPTS, GROUP = 6, 5
 
@@ -68,7 +69,12 @@ def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[
             g = payloads[i]
             line = {"step": step, "batch": g.batch, "group_id": i, "size": g.size, "extra": g.extra}
             line |= {"version_min": g.versions[0], "version_max": g.versions[1], "hits": g.hits}
-            line |= {"shard": g.shard, "trials": g.pre_rollouts, "successes": g.successes}
+            line |= {
+                "rounds": list(g.rounds),
+                "shard": g.shard,
+                "trials": g.pre_rollouts,
+                "successes": g.successes,
+            }
             lines.append(json.dumps(line))
     return lines
 
@@ -88,7 +94,13 @@ def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
 
 
 async def with_deaths(
-    config: Config, url: str, chance: random.Random, coordinators: int, deaths: int, monkeypatch: Any
+    config: Config,
+    url: str,
+    chance: random.Random,
+    coordinators: int,
+    deaths: int,
+    monkeypatch: Any,
+    scoring: Score | None = None,
 ) -> tuple[Learner, dict[str, Group]]:
     """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
     data, fleet = prompts(17), fleet_of(chance, 0.02)
@@ -99,7 +111,7 @@ async def with_deaths(
     def coordinator() -> asyncio.Task[Any]:
         nonlocal lives
         lives += 1
-        return asyncio.create_task(coordinate(config, url, data, fleet, f"coordinator-{lives}"))
+        return asyncio.create_task(coordinate(config, url, data, fleet, f"coordinator-{lives}", scoring))
 
     failures: list[BaseException] = []
 
@@ -155,16 +167,68 @@ def test_every_group_is_trained_once_whoever_dies_when(
     learner, payloads = asyncio.run(
         with_deaths(config, url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch)
     )
+    every_promise_was_kept(url, config, learner, payloads)
+
+
+IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
+
+
+@pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_every_round_is_divided_once_whoever_dies_when(
+    url: str, stop: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(f"{stop}:{staleness}:{seed}")
+    config = config_of(
+        f"rounds-{stop}-{staleness}-{seed}", staleness, steps=4, **IN_ROUNDS, **{"allocation.stop": stop}
+    )
+    if (seed + staleness) % 4 in (1, 2):
+        monkeypatch.setattr(Leases, "release", keeps_its_lease)
+    learner, payloads = asyncio.run(
+        with_deaths(
+            config,
+            url,
+            chance,
+            coordinators=2,
+            deaths=8,
+            monkeypatch=monkeypatch,
+            scoring=score_by_chance,
+        )
+    )
+    every_promise_was_kept(url, config, learner, payloads)
+    for report in map(json.loads, connect(url).hvals(Keys(config.run.name).shards)):
+        assert [sum(r["extra"]) for r in report["rounds"]] == [PROMPTS // 3 * (10 - 2) // 4] * 4
+        assert_stops(report, stop)
+
+
+def assert_stops(report: dict[str, Any], stop: str) -> None:
+    """A prompt that needs no more got nothing while another of its shard could use it."""
+    n = len(report["groups"])
+    hits, trials = [0] * n, [report["trials"]] * n
+    for division in report["rounds"]:
+        hits = [a + b for a, b in zip(hits, division["successes"], strict=True)]
+        wants = [h == 0 or (stop == "mixed" and h == t) for h, t in zip(hits, trials, strict=True)]
+        if stop != "none" and any(wants):
+            assert all(w or not extra for w, extra in zip(wants, division["extra"], strict=True))
+        trials = [t + extra for t, extra in zip(trials, division["extra"], strict=True)]
+
+
+def every_promise_was_kept(url: str, config: Config, learner: Learner, payloads: dict[str, Group]) -> None:
+    """Each group trained once, Γ·G rollouts a batch, nothing left in Redis, and a clean audit."""
     steps = [learner.trained[s] for s in range(config.learner.steps)]
     assert [len(ids) for ids in steps] == [PROMPTS] * config.learner.steps
     assert len({i for ids in steps for i in ids}) == PROMPTS * config.learner.steps
     for batch in range(config.learner.steps):
-        assert sum(g.size for g in payloads.values() if g.batch == batch) == PROMPTS * GROUP
+        rollouts = PROMPTS * config.rollout.group_size
+        assert sum(g.size for g in payloads.values() if g.batch == batch) == rollouts
     client = connect(url)
     assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
     keys = Keys(config.run.name)
     assert client.xlen(keys.groups) == 0
-    assert set(client.hkeys(keys.plans)) == set(client.hkeys(keys.shards))
+    plans, later = set(client.hkeys(keys.plans)), range(2, config.allocation.rounds + 1)
+    shards = set(client.hkeys(keys.shards))
+    assert plans == shards | {b"%s:%d" % (shard, number) for shard in shards for number in later}
     assert rollouts_held(client, config.run.name) == set()
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.allocation import divide
+from actors.coordinator.allocation import divide_round
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
 from actors.coordinator.shard import Allocation
 from allocator import allocate
 from allocator.priors.base import Float, Int, State
+from allocator.priors.empirical import EmpiricalPrior, fit_beta
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
 from common.errors import RunError
@@ -112,7 +113,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
-    return divide(config, cycles.of(batch), rows(config, batch, shard), np.array(c))
+    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), c)
 
 
 def rule(cycles: Cycles, config: Config, batch: int) -> str:
@@ -171,7 +172,7 @@ def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
         assert await knows(cycles, 1)
-        found = divide(config, cycles.of(1), rows(config, 1, 1), c)
+        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), c.tolist())
         assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
@@ -186,7 +187,7 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c = coordinator(), np.array([0, 2])
         assert await knows(cycles, 0)
-        found = divide(config, cycles.of(0), rows(config, 0, 0), c)
+        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), c.tolist())
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 
@@ -327,3 +328,25 @@ def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(url: st
 
     asyncio.run(scenario())
     assert rules_by_batch(url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
+
+
+def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_others(url: str) -> None:
+    config = config_of("empirical", 1)
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        one, late = coordinator(), coordinator()
+        seen = []
+        for cycle in range(4):
+            reports = [report(config, cycle, shard) for shard in range(2)]
+            for shard, found in enumerate(reports):
+                found["successes"] = [cycle % G0, (cycle + shard) % G0]
+                await one.complete(found)
+            seen += [c for found in reports for c in found["successes"]]
+        await late.observe()
+        for batch in range(6):
+            known = seen[: 4 * max(0, batch - 1)]
+            expected = fit_beta(np.array(known), np.full(len(known), G0)) if known else (1.0, 1.0)
+            for cycles in (one, late):
+                assert set(shared_out(cycles, config, batch, 0, (0, 1)).priors) == {expected}
+
+    play(url, config, scenario, EmpiricalPrior)

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from actors.coordinator.plans import Plans
+from actors.coordinator.shard import Plan, Round
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.queue import Consumer, Producer
 from common.redis import connect, connect_async
-from common.types import Group, Plan, Rollout, VersionSpan
+from common.types import Group, Rollout, VersionSpan
 from common.wire import decode_group
 from deploy.launch.redis_server import RedisServer
 
@@ -44,7 +45,11 @@ def plan_of(token: int) -> Plan:
         for i in range(3)
     )
     return Plan(
-        "uniform", ((1.0, 2.0),) * 3, (1, 1, 1), (token, 0, 1), {"format": 0.5, "accuracy": 1.0}, groups
+        "uniform",
+        ((1.0, 2.0),) * 3,
+        (Round((1, 1, 1), (token, 0, 1)),),
+        {"format": 0.5, "accuracy": 1.0},
+        groups,
     )
 
 

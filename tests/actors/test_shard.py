@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from actors.coordinator.sampling import Sampler, begun, sample_seed
-from actors.coordinator.shard import Allocation, Draw, Shard, phase_a, phase_b
-from common.types import Completion, Group, Plan, Prompt, SamplingRequest, Scored, VersionSpan
+from actors.coordinator.shard import Allocation, Draw, Plan, Round, Shard, next_round, phase_a, phase_b
+from common.types import Completion, Group, Prompt, SamplingRequest, Scored, VersionSpan
 
 
 def make_shard(n: int = 3, g0: int = 4, per_request: int = 16) -> Shard:
@@ -43,8 +43,8 @@ class World:
             for j, c in enumerate(completions)
         ]
 
-    def divide(self, successes: np.ndarray) -> Allocation:
-        self.successes = successes.tolist()
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        self.successes = list(successes)
         extra = np.array([7, 2, 0])[: len(successes)]
         return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in successes))
 
@@ -151,12 +151,12 @@ def test_an_error_of_phase_b_ends_the_shard_and_leaves_no_request_running() -> N
 
 
 def even(n: int, g0: int, extra: int) -> list[Draw]:
-    return [Draw(i, phase, 0, size) for phase, size in (("A", g0), ("B", extra)) for i in range(n)]  # type: ignore[arg-type]
+    return [Draw(i, round_, 0, size) for round_, size in ((0, g0), (1, extra)) for i in range(n)]
 
 
 class TwoEach(World):
-    def divide(self, successes: np.ndarray) -> Allocation:
-        return replace(super().divide(successes), extra=np.full(len(successes), 2))
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        return replace(super().divide(earlier, successes), extra=np.full(len(successes), 2))
 
 
 def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
@@ -183,7 +183,7 @@ def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
 
     async def run() -> int:
         async with begun(world.sampler(make_shard()), even(3, 4, 2)) as sample:
-            await sample(Draw(0, "A", 0, 4))
+            await sample(Draw(0, 0, 0, 4))
             assert world.running > 0
         return world.running
 
@@ -198,3 +198,56 @@ class OneShort(World):
 def test_too_few_completions_are_an_error_and_never_wrong_answers() -> None:
     with pytest.raises(ValueError, match="asked for 4 completions, got 3"):
         collect(make_shard(), OneShort())
+
+
+class InRounds(World):
+    """Δ of three prompts in each of three rounds."""
+
+    by_round = ([2, 1, 0], [0, 3, 1], [4, 0, 0])
+
+    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        self.told = [*(r.successes for r in earlier), tuple(successes)]
+        return replace(super().divide(earlier, successes), extra=np.array(self.by_round[len(earlier)]))
+
+
+async def through_all_rounds(shard: Shard, world: InRounds, plan: Plan) -> list[Group]:
+    while len(plan.rounds) < len(world.by_round):
+        plan = await next_round(shard, plan, world.sampler(shard), world.divide)
+    return await finish(shard, world, plan)
+
+
+def sizes(groups: list[Group]) -> dict[int, tuple[int, ...]]:
+    return {g.prompt_index: g.rounds for g in groups}
+
+
+def test_each_round_is_divided_by_what_was_found_before_it_and_pooled_into_the_group() -> None:
+    world = InRounds()
+
+    async def run() -> list[Group]:
+        return await through_all_rounds(make_shard(), world, await planned(make_shard(), world))
+
+    groups = asyncio.run(run())
+    assert world.told == [(0, 1, 2), (0, 1, 0), (0, 1, 1)], "found in Phase A and in rounds 1 and 2"
+    assert sizes(groups) == {0: (2, 0, 4), 1: (1, 3), 2: (0, 1)}
+    assert {g.prompt_index: (g.extra, g.successes, g.hits) for g in groups} == {
+        0: (6, 0, 0),
+        1: (4, 1, 3),
+        2: (1, 2, 3),
+    }
+    assert len({r.seed for r in world.requests}) == len(world.requests), "no samples are drawn twice"
+
+
+def test_a_shard_restarted_in_a_round_draws_that_round_and_those_after_it_alone() -> None:
+    whole, first, second = InRounds(), InRounds(), InRounds()
+
+    async def run() -> tuple[list[Group], list[Group]]:
+        shard = make_shard()
+        expected = await through_all_rounds(shard, whole, await planned(shard, whole))
+        plan = await planned(shard, first)
+        plan = await next_round(shard, plan, first.sampler(shard), first.divide)
+        return expected, await through_all_rounds(shard, second, plan)
+
+    expected, found = asyncio.run(run())
+    assert sizes(found) == sizes(expected)
+    asked = [sorted((r.prompt.index, r.n, r.seed) for r in w.requests) for w in (whole, first, second)]
+    assert sorted(asked[1] + asked[2]) == asked[0]

@@ -16,11 +16,11 @@ from allocator.priors.base import LearnedPrior
 from allocator.priors.files import load_state, save_state
 from allocator.priors.fit import fit_prior, outcomes
 from allocator.priors.gp import NOISE, GaussianProcessPrior
-from allocator.priors.make import NAMES
+from allocator.priors.make import NAMES, UNCONDITIONED
 from allocator.priors.probe import Probe, ProbePrior
 
 N, D, G0 = 80, 12, 8
-LEARNED = [name for name in NAMES if name != "fixed"]
+LEARNED = [name for name in NAMES if name not in UNCONDITIONED]
 
 
 def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +166,7 @@ def test_missing_or_foreign_features_are_refused_with_the_priors_name() -> None:
         make_prior("gp", N, features=np.zeros((3, 4), dtype=np.float32))
     with pytest.raises(ValueError, match="features of prompt 2 are not finite"):
         make_prior("gp", 3, features=np.array([[1.0], [2.0], [np.nan]]))
-    with pytest.raises(ValueError, match="none of fixed, hidden-static"):
+    with pytest.raises(ValueError, match="none of fixed, empirical, hidden-static"):
         make_prior("hidden", N)
 
 

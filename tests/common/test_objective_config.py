@@ -55,6 +55,20 @@ def with_objective(values: dict[str, Any], **sections: Any) -> Any:
             {"overlong": "soft", "overlong_cache": 4096},
             "learner.objective.overlong_cache (4096) must be at most rollout.max_response_tokens (2048)",
         ),
+        (
+            {"group_weight": "as_if"},
+            "learner.objective.group_weight.as_if (None) names the rule of kind as_if",
+        ),
+        (
+            {"group_weight": {"lo": 4.0}},
+            "learner.objective.group_weight.lo (4.0) exceeds learner.objective.group_weight.hi (3.0)",
+        ),
+        ({"group_weight": "size"}, "learner.objective.group_weight.kind"),
+        (
+            {"group_weight": {"as_if": "hit_utility"}},
+            "learner.objective.group_weight.as_if (hit_utility) stands for sizes that uniform sampling does not give",
+        ),
+        ({"phase_weight": "unbiased"}, "learner.objective.phase_weight (unbiased) needs advantage rloo"),
         ({"lambda": 0}, "learner.objective.lambda (0): Input should be greater than 0"),
     ],
 )
@@ -80,3 +94,25 @@ def test_every_value_comes_back_from_the_dump_and_from_the_command_line(tmp_path
 
 def test_token_aggregation_has_no_z_without_being_asked() -> None:
     assert with_objective({"aggregate": "token"}).learner.objective.normalisation == "none"
+
+
+def test_weights_that_keep_the_expectation_need_a_phase_b_of_every_prompt() -> None:
+    unbiased = {"advantage": "rloo", "phase_weight": "unbiased"}
+    assert with_objective(unbiased).learner.objective.phase_weight == "unbiased"
+    for sections, line in (
+        ({"allocation": {"rule": "hard_first"}}, "needs a Phase B of every prompt, and rule hard_first"),
+        ({"rollout": {"pre_rollouts": 1}}, "rollout.pre_rollouts is 1: use at least 2"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            with_objective(unbiased, **sections)
+        assert line in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("written", "kind"),
+    [("difficulty", "difficulty"), ({"as_if": "hit_utility"}, "as_if"), ({"kind": "sqrt_size"}, "sqrt_size")],
+)
+def test_a_group_weight_may_be_named_in_one_word(written: Any, kind: str) -> None:
+    config = with_objective({"group_weight": written}, allocation={"rule": "uniform"})
+    assert config.learner.objective.group_weight.kind == kind
+    assert from_args(config.model_dump(mode="json")) == config

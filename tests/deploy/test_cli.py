@@ -19,6 +19,7 @@ from common.load import dump_yaml, load
 from deploy.cli import main
 from deploy.launch.local import _prepare, run_local
 from deploy.runs.record import RunFile, write_config
+from tests.support.families import write_model
 
 HORA = str(Path(sys.executable).with_name("hora"))
 Done = subprocess.CompletedProcess[str]
@@ -70,7 +71,7 @@ def assert_refused(done: Done, *words: str) -> None:
         ("reward.success=no.such:fn", ["reward:", "cannot load 'no.such:fn'"]),
         ("allocation.rule=hit_utilty", ["allocation.rule", "'hit_utilty' is none of hit_utility"]),
         ("allocation.rule=no.such:fn", ["allocation.rule", "'no.such:fn' cannot be loaded"]),
-        ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, hidden-static"]),
+        ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, empirical, hidden-static"]),
         ("allocation.prior=gp", ["allocation.features is not set", "sentence-embedding model"]),
         ("learner.optimizer.betas=[1.5,0.999]", ["learner.optimizer.betas.0 (1.5)", "less than 1"]),
         ("learner.attention=flash_attention_2", ["learner.attention", "16 bits only", "float32"]),
@@ -92,10 +93,23 @@ def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_sta
     assert_refused(hora("check", "tiny", *wanted), "neither flash_attn nor kernels is installed", "sdpa")
 
 
+def test_a_model_family_that_the_learner_cannot_train_is_named(
+    tmp_path: Path, hora: Callable[..., Done], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_model("opt", tmp_path / "model")
+    capsys.readouterr()  # what writing it has shown
+    assert_refused(hora("check", "tiny", "-s", f"model.path={folder}"), str(folder), "OPTForCausalLM")
+    folder = write_model("granite", tmp_path / "other")
+    done = hora("check", "tiny", "-s", f"model.path={folder}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
 ) -> None:
-    (tmp_path / "own_functions_of_mine.py").write_text("def gain(*_): ...\ndef judge(*_): ...\n")
+    (tmp_path / "own_functions_of_mine.py").write_text(
+        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): ...\n"
+    )
     monkeypatch.chdir(tmp_path)
     own = ["allocation.rule=own_functions_of_mine:gain", "reward.success=own_functions_of_mine:judge"]
     done = hora("check", "tiny", "-s", own[0], "-s", own[1])
@@ -103,10 +117,10 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
     assert str(tmp_path) not in sys.path
 
 
-def test_the_same_names_stop_a_deployment_and_a_run() -> None:
+def test_the_same_names_stop_a_deployment_and_a_run(tmp_path: Path) -> None:
     from deploy.app import build
 
-    config = load("tiny", ["allocation.rule=hit_utilty"])
+    config = load("tiny", ["allocation.rule=hit_utilty", f"run.folder={tmp_path}"])
     assert len(signature(build).parameters) == 1, "Serve takes no other builder"
     with pytest.raises(ConfigError, match="hit_utilty"):
         build(config.model_dump(mode="json"))
@@ -176,7 +190,7 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         yield ""
 
     monkeypatch.setattr("deploy.launch.local.stack", away)
-    monkeypatch.setattr("deploy.launch.local.check_machine", lambda config: None)
+    monkeypatch.setattr("deploy.launch.local.require", lambda *_: [])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +262,7 @@ def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callab
         "telemetry.http_port=0",
     ]
     assert_refused(
-        hora("run", "tiny", *settings), "too little memory", "generator.replicas = 100000", "GiB are free"
+        hora("run", "tiny", *settings), "memory: about", "generator.replicas 100000", "GiB are free"
     )
 
 

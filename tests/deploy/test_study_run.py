@@ -27,13 +27,17 @@ import subprocess, sys
 from pathlib import Path
 from deploy.study import runner as study_run
 
+NOTE = Path(sys.argv[2])
+
 def start(cell, out):
     run = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    Path(sys.argv[2]).write_text(str(run.pid))
+    NOTE.write_text(str(run.pid))
     return run
 
 study_run._start = start
-study_run.study(sys.argv[1], Path(sys.argv[2]).parent / "out", 1)
+sys.argv[1:] = ["study", sys.argv[1], "--out", str(Path(sys.argv[2]).parent / "out"), "--parallel", "1"]
+from deploy.cli import main
+main()
 """
 
 

@@ -28,7 +28,6 @@ from deploy.launch.evaluation import (
     load_benchmark,
     newest_version,
     on_version,
-    warn_of_leaks,
     weights_digest,
 )
 from deploy.launch.local import evaluate_local
@@ -88,11 +87,6 @@ def test_a_problem_that_does_not_fit_is_refused_and_never_left_out(tmp_path: Pat
     assert "1 of 3 prompts are longer than rollout.max_prompt_tokens = 32; set it to 84" in found
 
 
-def test_limits_beyond_the_models_positions_are_refused(tmp_path: Path, console: Console) -> None:
-    found = refused(tmp_path, ROWS, console, "rollout.max_prompt_tokens=500")
-    assert "500 + 128 = 628 exceed the 512 positions" in found
-
-
 def test_a_model_without_a_tokenizer_or_chat_template_is_one_clear_line(
     tmp_path: Path, console: Console
 ) -> None:
@@ -145,23 +139,6 @@ def test_a_trained_models_samples_are_asked_of_the_only_version_there_is(
     benchmark = find_benchmark(benchmark_file(tmp_path, ROWS)).sized(4, (1,))
     evaluate_benchmark(config, benchmark, load_benchmark(config, benchmark, console), tmp_path, 60, console)
     assert asked == [(60, 0)]
-
-
-def test_a_run_is_told_of_training_prompts_that_are_benchmark_problems(
-    tmp_path: Path, console: Console, shown: io.StringIO
-) -> None:
-    train = tmp_path / "train.jsonl"
-    shutil.copy(find_benchmark("aime25").path, train)
-    warn_of_leaks(load("tiny", [f"data.path={train}"]), console)
-    lines = shown.getvalue().splitlines()
-    assert lines[0].startswith("warning: training row 0 equals row 1 of ")
-    assert lines[-1].startswith("warning: 30 training rows equal benchmark problems")
-    assert len(lines) == 6
-
-
-def test_a_run_on_arithmetic_is_told_nothing(console: Console, shown: io.StringIO) -> None:
-    warn_of_leaks(load("tiny"), console)
-    assert shown.getvalue() == ""
 
 
 def test_more_replicas_are_asked_for_more_at_a_time() -> None:

@@ -71,11 +71,19 @@ def recorded(
 
 
 def start(
-    config: Config, server: RedisServer, folder: Path, kind: str = "torchrun"
+    config: Config,
+    server: RedisServer,
+    folder: Path,
+    kind: str = "torchrun",
+    drift_limit: float | None = None,
 ) -> subprocess.Popen[bytes]:
-    """The learner on learner.workers ranks, in a process group of its own; what it prints is added to learner.log."""
+    """The learner on learner.workers ranks, in a process group of its own; what it prints is added to learner.log.
+
+    Recorded log-probs are no policy's, so by default no drift stops it.
+    """
     ranks, file = config.learner.workers, folder / "config.yaml"
-    file.write_text(dump_yaml(config))
+    weights = config.weights.model_copy(update={"drift_limit": drift_limit})
+    file.write_text(dump_yaml(config.model_copy(update={"weights": weights})))
     port = str(random.randint(20000, 40000))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     if kind == "deepspeed":

@@ -1,4 +1,4 @@
-"""`hora eval` on the real stack, two replicas: stopped by Ctrl-C, it goes on to its end without repeating a sample."""
+"""`hora eval` on the real stack, two replicas: stopped by SIGTERM, it goes on to its end without repeating a sample."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 
 from common.datasets import load_dataset
 from common.load import load
+from deploy.launch.signals import GRACE_S
 from evaluation.benchmarks import find_benchmark
 
 HORA = str(Path(sys.executable).with_name("hora"))
@@ -67,8 +68,8 @@ def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample
                 time.sleep(0.1)
             family = psutil.Process(first.pid).children(recursive=True)
         finally:  # whatever failed, it must not outlive the test
-            first.send_signal(signal.SIGINT)
-            ended = first.wait(120)
+            first.send_signal(signal.SIGTERM)
+            ended = first.wait(GRACE_S)
     assert ended == 130
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment stops everything that was started, and `--resume` goes on to the end without a gap."""
+"""SIGTERM, a terminal that closes, or Ctrl-C stops everything that was started; `--resume` continues without a gap."""
 
 import json
 import os
@@ -6,24 +6,28 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from deploy.launch.signals import GRACE_S
+
 HORA = str(Path(sys.executable).with_name("hora"))
+STEPS = 12
 SETTINGS = {
     "rollout.prompts_per_batch": 8,
     "rollout.group_size": 6,
     "rollout.pre_rollouts": 2,
     "rollout.shards": 2,
-    "learner.steps": 8,
-    "learner.checkpoint_every": 2,
+    "learner.steps": STEPS,
+    "learner.checkpoint_every": 1,
     "evaluation.path": "null",
     "telemetry.http_port": 0,
 }
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 
 
 def command(folder: Path, *more: str) -> list[str]:
@@ -36,29 +40,77 @@ def steps(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_an_interrupted_run_leaves_nothing_and_is_resumed_without_a_gap(tmp_path: Path) -> None:
-    run = tmp_path / "stopped"
-    env = {**os.environ, "COLUMNS": "200"}
-    with (tmp_path / "first.log").open("wb") as log:
-        first = subprocess.Popen(command(tmp_path), stdout=log, stderr=log, env=env, start_new_session=True)
+class Terminal:
+    """A terminal with one command in it, which is its session's leader and gets the hang-up when it closes."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.screen, theirs = os.openpty()
+        os.set_blocking(self.screen, False)
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(theirs)
+        self.said = ""
+
+    def read(self) -> str:
+        try:
+            while found := os.read(self.screen, 65536):
+                self.said += found.decode(errors="replace")
+        except (BlockingIOError, OSError):
+            pass
+        return self.said[-3000:]
+
+    def until(self, done: Callable[[], bool]) -> list[psutil.Process]:
+        """Wait until `done`; the command and all that it has started."""
         deadline = time.monotonic() + 300
-        while len(steps(run)) < 3:
-            assert first.poll() is None, (tmp_path / "first.log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        family = psutil.Process(first.pid).children(recursive=True)
-        os.kill(first.pid, signal.SIGINT)
-        assert first.wait(120) == 130
-    _, alive = psutil.wait_procs(family, timeout=30)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-    text = (tmp_path / "first.log").read_text()
-    assert "--resume" in text
-    assert json.loads((run / "run.json").read_text())["state"] == "stopped"
+        while not done():
+            assert self.process.poll() is None, self.read()
+            assert time.monotonic() < deadline, self.read()
+            self.read()
+            time.sleep(0.1)
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def ended(self) -> int | None:
+        """Exit status, None after the grace period. A terminal that nobody reads would hold the command up."""
+        deadline = time.monotonic() + GRACE_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self.read()
+            time.sleep(0.1)
+        return self.process.poll()
+
+    def stop(self, how: str) -> None:
+        if how == "close":
+            os.close(self.screen)
+        elif how == "^C":
+            os.write(self.screen, b"\x03")  # to every process of the terminal's foreground group
+        else:
+            self.process.send_signal(signal.SIGTERM)
+
+
+def test_a_stopped_run_leaves_nothing_and_is_resumed_without_a_gap(tmp_path: Path) -> None:
+    run = tmp_path / "stopped"
+    for number, how in enumerate(("SIGTERM", "close", "^C")):
+        terminal = Terminal(command(tmp_path, *(["--resume"] if number else [])))
+        wanted = len(steps(run)) + 2
+        family = terminal.until(lambda wanted=wanted: len(steps(run)) >= wanted)
+        began = time.monotonic()
+        terminal.stop(how)
+        assert terminal.ended() == 130, (how, terminal.read())
+        print(f"{how}: ended after {time.monotonic() - began:.1f} s")
+        _, alive = psutil.wait_procs(family, timeout=30)
+        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], how
+        assert json.loads((run / "run.json").read_text())["state"] == "stopped", how
+        if how != "close":
+            assert "resume with: hora run" in terminal.read(), how
+            assert "SIGTERM received" not in terminal.read(), "a stack of C++"
+            os.close(terminal.screen)
+    env = {**os.environ, "COLUMNS": "200"}
     again = subprocess.run(
         command(tmp_path, "--resume"), capture_output=True, text=True, timeout=400, env=env
     )
     assert again.returncode == 0, again.stdout + again.stderr
-    assert steps(run) == list(range(8))
+    assert steps(run) == list(range(STEPS))
     groups = [json.loads(line) for line in (run / "groups.jsonl").read_text().splitlines()]
-    assert len({g["group_id"] for g in groups}) == len(groups) == 64
-    assert all(sum(g["size"] for g in groups if g["batch"] == b) == 48 for b in range(8))
+    assert len({g["group_id"] for g in groups}) == len(groups) == 8 * STEPS
+    assert all(sum(g["size"] for g in groups if g["batch"] == b) == 48 for b in range(STEPS))

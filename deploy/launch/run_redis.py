@@ -1,0 +1,64 @@
+"""The Redis of a one-machine run: the one that the user names, or one that lives and ends with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import cast
+
+import redis
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.keys import Keys
+from common.redis import connect, hidden
+from common.telemetry import SILENT_S
+from deploy.launch.redis_server import RedisServer
+from deploy.runs.record import URL, named_redis
+
+
+@contextmanager
+def run_redis(config: Config, run_dir: Path, *, named: bool) -> Iterator[str]:
+    """URL of the Redis that the configuration names, if `named`, or of one that is started here for the block. The
+    parts of the run find it in HORA_REDIS_URL."""
+    before, url = os.environ.get("HORA_REDIS_URL"), named_redis(config) if named else None
+    with ExitStack() as stopping:
+        if url is None:
+            url = stopping.enter_context(RedisServer(run_dir / "redis")).url
+        else:
+            (run_dir / URL).unlink(missing_ok=True)  # of an earlier start with its own
+        os.environ["HORA_REDIS_URL"] = url
+        try:
+            yield url
+        finally:
+            os.environ.pop("HORA_REDIS_URL")
+            if before is not None:
+                os.environ["HORA_REDIS_URL"] = before
+
+
+def refuse_leftovers(config: Config, *, fresh: bool) -> None:
+    """Raise ConfigError when the Redis that is named holds an older run of this name, which a new one would take for
+    its own past. With `fresh` remove that, or raise RunError while parts of it still write."""
+    url = named_redis(config)
+    if url is None:
+        return
+    client, run = connect(url), config.run.name
+    found = list(client.scan_iter(match=Keys(run).pattern, count=10_000))
+    if found and not fresh:
+        raise ConfigError(
+            f"the Redis at {hidden(url)} holds a run {run!r} already: --resume continues it where its folder is, "
+            "--fresh removes it from there, or change run.name"
+        )
+    if found and _alive(client, run):
+        raise RunError(f"parts of a run {run!r} still write to the Redis at {hidden(url)}: stop it first")
+    for key in found:
+        client.unlink(key)
+
+
+def _alive(client: redis.Redis, run: str) -> bool:
+    beats = cast(dict[bytes, bytes], client.hgetall(Keys(run).parts)).values()
+    return any(time.time() - json.loads(beat)["seen"] < SILENT_S for beat in beats)

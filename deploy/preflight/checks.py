@@ -1,0 +1,141 @@
+"""The one list of checks. `hora check`, `doctor`, `run`, `train` and `eval` all go through it, so they cannot disagree:
+`doctor` shows every finding, the others stop at the first that would stop a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, HoraError
+from common.load import load
+from deploy.monitor.progress import working
+from deploy.preflight import configuration, machine, services
+from deploy.preflight.findings import Check, Finding, Target
+
+NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
+"""What the parts of a run would stumble over on every machine, quickly found."""
+CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data)
+"""What can be said of a configuration that is meant for another machine."""
+CHECKS: tuple[Check, ...] = (
+    machine.python,
+    machine.import_origin,
+    machine.folder,
+    *NAMES,
+    configuration.packages,
+    configuration.family,
+    machine.versions,
+    services.redis_server,
+    machine.gpu_count,
+    services.ray_cluster,
+    machine.memory,
+    machine.shared_memory,
+    machine.limits,
+    machine.port,
+    machine.disk,
+    machine.build_lock,
+    configuration.data,
+)
+MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
+
+
+def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
+    """The findings in the order of `checks`, by default all."""
+    checks = CHECKS if checks is None else checks
+    with working("checking", len(checks)) as begin:
+        for check in checks:
+            name = check.__name__.replace("_", " ")
+            begin(name)
+            try:
+                yield from check(target)
+            except HoraError as error:
+                yield Finding("fail", name, str(error))
+
+
+def require(target: Target, console: Console, checks: Sequence[Check] | None = None) -> list[Finding]:
+    """All findings, after printing the warnings. Raises ConfigError at the first one that would stop the run."""
+    found: list[Finding] = []
+    try:
+        for finding in examine(target, checks):
+            if finding.level == "fail":
+                raise ConfigError(finding.line)
+            found.append(finding)
+    finally:
+        for finding in (f for f in found if f.level == "warn"):
+            console.print(f"warning: {finding.line}", markup=False, highlight=False, soft_wrap=True)
+    return found
+
+
+def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
+    """`hora check`: print what a run of this configuration would use. Raises on what would stop it.
+
+    `elsewhere`: it is meant for another machine, so this one and its servers are not looked at.
+    """
+    console = Console()
+    target = target_of(source, overrides)
+    found = require(target, console, CONFIGURATION if elsewhere else None)
+    config, rollout = target.config, target.config.rollout
+    prompts = next(f.says for f in found if f.what == "data" and f.level == "ok")
+    console.print(
+        f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = {rollout.prompts_per_batch}·"
+        f"{rollout.group_size} = {rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def doctor(source: str, overrides: Sequence[str]) -> bool:
+    """`hora doctor`: print every finding; whether a run would come up."""
+    return show(list(examine(target_of(source, overrides))), Console())
+
+
+def show(findings: Sequence[Finding], console: Console) -> bool:
+    """Print `findings` with what to do about each; whether none would stop a run."""
+    for finding in findings:
+        mark, colour = MARKS[finding.level]
+        console.print(f"[{colour}]{mark:>4}[/]", end="  ")
+        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
+        if finding.fix:
+            console.print(f"      fix: {finding.fix}", markup=False, highlight=False, soft_wrap=True)
+    failed = sum(f.level == "fail" for f in findings)
+    warned = sum(f.level == "warn" for f in findings)
+    verdict = f"{failed} would stop a run" if failed else "a run would come up"
+    console.print(f"{verdict}; {warned} to look at" if warned else verdict)
+    return not failed
+
+
+def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
+    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address that it gives Serve;
+    anything else for `hora run`. Raises ConfigError for options that Serve would refuse."""
+    config = load(source, overrides)
+    raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
+    if "applications" not in raw:
+        return Target(config)
+    from ray.serve.schema import HTTPOptionsSchema
+
+    try:
+        options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
+    except ValidationError as error:
+        raise ConfigError(f"{source}: http_options: {error.errors()[0]['msg']}") from None
+    return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
+
+
+def _with_replicas(config: Config, application: dict[str, object]) -> Config:
+    """`config` with the numbers of replicas under `deployments:`, which Serve prefers to the arguments."""
+    given = application.get("deployments")
+    numbers = {
+        str(d["name"]): d["num_replicas"]
+        for d in (given if isinstance(given, list) else [])
+        if isinstance(d, dict) and isinstance(d.get("num_replicas"), int)
+    }
+    sections = (
+        (name, getattr(config, name)) for name in ("generator", "verifier", "coordinator") if name in numbers
+    )
+    return config.model_copy(
+        update={name: section.model_copy(update={"replicas": numbers[name]}) for name, section in sections}
+    )

@@ -1,0 +1,184 @@
+"""Checks of what a configuration names: model, rule, prior, rewards and data. They need no particular machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from actors.coordinator.prompt_features import feature_model
+from allocator import allocate
+from allocator.priors.make import NAMES, UNCONDITIONED
+from common.answers import load_extract
+from common.config import Config
+from common.datasets import Dataset, load_dataset, load_held_out
+from common.errors import ConfigError
+from common.load import check_paths
+from common.prompts import load_tokenizer, render
+from common.rewards import gold_test, load_reward
+from deploy.preflight.findings import Finding, Target, must, ok, plural, should
+from deploy.preflight.machine import model_gib
+from evaluation.benchmarks import known_leaks
+from learner.user_advantage import try_advantage
+
+SHOWN = 5
+"""Rows of one kind that are named; the rest is counted."""
+OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+
+
+def model(target: Target) -> Iterator[Finding]:
+    """The model's folder or hub name, and that its data and prior files exist."""
+    config = target.config
+    check_paths(config)
+    path, size = config.model.path, model_gib(config.model.path)
+    if Path(path).is_dir():
+        yield must(size > 0, "model", f"{path}, {size * 1024:,.0f} MiB of weights", "put *.safetensors there")
+    else:
+        offline = os.environ.get("HF_HUB_OFFLINE") == "1"
+        fix = "HF_HUB_OFFLINE=1, so it must be in the cache; or name a local folder"
+        yield should(not offline, "model", f"{path}, from the cache or the hub", fix)
+
+
+def names(target: Target) -> Iterator[Finding]:
+    """Rule, prior and rewards. A part that finds out by itself is only started again, and fails again."""
+    config, allocation = target.config, target.config.allocation
+    if not target.trains:
+        return
+    with _working_folder():
+        _try_rule(config)
+        try:
+            for name in config.reward.names:
+                if ":" in name:
+                    load_reward(name)
+            load_extract(config.reward.answer)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if ":" in config.learner.objective.advantage:
+            rollout = config.rollout
+            try_advantage(config.learner.objective.advantage, rollout.pre_rollouts, rollout.group_size)
+    if allocation.prior not in NAMES:
+        raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
+    if allocation.prior not in UNCONDITIONED:
+        feature_model(config)
+    yield ok("allocation", f"rule {allocation.rule}, prior {allocation.prior}")
+
+
+def _try_rule(config: Config) -> None:
+    """Divide a batch that holds every count once. Raises ConfigError for a rule that cannot be loaded or used."""
+    allocation, rollout = config.allocation, config.rollout
+    counts = np.arange(rollout.pre_rollouts + 1)
+    budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
+    prior = (allocation.alpha, allocation.beta)
+    try:
+        allocate(counts, rollout.pre_rollouts, budget, prior, allocation.rule, allocation.max_group_size)
+    except OWN_FAULTS as error:
+        said = str(error).removeprefix("rule: ").removeprefix(f"rule {allocation.rule}: ")
+        reason = said if isinstance(error, ValueError) else f"raised {type(error).__name__}: {said}"
+        raise ConfigError(f"allocation.rule ({allocation.rule}): {reason}") from None
+
+
+def context(target: Target) -> Iterator[Finding]:
+    """Prompt and response limits against the model's positions: vLLM would not start."""
+    from transformers import AutoConfig
+
+    model, rollout = target.config.model, target.config.rollout
+    try:
+        found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+    except (OSError, ValueError):
+        return  # the part that loads the model says why it cannot be
+    positions = getattr(found, "max_position_embeddings", None)
+    needed = rollout.max_prompt_tokens + rollout.max_response_tokens
+    if positions is not None and needed > positions:
+        raise ConfigError(
+            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
+            f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: lower one"
+        )
+    yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
+
+
+def family(target: Target) -> Iterator[Finding]:
+    """That the learner gets the log-probs of the model's family right."""
+    from learner.agreement import check_family
+
+    if target.trains:
+        yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
+
+
+def packages(target: Target) -> Iterator[Finding]:
+    """Packages that this configuration asks for and `make setup` does not install."""
+    learner = target.config.learner
+    if not target.trains:
+        return
+    # transformers takes flash attention from either.
+    if learner.attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
+        raise ConfigError(
+            f"learner.attention = {learner.attention}: neither flash_attn nor kernels is installed here, for they are "
+            "no part of `make setup`; install one (.venv/bin/pip install kernels) or set learner.attention to sdpa"
+        )
+    if learner.wandb and find_spec("wandb") is None:
+        raise ConfigError(
+            f"learner.wandb = {learner.wandb}: the package wandb is not installed here, for it is no part of "
+            "`make setup`; install it (.venv/bin/pip install wandb, then wandb login) or set learner.wandb to null"
+        )
+    yield from ()
+
+
+def data(target: Target) -> Iterator[Finding]:
+    """The rows that a run would train on: readable, verifiable, within the limits, enough for a batch."""
+    config, rollout = target.config, target.config.rollout
+    if not target.trains:
+        return
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    dataset = load_dataset(config.data, gold_test(config.reward))
+    if config.evaluation.path:
+        load_held_out(config)
+    lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
+    usable = [n for n in lengths if n <= rollout.max_prompt_tokens]
+    for says in (
+        *_left_out(dataset, len(lengths) - len(usable), rollout.max_prompt_tokens),
+        *_leaks(config, dataset),
+    ):
+        yield Finding("warn", "data", says)
+    if len(usable) < rollout.prompts_per_batch:
+        raise ConfigError(
+            f"data.path {config.data.path}: {plural(len(usable), 'usable prompt')}, fewer than "
+            f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
+        )
+    yield ok("data", f"{plural(len(usable), 'prompt')} of {min(usable)} to {max(usable)} tokens")
+
+
+def _left_out(dataset: Dataset, too_long: int, limit: int) -> Iterator[str]:
+    yield from _some(
+        [f"left out: {row.place}: {row.reason}" for row in dataset.rejected], "rows are left out"
+    )
+    if too_long:
+        yield f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
+
+
+def _leaks(config: Config, dataset: Dataset) -> Iterator[str]:
+    """Training problems that are problems of a benchmark, or of the run's own held-out set."""
+    found = known_leaks(config, dataset.rows)
+    lines = [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
+    yield from _some(lines, "training rows equal benchmark problems; Pass@K on these measures memory")
+
+
+def _some(lines: list[str], summary: str) -> Iterator[str]:
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"{len(lines)} {summary}"
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Ray's workers import from the folder that they were started in; a console script does not."""
+    before = list(sys.path)
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before

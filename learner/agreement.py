@@ -1,0 +1,163 @@
+"""Does the learner compute the log-probs that the model itself would give? Asked once, before the first step.
+
+A family may scale or cap its logits, take positions from a mask, or let completions in one pack see each other. Then the
+learner would train on wrong log-probs without an error, so the first engine of a run compares a few tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.config import Config
+from common.errors import ConfigError
+from learner.batch import MicroBatch, Sample, make_micro_batch
+from learner.head import unsupported
+from learner.logprobs import Policy
+
+# Mean |difference| of log-probs that is always allowed, by the precision of the weights.
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
+LENGTHS = ((4, 20), (6, 12))  # prompt and completion tokens: of unequal sizes, so that rows are padded
+# What a forward raises that does not fit `OwnPath`. Memory and devices raise RuntimeError.
+MISFITS = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
+
+Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch.device) -> None:
+    """Raise ConfigError unless the policy's log-probs are those of the model's own forward, each completion alone.
+
+    `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must call this function. What the
+    precision makes of the same completions in padded rows widens the allowance, up to ten times.
+    """
+    samples = _samples(policy.hf.config.get_text_config().vocab_size)
+    packed = config.learner.attention == "flash_attention_2"
+    try:
+        alone = torch.cat([_scored(config, score, [s], device, own=True) for s in samples])
+        in_rows = _scored(config, score, samples, device, own=True)
+        ours = _scored(config, score, samples, device, packed=packed)
+    except MISFITS as error:
+        text = " ".join(str(error).split())[:200]
+        raise unsupported(policy.hf, f"its forward has another shape ({text})") from None
+    floor = ALLOWED[next(policy.hf.parameters()).dtype]
+    allowed = min(max(floor, 3.0 * _gap(in_rows, alone)), 10.0 * floor)
+    found = _gap(ours, alone)
+    if not found <= allowed:
+        raise unsupported(
+            policy.hf,
+            f"on {len(alone)} tokens its log-probs differ by {found:.2e} in the mean from those of the model's own forward, and "
+            f"{allowed:.2e} is allowed in {config.model.dtype}"
+            + " with learner.attention flash_attention_2"
+            * packed,
+        )
+
+
+def check_family(config: Config) -> str:
+    """The name of the family of `config.model.path`. Raises ConfigError when the learner cannot train it. Needs no weights.
+
+    A model of the same family with two layers and a small vocabulary is compared; where such a model cannot be made,
+    its structure alone is looked at, and the learner compares at its start.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault(
+            "DS_ACCELERATOR", "cpu"
+        )  # transformers loads DeepSpeed, which would print what it found
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trusted, attention = config.model.trust_remote_code, config.learner.attention
+    # Flash attention's package may be missing on the machine that checks.
+    settings = {} if attention == "flash_attention_2" else {"attn_implementation": attention}
+    try:
+        whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings)
+        family = type(model).__name__
+        Policy(model)
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
+    small = _small(whole, trusted)
+    if small is None:
+        return family
+    small.config.name_or_path = config.model.path
+    policy = Policy(small.eval())
+    plain = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})})
+    check_agreement(plain, policy, policy, torch.device("cpu"))
+    return family
+
+
+def _samples(vocabulary: int) -> list[Sample]:
+    """Random tokens: what they mean is no matter."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for prompt, length in LENGTHS:
+        ids = rng.integers(0, vocabulary, prompt + length).astype(np.int32)
+        zeros = np.zeros(length, np.float32)
+        samples.append(Sample(ids[:prompt], ids[prompt:], zeros, 0.0, 0.0, np.zeros(length, dtype=bool)))
+    return samples
+
+
+@torch.no_grad()
+def _scored(
+    config: Config,
+    score: Scorer,
+    samples: Sequence[Sample],
+    device: torch.device,
+    *,
+    packed: bool = False,
+    own: bool = False,
+) -> torch.Tensor:
+    micro: MicroBatch = make_micro_batch(samples, packed).to(device)
+    chunk = max(1, len(micro.targets) // 3)  # several chunks
+    return score(micro, config.rollout.temperature, chunk, own=own)[0]
+
+
+def _gap(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).abs().mean())
+
+
+LAYERS, VOCABULARY, WIDTH = 2, 128, 64
+MOST = 300_000_000  # parameters of a small model; mixtures of many experts have more
+
+
+def _small(config: Any, trusted: bool) -> Any:
+    """A small random float32 model of the family of `config`; None where that cannot be made."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        cut = _cut(config)
+        with torch.device("meta"):
+            shapes = AutoModelForCausalLM.from_config(cut, trust_remote_code=trusted)
+        if sum(p.numel() for p in shapes.parameters()) > MOST:
+            return None
+        small = AutoModelForCausalLM.from_config(cut, dtype=torch.float32, trust_remote_code=trusted)
+    except (*MISFITS, AssertionError, RuntimeError):
+        return None
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for weight in (p for p in small.parameters() if p.dim() > 1):
+            weight.normal_(
+                std=weight.shape[-1] ** -0.5
+            )  # logits of about 1: with smaller ones all families agree
+    return small
+
+
+def _cut(config: Any) -> Any:
+    """The configuration of a small model of the same family: two layers, a small vocabulary and feed-forward width."""
+    text = config.get_text_config()
+    layers = text.num_hidden_layers
+    for name, value in list(text.to_dict().items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, name, value[:LAYERS])
+        elif name.endswith("intermediate_size") and isinstance(value, int):
+            setattr(text, name, min(value, WIDTH))
+        elif name.endswith("token_id") and value is not None:
+            setattr(text, name, 0)
+    text.num_hidden_layers = min(layers, LAYERS)
+    text.vocab_size = min(text.vocab_size, VOCABULARY)
+    return config

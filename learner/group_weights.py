@@ -1,0 +1,39 @@
+"""The factor of a group's advantages (`learner.objective.group_weight`). Under `grpo` a rare prompt's expected update grows
+with the root of its group's size: these weights give that without unequal groups, take it away, or go by difficulty."""
+
+from __future__ import annotations
+
+import math
+
+from common.config.objective import GroupWeight
+from common.errors import RunError
+from common.types import Group
+
+
+def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
+    """The factor of `group`, where G is `group_size`. Raises RunError for a group without the size that as_if needs."""
+    if weight.kind == "sqrt_size":
+        return math.sqrt(group.size / group_size)
+    if weight.kind == "inverse_sqrt_size":
+        return math.sqrt(group_size / group.size)
+    if weight.kind == "difficulty":
+        return by_difficulty(group.hits / group.size, weight)
+    if weight.kind == "as_if":
+        return math.sqrt(_size_as_if(group, weight) / group_size)
+    return 1.0
+
+
+def by_difficulty(rate: float, weight: GroupWeight) -> float:
+    """clamp((τ/p̂)^γ, lo, hi)."""
+    if rate == 0.0:
+        return weight.hi
+    return min(weight.hi, max(weight.lo, (weight.tau / rate) ** weight.gamma))
+
+
+def _size_as_if(group: Group, weight: GroupWeight) -> int:
+    if not group.size_as_if:
+        raise RunError(
+            f"group {group.id} does not say its size under rule {weight.as_if} (learner.objective.group_weight.as_if): it was "
+            "sampled under another configuration"
+        )
+    return group.size_as_if

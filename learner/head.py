@@ -1,0 +1,138 @@
+"""The head of a causal language model: from hidden states to log-probs, a chunk of tokens at a time.
+
+Families differ in what follows the head's product: Granite divides the logits, Cohere multiplies them, Gemma-2 caps
+them. So the path from hidden states to logits is the model class's own `forward`, run with the backbone's output given
+(`OwnPath`). A family whose `forward` has another shape is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from common.errors import ConfigError
+
+
+class OwnPath:
+    """Stands for `self` in the `forward` of a Hugging Face model, to run what comes after the backbone.
+
+    The backbone returns the hidden states it was given, the head multiplies by weight and bias without a module
+    call, and everything else is the model's. Under ZeRO-3 no hook of a module runs here, so no rank waits for
+    another.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        self._hf = hf
+        self._backbone = hf.base_model_prefix
+        head = hf.get_output_embeddings()
+        names = [name for name, module in hf.named_children() if module is head]
+        if type(head) is not torch.nn.Linear or not names or not hasattr(hf, self._backbone):
+            raise unsupported(hf, "its head is not a linear layer over the output of one backbone")
+        self._head = names[0]
+
+    @property
+    def head(self) -> torch.nn.Linear:
+        linear: torch.nn.Linear = getattr(self._hf, self._head)
+        return linear
+
+    def backbone(self, **inputs: Any) -> torch.Tensor:
+        """Hidden states (B, T, H) of the last layer."""
+        hidden: torch.Tensor = getattr(self._hf, self._backbone)(**inputs, use_cache=False).last_hidden_state
+        return hidden
+
+    def logits(self, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Logits (N, V) of hidden states (N, H)."""
+        model = _Given(self._hf)
+        model.give(self._backbone, lambda *args, **kwargs: _Output(states[None]))
+        model.give(self._head, lambda hidden: functional.linear(hidden, weight, bias))
+        logits: torch.Tensor = type(self._hf).forward(model, input_ids=None, use_cache=False).logits
+        return logits[0]
+
+
+class _Output:
+    """What a backbone returns: hidden states (B, T, H), also as its first item. Every other field is None."""
+
+    def __init__(self, states: torch.Tensor) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, index: int) -> torch.Tensor | None:
+        return self.last_hidden_state if index == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Given:
+    """A model with some of its parts given; all else is looked up on the model itself."""
+
+    def __init__(self, hf: Any) -> None:
+        self._hf = hf
+
+    def give(self, name: str, part: Any) -> None:
+        self.__dict__[name] = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hf, name)
+
+
+class Head(torch.nn.Module):
+    """Log-probs and entropy of hidden states. It shares the parameters of the model's own head.
+
+    One call of this module is one forward pass, however many chunks are inside. Under ZeRO-3 every call of a module
+    that holds parameters is a collective, so a call per chunk would hang ranks whose numbers of chunks differ.
+    """
+
+    def __init__(self, path: OwnPath) -> None:
+        super().__init__()
+        self._path = path
+        self.weight, self.bias = path.head.weight, path.head.bias
+
+    def forward(
+        self, states: torch.Tensor, targets: torch.Tensor, temperature: float, chunk: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 without gradient, for states (N, H).
+
+        Logits of at most `chunk` tokens exist at a time; the backward pass computes them again.
+        """
+        logprobs, entropies = [], []
+        for at in range(0, len(targets), chunk):
+            part = slice(at, at + chunk)
+            lp, h = checkpoint(self._chunk, states[part], targets[part], temperature, use_reentrant=False)
+            logprobs.append(lp)
+            entropies.append(h)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _chunk(
+        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return scored(self._path.logits(states, self.weight, self.bias), targets, temperature)
+
+    # The parameters are saved and loaded under the names of the model's own head.
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+
+def scored(
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """log π(targets) (N,) at `temperature`, and entropy (N,) without gradient, of logits (N, V)."""
+    logits = logits.float() / temperature
+    log_z = logits.logsumexp(-1)
+    chosen = logits.gather(-1, targets[:, None])[:, 0] - log_z
+    with torch.no_grad():
+        entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
+    return chosen, entropy
+
+
+def unsupported(hf: Any, reason: str) -> ConfigError:
+    """The refusal of a model's family, by name."""
+    return ConfigError(
+        f"model.path ({hf.config.name_or_path or type(hf).__name__}): the learner cannot train "
+        f"{type(hf).__name__} (model_type {hf.config.model_type}): {reason}; use another model"
+    )

@@ -1,0 +1,180 @@
+"""Phase B in rounds on a real Redis: what a coordinator leaves behind in the middle of a round is what the next one continues."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.config import Config
+from common.errors import ConfigError
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from common.types import SamplingRequest
+from deploy.launch.redis_server import RedisServer
+from evaluation.audit import audit, gather
+from tests.support.held import rollouts_held
+from tests.support.simulated import Fleet, Learner, coordinate, prompts, score_by_chance
+
+GAMMA, G, G0, SHARDS, STEPS = 6, 10, 2, 2, 3
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+def config_of(name: str, **more: Any) -> Config:
+    settings = {
+        "run.name": name,
+        "rollout.prompts_per_batch": GAMMA,
+        "rollout.group_size": G,
+        "rollout.pre_rollouts": G0,
+        "rollout.shards": SHARDS,
+        "rollout.samples_per_request": 3,
+        "rollout.max_staleness": 0,
+        "allocation.rounds": 4,
+        "allocation.stop": "hit",
+        "allocation.warmup.enabled": "false",
+        "learner.steps": STEPS,
+        "coordinator.lease_s": 0.3,
+        **more,
+    }
+    return load("tiny", [f"{k}={v}" for k, v in settings.items()])
+
+
+def fleet_of(seconds: float, asked: list[tuple[int, int, int]] | None = None) -> Fleet:
+    """Notes (prompt, size, seed) of each request when it is answered."""
+
+    def note(request: SamplingRequest) -> None:
+        if asked is not None:
+            asked.append((request.prompt.index, request.n, request.seed))
+
+    return Fleet(
+        seconds_of=lambda request, _: seconds * random.random(),
+        lengths_of=lambda n: np.full(n, 2),
+        fault=note,
+    )
+
+
+async def to_the_end(config: Config, url: str, fleet: Fleet, owner: str = "one") -> None:
+    async with asyncio.timeout(40):
+        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, owner, score_by_chance))
+        await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+        await work
+
+
+def reports(url: str, config: Config) -> dict[tuple[int, int], dict[str, Any]]:
+    found = map(json.loads, connect(url).hvals(Keys(config.run.name).shards))
+    return {(r["batch"], r["shard"]): r for r in found}
+
+
+def divisions(url: str, config: Config) -> dict[tuple[int, int], Any]:
+    return {place: r["rounds"] for place, r in reports(url, config).items()}
+
+
+def newest_round(url: str, config: Config, shard: str) -> int:
+    plans = connect(url).hkeys(Keys(config.run.name).plans)
+    return max([1, *(number for number in range(2, 5) if f"{shard}:{number}".encode() in plans)])
+
+
+async def killed_in_round(config: Config, url: str, fleet: Fleet, number: int) -> str:
+    """Kill a coordinator when a shard has the plan of round `number` and none of the next; the shard's name."""
+    keys, client = Keys(config.run.name), connect(url)
+
+    def planned() -> str | None:
+        open_ = {f.decode() for f in client.hkeys(keys.plans) if f.count(b":") == 1}
+        open_ -= {f.decode() for f in client.hkeys(keys.shards)}
+        return next((n for n in sorted(open_) if newest_round(url, config, n) == number), None)
+
+    work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one", score_by_chance))
+    async with asyncio.timeout(20):
+        while (shard := planned()) is None:
+            await asyncio.sleep(0.001)
+    while not work.done():  # redis-py can swallow a cancellation
+        work.cancel()
+        await asyncio.wait([work], timeout=0.05)
+    return shard
+
+
+def test_a_run_repeated_divides_as_before(url: str) -> None:
+    first, second = config_of("once"), config_of("twice")
+    for config in (first, second):
+        asyncio.run(to_the_end(config, url, fleet_of(0.01)))
+    assert divisions(url, first) == divisions(url, second)
+    assert len({str(r) for r in divisions(url, first).values()}) > 1
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(url: str, number: int) -> None:
+    whole, broken = config_of(f"whole-{number}"), config_of(f"broken-{number}")
+    asyncio.run(to_the_end(whole, url, fleet_of(0.0)))
+    before, after = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
+    shard = asyncio.run(killed_in_round(broken, url, fleet_of(0.05, before), number))
+    number, pushed = newest_round(url, broken, shard), connect(url).hkeys(Keys(broken.run.name).pushed)
+    asyncio.run(to_the_end(broken, url, fleet_of(0.0, after), "two"))
+    assert divisions(url, broken) == divisions(url, whole)
+    batch, index = map(int, shard.split(":"))
+    own = set(reports(url, broken)[batch, index]["prompts"])
+    rounds = divisions(url, broken)[batch, index]
+    asked_again = sum(n for prompt, n, _ in after if prompt in own and batch == 0)
+    groups = reports(url, broken)[batch, index]["groups"]
+    left = sum(
+        extra
+        for r in rounds[number - 1 :]
+        for group, extra in zip(groups, r["extra"], strict=True)
+        if group.encode() not in pushed
+    )
+    met_again = sum(
+        G0 + extra
+        for (b, _), r in reports(url, broken).items()
+        for prompt, extra in zip(r["prompts"], r["extra"], strict=True)
+        if b > 0 and prompt in own
+    )
+    assert asked_again == left + met_again, "of that shard, this round and those after it alone"
+    assert rollouts_held(connect(url), broken.run.name) == set()
+
+
+def test_a_round_lost_with_its_coordinator_costs_its_group_alone(url: str) -> None:
+    config = config_of("lost")
+    keys, client = Keys("lost"), connect(url)
+    asyncio.run(killed_in_round(config, url, fleet_of(0.05), 3))
+    drawn = list(client.scan_iter("hora:\\{lost\\}:drawn:*"))
+    assert drawn, "what rounds 1 and 2 drew is stored"
+    client.set(drawn[0], b"\x00damaged")
+    asyncio.run(to_the_end(config, url, fleet_of(0.0), "two"))
+    assert all(sum(r["extra"]) == GAMMA // SHARDS * (G - G0) for r in reports(url, config).values())
+    assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
+    assert rollouts_held(client, "lost") == set()
+    assert audit(config, gather(client, "lost", list)) == [
+        f"step {step} is in a checkpoint and not in the records" for step in range(STEPS)
+    ]
+
+
+def test_while_the_gate_is_shut_a_shard_has_one_round(url: str) -> None:
+    config = config_of("shut", **{"allocation.warmup.enabled": "true", "allocation.warmup.cycles": 2})
+    asyncio.run(to_the_end(config, url, fleet_of(0.0)))
+    rounds = {place: (r["rule"], len(r["rounds"])) for place, r in reports(url, config).items()}
+    assert {rounds[b, s] for b in (0, 1) for s in range(SHARDS)} == {("uniform", 1)}
+    assert {rounds[2, s] for s in range(SHARDS)} == {("hit_utility", 4)}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (
+            {"allocation.rounds": 25},
+            r"allocation.rounds \(25\) exceeds the Phase B rollouts of a shard.* = 3·8 = 24",
+        ),
+        ({"allocation.rule": "uniform"}, r"allocation.stop \(hit\) goes by successes"),
+        ({"allocation.stop": "mixed", "reward.success_at": 0}, "no rollout fails"),
+    ],
+)
+def test_rounds_that_cannot_be_are_refused_in_one_line(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        config_of("bad", **more)

@@ -1,0 +1,402 @@
+"""One list of checks, seen by every command that starts something or says whether it would start."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, HoraError
+from common.load import ROOT, from_args, load
+from common.redis import connect
+from deploy.launch.redis_server import RedisServer
+from deploy.preflight import configuration, machine, services
+from deploy.preflight.checks import CHECKS, examine, require, show, target_of
+from deploy.preflight.findings import Check, Finding, Target
+from deploy.preflight.machine import memory_gib
+from learner import extensions
+
+Make = Callable[..., Config]
+H200 = "H200, 143771 MiB"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Make:
+    def make(**sections: dict[str, object]) -> Config:
+        base: dict[str, dict[str, object]] = {
+            "run": {"folder": str(tmp_path / "runs")},
+            "model": {"path": str(ROOT / "deploy/demo/model"), "dtype": "float32"},
+            "data": {"path": "arithmetic"},
+            "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 64},
+            "telemetry": {"http_port": 0},
+        }
+        return from_args(
+            {k: {**base.get(k, {}), **sections.get(k, {})} for k in base.keys() | sections.keys()}
+        )
+
+    return make
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`cards(2)`: this machine has two GPUs, as its driver says."""
+    return lambda count: monkeypatch.setattr(machine, "gpus", lambda: [H200] * count)
+
+
+def by_name(findings: Iterator[Finding] | list[Finding]) -> dict[str, Finding]:
+    return {f.what: f for f in findings}
+
+
+def one(check: Check, target: Target) -> dict[str, Finding]:
+    """Findings of a single check by what they are about."""
+    return by_name(examine(target, [check]))
+
+
+def test_this_environment_holds_the_versions_that_are_pinned(config: Make) -> None:
+    found = one(machine.versions, Target(config()))
+    assert {f.level for f in found.values()} == {"ok"}, found
+    assert found.keys() == {"vLLM", "packages"}
+
+
+def test_two_vllms_at_once_would_stop_a_run(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine._version
+    monkeypatch.setattr(machine, "_version", lambda p: "0.32.0" if p.startswith("vllm") else real(p))
+    found = one(machine.versions, Target(config()))["vLLM"]
+    assert found.level == "fail"
+    assert "never mix" in found.fix
+
+
+def test_a_drifted_package_is_named_with_both_versions(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = machine._version
+    monkeypatch.setattr(machine, "_version", lambda p: "1.0" if p == "ray" else real(p))
+    assert "ray 1.0 (pinned" in one(machine.versions, Target(config()))["packages"].says
+
+
+def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configuration, "find_spec", lambda name: None)
+    assert one(configuration.packages, Target(config())) == {}
+    wants = config(learner={"wandb": "project"})
+    assert "learner.wandb = project" in one(configuration.packages, Target(wants))["packages"].line
+    assert one(configuration.packages, Target(wants, "eval")) == {}
+
+
+def test_common_from_another_folder_is_found(
+    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine.common, "__path__", [str(tmp_path / "common")])
+    [finding] = one(machine.import_origin, Target(config())).values()
+    assert finding.level == "fail"
+    assert str(tmp_path) in finding.says
+
+
+def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
+    config: Make, cards: Callable[[int], None]
+) -> None:
+    target = Target(config(generator={"replicas": 3}, learner={"workers": 2}))
+    for have, level in ((1, "fail"), (4, "fail"), (5, "ok"), (0, "ok")):
+        cards(have)
+        found = one(machine.gpu_count, target)["GPUs"]
+        assert found.level == level, have
+        assert found.says.startswith(f"this machine has {have}, ")
+    cards(1)
+    says = one(machine.gpu_count, target)["GPUs"].says
+    assert "asks for 5 = generator.replicas 3 · generator.tensor_parallel 1 + learner.workers 2" in says
+    sampling = one(machine.gpu_count, Target(target.config, "eval"))["GPUs"].says
+    assert "asks for 3 = " in sampling, "an evaluation has no learner"
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [("generator", {"gpus": 1, "replicas": 2}), ("weights", {"transport": "nccl"})],
+)
+def test_a_configuration_for_gpus_is_refused_where_there_is_none(
+    config: Make, cards: Callable[[int], None], section: str, values: dict[str, object]
+) -> None:
+    cards(0)
+    found = one(machine.gpu_count, Target(config(**{section: values})))["GPUs"]
+    assert found.level == "fail"
+    assert found.says.startswith("this machine has 0, the configuration asks for")
+
+
+def test_a_cluster_is_counted_by_its_own_gpus_and_cpus(config: Make) -> None:
+    settings = config(generator={"replicas": 4, "gpus": 1, "cpus": 0.5}, learner={"workers": 4})
+    target = Target(settings, "train")
+    found = by_name(services.placeable(target, {"GPU": 6, "CPU": 6}))
+    assert found["GPUs"].level == "fail"
+    assert "the cluster has 6, the configuration asks for 8" in found["GPUs"].says
+    assert found["CPUs"].level == "fail"
+    assert "the cluster has 6, the configuration reserves 6.5" in found["CPUs"].says
+    assert "generator.replicas 4 · generator.cpus 0.5" in found["CPUs"].says
+    assert {f.level for f in services.placeable(target, {"GPU": 8, "CPU": 6.5})} == {"ok"}
+
+
+def test_the_readme_s_example_of_scaling_fits_two_cpus(tmp_path: Path) -> None:
+    file = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())
+    for replicas, level in ((2, "ok"), (20, "fail")):
+        file["applications"][0]["deployments"][0]["num_replicas"] = replicas
+        (tmp_path / "hora.yaml").write_text(yaml.safe_dump(file))
+        target = target_of(str(tmp_path / "hora.yaml"))
+        assert target.config.generator.replicas == replicas
+        assert by_name(services.placeable(target, {"CPU": 2}))["CPUs"].level == level
+
+
+def test_memory_is_counted_where_it_is_needed(
+    config: Make, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
+) -> None:
+    monkeypatch.setattr(machine, "model_gib", lambda path: 10.0)
+    settings = config(
+        model={"dtype": "bfloat16"},
+        generator={"replicas": 2, "kv_cache_gib": 5},
+        learner={"workers": 3, "offload_optimizer": True},
+        weights={"transport": "gloo"},
+    )
+    whole, sampling = Target(settings), Target(settings, "eval")
+    cards(0)
+    processes = 1.5 + 2 * 2.2
+    assert memory_gib(whole) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10))
+    assert memory_gib(sampling) == pytest.approx(processes + 2 * (5 + 10)), "no rank starts"
+    cards(1)
+    sent, offloaded = 10, 60
+    assert memory_gib(whole) == pytest.approx(processes + 3 * 1 + sent + offloaded)
+    assert memory_gib(sampling) == pytest.approx(processes)
+
+
+def test_a_taken_port_and_an_open_address_are_named(config: Make) -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        busy = Target(config(telemetry={"http_port": port}))
+        [finding] = one(machine.port, busy).values()
+    assert finding.level == "fail"
+    assert str(port) in finding.says
+    shown = one(machine.port, Target(config(telemetry={"http_host": "0.0.0.0"})))["HTTP address"]
+    assert shown.level == "warn"
+    assert "everyone" in shown.fix
+
+
+def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory(
+    config: Make, tmp_path: Path
+) -> None:
+    args = config(generator={"replicas": 100_000}).model_dump(mode="json")
+    file = tmp_path / "serve.yaml"
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        options = {"host": "0.0.0.0", "port": taken.getsockname()[1]}
+        file.write_text(yaml.safe_dump({"http_options": options, "applications": [{"args": args}]}))
+        target = target_of(str(file))
+        found = one(machine.port, target)
+    assert target.command == "train"
+    assert found["HTTP port"].level == "warn"
+    assert found["HTTP address"].says == "http_options.host = 0.0.0.0"
+    assert one(machine.memory, target) == one(machine.gpu_count, target) == {}
+    alone = one(machine.memory, Target(target.config))["memory"]
+    assert alone.level == "fail", "one machine alone would have to hold it"
+
+
+def test_what_is_no_serve_file_is_for_one_machine(config: Make, tmp_path: Path) -> None:
+    assert target_of("tiny").http is None
+    assert target_of("tiny").command == "run"
+    file, args = tmp_path / "serve.yaml", config().model_dump(mode="json")
+    file.write_text(yaml.safe_dump({"applications": [{"args": args}]}))
+    assert target_of(str(file)).http == ("0.0.0.0", 8000), "Serve's own defaults"
+    file.write_text(yaml.safe_dump({"applications": [{"args": args}], "http_options": {"port": "much"}}))
+    with pytest.raises(ConfigError, match=r"serve\.yaml: http_options"):
+        target_of(str(file))
+
+
+def test_a_redis_that_is_away_is_a_finding_without_its_password(config: Make) -> None:
+    settings = config(queue={"url": "redis://:s3cret@127.0.0.1:1/0"})
+    for command in ("run", "train"):
+        [finding] = one(services.redis_server, Target(settings, command)).values()  # type: ignore[arg-type]
+        assert finding.level == "fail"
+        assert "redis://127.0.0.1:1/0" in finding.says
+        assert "s3cret" not in finding.says
+    [finding] = one(services.redis_server, Target(settings, "eval")).values()
+    assert finding.level == "ok", "an evaluation starts its own"
+
+
+def test_a_redis_that_may_lose_what_it_was_told_is_a_warning(config: Make, tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis") as server:
+        client, target = connect(server.url), Target(config(queue={"url": server.url}))
+
+        def persistence() -> Finding:
+            return one(services.redis_server, target)["Redis persistence"]
+
+        assert persistence() == Finding("ok", "Redis persistence", "appendonly is yes, appendfsync is always")
+        client.config_set("appendfsync", "everysec")
+        assert (persistence().level, persistence().says[-8:]) == ("warn", "everysec")
+        client.config_set("appendonly", "no")
+        assert persistence().says.startswith("appendonly is no")
+
+
+def test_a_model_folder_without_weights_would_stop_a_run(config: Make, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    [finding] = one(configuration.model, Target(config(model={"path": str(tmp_path)}))).values()
+    assert finding.level == "fail"
+
+
+def test_checkpoints_that_do_not_fit_the_disk_are_found(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "model_gib", lambda path: 1e6)
+    [finding] = one(machine.disk, Target(config())).values()
+    assert finding.level == "fail"
+    assert "keep_checkpoints" in finding.fix
+
+
+@pytest.mark.parametrize("folder", ["/proc/self/fdinfo/runs", "{file}", "{file}/runs"])
+def test_a_folder_that_cannot_be_written_is_one_line(config: Make, tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("")
+    path = folder.format(file=tmp_path / "file")
+    [finding] = one(machine.folder, Target(config(run={"folder": path}))).values()
+    assert finding.level == "fail"
+    assert path in finding.line
+    assert "a file, not a folder" in finding.line or "cannot be written" in finding.line
+
+
+def rising(posterior, level):  # type: ignore[no-untyped-def]
+    return posterior.mean + level
+
+
+def scalar(posterior, level):  # type: ignore[no-untyped-def]
+    return 0.5
+
+
+def broken(posterior, level):  # type: ignore[no-untyped-def]
+    return {}[level.shape]
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ("rising", "its marginal gain rises from level 0 to 1"),
+        ("scalar", "must return shape"),
+        ("broken", "raised KeyError"),
+        ("H200", "is no function"),
+    ],
+)
+def test_a_rule_that_cannot_allocate_is_refused_before_anything_starts(
+    config: Make, rule: str, says: str
+) -> None:
+    target = Target(config(allocation={"rule": f"{__name__}:{rule}"}))
+    with pytest.raises(ConfigError, match=says) as refused:
+        require(target, Console(), [configuration.names])
+    assert str(refused.value).startswith(f"allocation.rule ({__name__}:{rule}): ")
+
+
+def rows(path: Path, *problems: str) -> str:
+    path.write_text("".join(json.dumps({"problem": p, "answer": "1"}) + "\n" for p in problems))
+    return str(path)
+
+
+def test_half_a_character_is_a_row_left_out(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", "1+0=?", "\ud800", "2-1=?", "\N{GRINNING FACE}")
+    assert "\\ud800" in Path(path).read_text()
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 2, "shards": 1})
+    found = list(configuration.data(Target(settings)))
+    assert [f.says for f in found if f.level == "warn"] == [
+        f"left out: {path}:2: 'problem' holds U+D800, half of a character"
+    ]
+    assert found[-1].says.startswith("3 prompts of ")
+
+
+def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", "1+0=?", "1+" * 30 + "1=?")
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1, "group_size": 16})
+    *_, warned, used = configuration.data(Target(settings))
+    assert warned.says == "left out: 1 prompt longer than rollout.max_prompt_tokens = 32"
+    shortest = used.says.removeprefix("1 prompt of ").split(" to ")
+    assert used.says.startswith("1 prompt of ")
+    assert shortest[0] == shortest[1].removesuffix(" tokens"), "one prompt has one length"
+    with pytest.raises(HoraError, match="1 usable prompt, fewer than"):
+        list(configuration.data(Target(config(data={"path": path}))))
+
+
+def test_of_many_rows_left_out_a_few_are_named(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", "1+0=?", *[" "] * 9)
+    settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1})
+    warned = [f.says for f in configuration.data(Target(settings)) if f.level == "warn"]
+    assert len(warned) == 6
+    assert warned[-1] == "9 rows are left out"
+
+
+def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
+    data, rollout = {"path": str(ROOT / "evaluation/data/aime25.jsonl")}, {"max_prompt_tokens": 400}
+    settings = config(
+        data=data, rollout={**rollout, "prompts_per_batch": 1, "shards": 1, "max_response_tokens": 99}
+    )
+    warned = [f.says for f in configuration.data(Target(settings)) if f.level == "warn"]
+    leaks = [w for w in warned if w.startswith("training row")]
+    assert leaks[0].startswith("training row 0 equals row 1 of ")
+    assert len(leaks) == 5
+    assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
+    assert [f.level for f in configuration.data(Target(config()))] == ["ok"], "arithmetic is in none"
+
+
+def test_the_lock_of_a_build_that_was_killed_is_named(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    target = Target(config())
+    assert one(machine.build_lock, target)["DeepSpeed's build"].says.endswith("is free")
+    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    found = one(machine.build_lock, target)
+    assert (found["build lock"].level, found["build lock"].fix) == ("warn", f"rm {lock}")
+    with extensions.owned(extensions.build_folder()):
+        found = one(machine.build_lock, target)
+    assert f"process {os.getpid()} of" in found["DeepSpeed's build"].says
+
+
+def test_every_finding_that_stops_or_warns_is_shown_with_what_to_do(
+    config: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = Target(config(queue={"url": "redis://127.0.0.1:1"}, telemetry={"http_host": "0.0.0.0"}))
+    findings = list(examine(target))
+    assert len(findings) >= len(CHECKS) - 3, "some have nothing to say of a configuration"
+    assert show(findings, Console(width=500)) is False
+    out = capsys.readouterr().out
+    assert all(f.says in out and f.fix in out for f in findings)
+
+
+def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A check that is added to the list is met by `check`, `doctor`, `run`, `train` and `eval`."""
+    from deploy.launch.cluster import train_on_cluster
+    from deploy.launch.local import evaluate_local, run_local
+    from deploy.preflight import checks
+
+    seen: list[str] = []
+
+    @contextmanager
+    def silent(*_: object) -> Iterator[Callable[[str], None]]:
+        yield lambda name: None
+
+    def added(target: Target) -> Iterator[Finding]:
+        seen.append(target.command)
+        yield Finding("fail", "added", "a new reason", "a new remedy")
+
+    monkeypatch.setattr(checks, "working", silent)
+    monkeypatch.setattr(checks, "CHECKS", (added,))
+    config = load("tiny", [f"run.folder={tmp_path}"])
+    for start in (
+        lambda: checks.check("tiny", ()),
+        lambda: run_local(config, resume=False, fresh=False),
+        lambda: train_on_cluster(config),
+        lambda: evaluate_local(config, ["amc23"], 1, (1,), tmp_path),
+    ):
+        with pytest.raises(ConfigError, match="added: a new reason; a new remedy"):
+            start()
+    assert checks.doctor("tiny", ()) is False
+    assert checks.doctor("deploy/hora.yaml", ()) is False
+    assert seen == ["run", "run", "train", "eval", "run", "train"]

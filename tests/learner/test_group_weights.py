@@ -1,0 +1,114 @@
+"""Weights of groups against their formulas, and the bias of pooling two phases, worked out exactly, with and without weights."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from allocator import allocate
+from common.config.objective import GroupWeight
+from common.errors import RunError
+from common.types import Group, Rollout, VersionSpan
+from learner.advantages import rloo, rloo_by_phase
+from learner.group_weights import group_weight
+
+G0, G = 8, 32
+
+
+def group(hits: int, size: int) -> Group:
+    rollouts = tuple(
+        Rollout(
+            np.ones(1, np.int32),
+            -np.ones(1, np.float32),
+            "stop",
+            (VersionSpan(0, 0, 1),),
+            "A",
+            {"accuracy": float(j < hits)},
+            j < hits,
+        )
+        for j in range(size)
+    )
+    return Group("r", 0, 0, 0, 0, "uniform", (1.0, 1.0), "t", size, np.ones(2, np.int32), rollouts)
+
+
+@pytest.mark.parametrize(
+    ("weight", "hits", "size", "wanted"),
+    [
+        ("none", 1, 8, 1.0),
+        ("sqrt_size", 1, 8, 0.5),
+        ("sqrt_size", 1, 128, 2.0),
+        ("inverse_sqrt_size", 1, 128, 0.5),
+        ("difficulty", 12, 100, 1.0),
+        ("difficulty", 3, 100, 2.0),
+        ("difficulty", 1, 200, 3.0),  # √24 is above hi
+        ("difficulty", 99, 100, 0.7),
+        ("difficulty", 0, 100, 3.0),
+        ({"kind": "difficulty", "tau": 0.5, "gamma": 1.0, "lo": 0.1, "hi": 9.0}, 1, 10, 5.0),
+    ],
+)
+def test_a_weight_is_its_formula(weight: object, hits: int, size: int, wanted: float) -> None:
+    settings = GroupWeight.model_validate(weight)
+    assert group_weight(group(hits, size), settings, G) == pytest.approx(wanted)
+
+
+def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
+    settings = GroupWeight(as_if="hit_utility")
+    assert group_weight(replace(group(1, G), size_as_if=98), settings, G) == pytest.approx(math.sqrt(98 / G))
+    with pytest.raises(RunError, match="group 0:0 does not say its size under rule hit_utility"):
+        group_weight(group(1, G), settings, G)
+
+
+def sizes_of_phase_b(shards: int) -> np.ndarray:
+    """Δ (shards, G0 + 1) of a prompt with c = 0 .. G0 successes, among 14 others whose rates are the paper's mix."""
+    rng = np.random.default_rng(0)
+    others = rng.binomial(G0, rng.beta(0.323, 0.143, (shards, 14)))
+    return np.array(
+        [
+            [int(allocate(np.array([c, *counts]), G0, 15 * (G - G0))[0]) for c in range(G0 + 1)]
+            for counts in others
+        ]
+    )
+
+
+SIZES = sizes_of_phase_b(40)
+
+
+def mean_update(p: float, extra: int, c: int, unbiased: bool) -> float:
+    """E over Phase B of (1/n) Σ_j A_j ∂log π(outcome j)/∂logit, whose true value is p(1 - p)."""
+    total = 0.0
+    for hits in range(extra + 1):
+        rewards = np.concatenate([np.arange(G0) < c, np.arange(extra) < hits]).astype(float)
+        advantage = rloo_by_phase(rewards, G0, G0 / G) if unbiased else rloo(rewards)
+        total += binom.pmf(hits, extra, p) * (advantage * (rewards - p)).mean()
+    return total
+
+
+def bias(p: float, unbiased: bool) -> float:
+    """Expected update over p(1 - p): over Phase A, the others of the shard and Phase B."""
+    chance = binom.pmf(np.arange(G0 + 1), G0, p)
+    total = 0.0
+    for c in range(G0 + 1):
+        sizes, counts = np.unique(SIZES[:, c], return_counts=True)
+        values = [mean_update(p, int(extra), c, unbiased) for extra in sizes]
+        total += chance[c] * float(np.average(values, weights=counts))
+    return total / (p * (1 - p))
+
+
+def test_every_prompt_of_the_papers_mix_gets_a_phase_b() -> None:
+    assert SIZES.min() >= 1
+
+
+@pytest.mark.parametrize(("p", "pooled"), [(0.03, 1.05), (0.5, 1.00), (0.995, 0.93)])
+def test_pooling_phases_biases_rloo_and_weights_by_phase_do_not(p: float, pooled: float) -> None:
+    assert bias(p, unbiased=False) == pytest.approx(pooled, abs=0.02)
+    assert bias(p, unbiased=True) == pytest.approx(1.0, abs=1e-10)
+
+
+def test_uniform_sampling_is_unbiased_either_way() -> None:
+    for p in (0.03, 0.995):
+        chance = binom.pmf(np.arange(G0 + 1), G0, p)
+        for unbiased in (False, True):
+            updates = [mean_update(p, G - G0, c, unbiased) for c in range(G0 + 1)]
+            assert float(chance @ updates) == pytest.approx(p * (1 - p), rel=1e-10)

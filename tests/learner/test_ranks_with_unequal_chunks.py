@@ -1,0 +1,152 @@
+"""Ranks whose micro-batches have different numbers of head chunks take the same step, under ZeRO 2 and 3.
+
+The head has 2,048 x 128 elements: above DeepSpeed's persistence threshold of 100,000, so ZeRO 3 does gather it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+# Completion tokens of each micro-batch, by rank: 4 + 3 + 4 chunks of 16 against 4 + 2 and an empty micro-batch.
+TOKENS = [[64, 48, 64], [64, 32]]
+
+RANK = """
+import json, os, sys
+import numpy as np
+import torch
+from common.load import load
+from learner.batch import Sample, make_micro_batch
+from learner.engine import Engine, set_device
+
+tokens, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+rank = int(os.environ["RANK"])
+
+
+def micro(length, seed):
+    ids = np.random.default_rng(seed).integers(0, 2048, length + 4).astype(np.int32)
+    logprobs, match = np.full(length, -7.0, np.float32), np.ones(length, dtype=bool)
+    return make_micro_batch([Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)], packed=False)
+
+
+def count_gathers(head, gathered):
+    gather = head.all_gather_coalesced
+
+    def counted(params, *args, **kwargs):
+        gathered.append(any(p is head for p in params))
+        return gather(params, *args, **kwargs)
+
+    for parameter in engine.hf.parameters():
+        parameter.all_gather_coalesced = counted
+
+
+for case in cases:
+    folder, stage, checkpointing = case
+    config = load("tiny", [
+        f"model.path={folder}", f"learner.zero_stage={stage}", "learner.workers=2", "learner.logit_chunk=16",
+        f"learner.gradient_checkpointing={str(checkpointing).lower()}",
+    ])
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(set_device(config, rank))
+    engine, gathered, found = Engine(config, rank, 2), [], []
+    if stage == 3:
+        count_gathers(engine.hf.get_output_embeddings().weight, gathered)
+    for step in range(3):
+        gathered.clear()
+        update = engine.step([micro(n, 10 * rank + i) for i, n in enumerate(tokens[rank])])
+        found.append([update.grad_norm, sum(gathered), update.applied])
+    if rank == 0:
+        print(json.dumps([case, found]), flush=True)
+    torch.distributed.barrier()
+print(f"rank {rank} done", flush=True)
+"""
+
+
+class Step(NamedTuple):
+    norm: float
+    gathers: int  # of the head, over the whole step
+    applied: bool
+
+
+Case = tuple[str, int, bool]
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Step]]:
+    """Three steps on two ranks of every case: (tied or untied, ZeRO stage, gradient checkpointing)."""
+    folder = tmp_path_factory.mktemp("models")
+    for kind in ("tied", "untied"):
+        write_model(folder / kind, tied=kind == "tied")
+    cases = [
+        (str(folder / kind), stage, on)
+        for kind, stage, on in product(("tied", "untied"), (2, 3), (False, True))
+    ]
+    (folder / "rank.py").write_text(RANK)
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*command, str(folder / "rank.py"), json.dumps(TOKENS), json.dumps(cases)],
+        env=env,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert ran.stdout.count("done") == 2
+    print(*(line for line in ran.stdout.splitlines() if line.startswith("[[")), sep="\n")
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    return {(Path(case[0]).name, case[1], case[2]): [Step(*s) for s in found] for case, found in lines}
+
+
+def write_model(folder: Path, *, tied: bool) -> None:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=2048,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_zero_3_takes_the_step_of_zero_2(
+    steps: dict[Case, list[Step]], kind: str, checkpointing: bool
+) -> None:
+    plain = steps[kind, 2, False]
+    for stage in (2, 3):
+        found = steps[kind, stage, checkpointing]
+        assert all(s.applied for s in found)
+        assert [s.norm for s in found] == pytest.approx([s.norm for s in plain], rel=1e-4)
+    assert plain[0].norm > 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_the_head_is_gathered_once_a_pass_and_not_once_a_chunk(
+    steps: dict[Case, list[Step]], kind: str, checkpointing: bool
+) -> None:
+    first, *later = steps[kind, 3, checkpointing]
+    assert (
+        1 <= first.gathers <= 2 * 3
+    )  # forward and backward of three micro-batches, before DeepSpeed has a trace
+    assert all(
+        1 <= step.gathers <= 3 for step in later
+    )  # the backward pass begins where the forward pass ended
