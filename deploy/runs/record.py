@@ -87,6 +87,7 @@ class RunFile:
     def __init__(self, run_dir: Path | str) -> None:
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
+        self._lock = threading.Lock()
 
     def start(self, run: str, pid: int, *, http_port: int | None = None, resume: str = "") -> None:
         """Say that process `pid` of this machine runs `run` here from now on."""
@@ -107,7 +108,8 @@ class RunFile:
 
     def end(self, state: State, reason: str = "") -> None:
         """Say how it ended."""
-        self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+        with self._lock:  # nothing that is said later brings it back to life
+            self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
 
     @contextmanager
     def recorded(
@@ -150,7 +152,8 @@ class RunFile:
             trouble = ""
             while not done.wait(BEAT_S):
                 try:
-                    self._write(replace(self.read(), seen=time.time()))
+                    with self._lock:
+                        self._write(replace(self.read(), seen=time.time()))
                     trouble = ""
                 except (OSError, RunError) as error:  # a full disk may have room again
                     if str(error) != trouble:
