@@ -14,7 +14,7 @@ import pytest
 
 from learner import extensions
 
-STEPS, SOME_STEPS, FEW_STEPS = 40, 14, 8
+STEPS, SOME_STEPS, FEW_STEPS = 40, 10, 8
 # Plain text decides nearly all answers of the demo: without work a verifier starts no worker.
 OWN_REWARD = {"reward.weights": "{format: 0.5, accuracy: 0.5, 'tests.system.own_reward:brevity': 0.01}"}
 
@@ -129,7 +129,7 @@ def test_of_a_damaged_newest_checkpoint_nothing_is_loaded_and_the_one_before_is_
     damage: Callable[[Path], None], live_run: Callable[..., Any], chance: random.Random
 ) -> None:
     run = live_run(SOME_STEPS)
-    run.until(chance.randint(7, 9))
+    run.until(chance.randint(7, 8))
     run.kill_everything()
     before, newest = steps_of(run.run)
     damage(run.run / "checkpoints" / f"step-{newest:08d}")
@@ -145,7 +145,7 @@ def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
     live_run: Callable[..., Any], chance: random.Random
 ) -> None:
     run = live_run(SOME_STEPS)
-    run.until(chance.randint(7, 9))
+    run.until(chance.randint(7, 8))
     run.kill_everything()
     for step in steps_of(run.run):
         noise(run.run / "checkpoints" / f"step-{step:08d}")
@@ -162,7 +162,7 @@ def test_a_published_file_that_was_cut_short_makes_resuming_no_harder(
     live_run: Callable[..., Any], chance: random.Random
 ) -> None:
     run = live_run(SOME_STEPS)
-    run.until(chance.randint(4, 8))
+    run.until(chance.randint(4, 7))
     run.kill_everything()
     for file in (run.run / "weights").glob("*.safetensors"):
         os.truncate(file, 4096)
