@@ -18,6 +18,7 @@ from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.warnings import notices
 
 EVERY_S = 1.0
+LONG_S = 60.0
 SECONDS = re.compile(r"\d+ s\b")
 
 
@@ -25,7 +26,8 @@ SECONDS = re.compile(r"\d+ s\b")
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, gone afterwards; nothing where `console` (standard error) is no terminal.
+    """A bar while the block runs, gone afterwards. Where `console` (standard error) is no terminal, a line for each minute that
+    one part takes.
 
     With `total` parts it fills up and counts them: call what it yields as each begins, with its name. Without, it
     only moves.
@@ -34,14 +36,27 @@ def working(
     count = () if total is None else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, begun = bar.add_task(what, total=total), 0
+        task, begun, doing, done = bar.add_task(what, total=total), 0, what, threading.Event()
 
         def begin(part: str) -> None:
-            nonlocal begun
-            bar.update(task, description=f"{what}: {part}", completed=begun)
+            nonlocal begun, doing
+            doing = f"{what}: {part}"
+            bar.update(task, description=doing, completed=begun)
             begun += 1
 
-        yield begin
+        def say() -> None:
+            said, minutes = doing, 0
+            while not done.wait(LONG_S):
+                minutes = minutes + 1 if doing == said else 1
+                said = doing
+                console.print(f"{doing} for {minutes * LONG_S:.0f} s", markup=False)
+
+        if not console.is_terminal:
+            threading.Thread(target=say, name="working", daemon=True).start()
+        try:
+            yield begin
+        finally:
+            done.set()
 
 
 @contextmanager
