@@ -23,7 +23,7 @@ NODE_MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]*),.*?\) was (?P<used>[\d.]+)GB used / (?P<limit>[\d.]+)GB limit"
 )
 KILLED = re.compile(
-    r"Ray killed .*?task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB",
+    r"Selected to kill: \(.*?task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB",
     re.DOTALL,
 )
 STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the driver and for a next attempt
@@ -55,13 +55,13 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
 def _fit(make: Callable[[], Any]) -> None:
     """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here: its ranks ended with
     it, and others take up from the newest checkpoint."""
-    from ray.exceptions import RayActorError
+    from ray.exceptions import OutOfMemoryError, RayActorError
 
     for left in reversed(range(CONTROLLERS)):
         try:
             make().fit()
             return
-        except RayActorError as error:
+        except (RayActorError, OutOfMemoryError) as error:  # what its workers raise comes as another
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
             if not left:
                 raise RunError(
@@ -134,8 +134,10 @@ def reason(error: BaseException) -> str:
             return f"the learner stopped: {short}"
         seen += lines[-1:]
         current = current.__cause__ or getattr(current, "cause", None)
+    if isinstance(error, HoraError):
+        return str(error)
     last = re.sub(r"^(\w+\.)+\w+: ", "", seen[-1]) if seen else type(error).__name__
-    return last if isinstance(error, HoraError) else f"the learner stopped: {last}"
+    return f"the learner stopped: {last}"
 
 
 def short_of_memory(text: str) -> str | None:
