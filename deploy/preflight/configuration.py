@@ -49,7 +49,7 @@ def names(target: Target) -> Iterator[Finding]:
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
-    with _working_folder():
+    with working_folder():
         _try_rule(config)
         try:
             for name in config.reward.names:
@@ -174,7 +174,7 @@ def _some(lines: list[str], summary: str) -> Iterator[str]:
 
 
 @contextmanager
-def _working_folder() -> Iterator[None]:
+def working_folder() -> Iterator[None]:
     """Ray's workers import from the folder that they were started in; a console script does not."""
     before = list(sys.path)
     sys.path.append(os.getcwd())
