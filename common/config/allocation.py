@@ -47,6 +47,11 @@ class Allocation(Section):
         description="hit: prompts with a success get no more rollouts; mixed: those with a success and a failure. What nobody "
         "can use goes to all-right prompts until a failure, then by the rule's own gain.",
     )
+    budget: Literal["rollouts", "tokens"] = Field(
+        "rollouts",
+        description="tokens: a batch spends Γ·G times the mean length of the last cycles' Phase A, and gains count per token. "
+        "A batch then holds about Γ·G rollouts.",
+    )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File of a prior fitted offline by `hora prior fit`.")
     features: str | None = Field(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -89,12 +90,8 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
-    """`hora doctor`: print every finding; whether a run would come up."""
-    return show(list(examine(target_of(source, overrides))), Console())
-
-
-def show(findings: Sequence[Finding], console: Console) -> bool:
-    """Print `findings` with what to do about each; whether none would stop a run."""
+    """`hora doctor`: print every finding with what to do about it; whether none would stop a run."""
+    console, findings = Console(), list(examine(target_of(source, overrides)))
     for finding in findings:
         mark, colour = MARKS[finding.level]
         console.print(f"[{colour}]{mark:>4}[/]", end="  ")
@@ -124,17 +121,11 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
 
 
-def _with_replicas(config: Config, application: dict[str, object]) -> Config:
+def _with_replicas(config: Config, application: dict[str, Any]) -> Config:
     """`config` with the numbers of replicas under `deployments:`, which Serve prefers to the arguments."""
-    given = application.get("deployments")
-    numbers = {
-        str(d["name"]): d["num_replicas"]
-        for d in (given if isinstance(given, list) else [])
-        if isinstance(d, dict) and isinstance(d.get("num_replicas"), int)
-    }
-    sections = (
-        (name, getattr(config, name)) for name in ("generator", "verifier", "coordinator") if name in numbers
-    )
-    return config.model_copy(
-        update={name: section.model_copy(update={"replicas": numbers[name]}) for name, section in sections}
-    )
+    sections = {}
+    for deployment in application.get("deployments") or []:
+        name, replicas = deployment.get("name"), deployment.get("num_replicas")
+        if name in ("generator", "verifier", "coordinator") and isinstance(replicas, int):
+            sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
+    return config.model_copy(update=sections)
