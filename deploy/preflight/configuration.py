@@ -49,7 +49,7 @@ def names(target: Target) -> Iterator[Finding]:
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
-    with _working_folder():
+    with working_folder():
         _try_rule(config, "allocation.rule", allocation.rule)
         if (as_if := config.learner.objective.group_weight.as_if) is not None:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
@@ -164,7 +164,7 @@ def _some(lines: list[str], summary: str) -> Iterator[Finding]:
 
 
 @contextmanager
-def _working_folder() -> Iterator[None]:
+def working_folder() -> Iterator[None]:
     """Ray's workers import from the folder that they were started in; a console script does not."""
     before = list(sys.path)
     sys.path.append(os.getcwd())
