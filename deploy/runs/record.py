@@ -23,14 +23,14 @@ from typing import Literal
 import structlog
 from rich.console import Console
 
-from common.state import changed
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import replace_text
+from common.kept_secret import kept_secret
 from common.keys import Keys
 from common.load import dump_yaml, load
 from common.redis import connect, has_password
-from common.kept_secret import kept_secret
+from common.state import changed
 from deploy.monitor.progress import working
 from deploy.runs.process import age_s, same_boot, start_ticks, this_machine
 
@@ -223,6 +223,11 @@ def settled(config: Config) -> Config:
     """With run.folder from the root: what a run writes down is to be true in any folder."""
     folder = str(Path(config.run.folder).resolve())
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
+
+
+def has_run(config: Config) -> bool:
+    """Whether the folder of `config` holds a run that can be resumed."""
+    return (Path(config.run.folder) / config.run.name / CONFIG).is_file()
 
 
 def write_config(run_dir: Path, config: Config) -> None:
