@@ -6,8 +6,8 @@
         extra = session.ask()                   # the next round
         session.tell(*sample(extra))
 
-A session is what it was told and nothing else: a process that starts anew tells the same again and asks for the round that
-comes next.
+A session is what it was told and nothing else: a process that starts anew tells the same again and asks for
+the round that comes next.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_su
 class Session:
     """Divides `budget` Phase B rollouts over n prompts in `rounds` rounds of equal budget.
 
-    prompts: n. budget: Phase B's rollouts of all prompts together, e.g. n·(G - G0). rule: as for `allocate`. prior:
-    (α0, β0), numbers or arrays (n,). rounds: R, 1 is the paper's one division. stop: `hit`, prompts with a success get
-    no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on G_i. Where a round does
-    not divide, later rounds are larger by one.
+    prompts: n. budget: Phase B's rollouts of all prompts together, e.g. n·(G - G0). rule: as for `allocate`.
+    prior: (α0, β0), numbers or arrays (n,). rounds: R, 1 is the paper's one division. stop: `hit`, prompts
+    with a success get no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on
+    G_i. Where a round does not divide, later rounds are larger by one.
 
-    What the prompts that are still served cannot take goes to prompts without a failure, where the first failure is
-    most probable, and then by the rule's own gain to all others. So the rounds sum to `budget` exactly.
+    What the prompts that are still served cannot take goes to prompts without a failure, where the first
+    failure is most probable, and then by the rule's own gain to all others. So the rounds sum to `budget`
+    exactly.
 
     >>> session = Session(prompts=3, budget=60, rounds=2, stop="hit")
     >>> session.tell([0, 0, 8], 8)
@@ -74,14 +75,15 @@ class Session:
         if stop not in STOPS:
             raise ValueError(f"stop: {stop!r} is none of {', '.join(STOPS)}")
         self._budget, self._rounds, self._cap = int(budget), int(rounds), max_group_size
-        self._rule, self._serves = get_rule(rule), STOPS[stop]
+        self._rule, self._stop = get_rule(rule), stop
         self._prior = check_prior(prior, prompts)
         self._told = 0
         zeros = np.zeros(prompts, dtype=np.int64)
         self._sampled = Sampled(zeros, zeros, zeros)
 
     def tell(self, successes: ArrayLike, trials: ArrayLike) -> None:
-        """Add what was sampled: `successes` (n,) among `trials`, an int or (n,). First Phase A, then each round.
+        """Add what was sampled: `successes` (n,) among `trials`, an int or (n,). First Phase A, then each
+        round.
 
         A round may have lost rollouts; what it did not spend is given by the next ones.
         """
@@ -92,7 +94,8 @@ class Session:
         extra = before.extra + n if self._told else before.extra
         if int(extra.sum()) > self._budget:
             raise ValueError(
-                f"trials: this round's {int(n.sum())} and {self.spent} before exceed the budget ({self._budget})"
+                f"trials: this round's {int(n.sum())} and {self.spent} before exceed the budget "
+                f"({self._budget})"
             )
         after = Sampled(before.successes + c, before.trials + n, extra)
         check_budget(self._budget - int(extra.sum()), after.successes, after.trials, self._cap)
@@ -101,7 +104,7 @@ class Session:
         self._sampled, self._told = after, self._told + 1
 
     def ask(self) -> NDArray[np.int64]:
-        """The next round's rollouts Δ (n,); all zeros when the budget is spent. Asking again gives the same."""
+        """The next round's Δ (n,); all zeros when the budget is spent. Asking again gives the same."""
         if not self._told:
             raise ValueError("ask: nothing was told; tell Phase A's successes and trials first")
         left = self._budget - self.spent
@@ -109,7 +112,7 @@ class Session:
             return np.zeros(len(self._sampled), dtype=np.int64)
         share = max(1, left // max(1, self._rounds - self._told + 1))
         problem = Problem(self._sampled, self._prior, self._cap)
-        return serve(problem, self._tiers(), share)
+        return serve(problem, tiers(self._rule, self._stop, self._sampled), share)
 
     @property
     def spent(self) -> int:
@@ -131,13 +134,13 @@ class Session:
         """(n,) rollouts so far, Phase A's included: the size of each group."""
         return self._sampled.trials.copy()
 
-    def _tiers(self) -> list[Tier]:
-        """Who is served, in this order; a prompt has its turn once."""
-        everyone = np.ones(len(self._sampled), dtype=np.bool_)
-        if self._serves is None:
-            return [(everyone, self._rule)]
-        served = self._serves(self._sampled)
-        return [(served, self._rule), (no_failure(self._sampled), FIRST_MISS), (everyone, self._rule)]
+
+def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
+    """Who is served, in this order; a prompt has its turn once."""
+    everyone, serves = np.ones(len(sampled), dtype=np.bool_), STOPS[stop]
+    if serves is None:
+        return [(everyone, rule)]
+    return [(serves(sampled), rule), (no_failure(sampled), FIRST_MISS), (everyone, rule)]
 
 
 def _check_whole(name: str, value: int, least: int) -> None:
