@@ -68,7 +68,7 @@ class Plans:
         for group in plan.groups:
             if not last:
                 yield self._keys.pre_rollouts(group.id), encode_pre_rollouts(group)
-            elif drawn := tuple(r for r in group.rollouts if r.round == last):
+            elif drawn := tuple(r for r in group.rollouts if r.phase == "B" and r.round == last):
                 yield self._keys.drawn(group.id, last), encode_additional(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:

@@ -26,8 +26,8 @@ class WarmUp(Section):
 class Allocation(Section):
     rule: str = Field(
         "hit_utility",
-        description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, even_sizes, or "
-        "package.module:function.",
+        description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, "
+        "coba_rl, ar3po, reinforce_ada, even_sizes (docs/method.md), or package.module:function.",
     )
     prior: str = Field(
         "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."

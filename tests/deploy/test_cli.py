@@ -114,7 +114,7 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
 ) -> None:
     (tmp_path / "own_functions_of_mine.py").write_text(
-        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): ...\n"
+        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): return 1.0\n"
     )
     monkeypatch.chdir(tmp_path)
     own = ["allocation.rule=own_functions_of_mine:gain", "reward.success=own_functions_of_mine:judge"]
