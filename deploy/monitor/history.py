@@ -24,7 +24,7 @@ SMOOTH = 5
 BY_STEP = (
     "reward",
     "reward/format",
-    "reward/accuracy",
+    "success",
     "entropy",
     "length/mean",
     "length/max",
