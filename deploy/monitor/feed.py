@@ -19,7 +19,7 @@ import structlog
 
 from common.errors import HoraError
 from common.keys import Keys
-from common.redis import connect, hidden
+from common.redis import Redis, connect, hidden
 from common.state import read_config
 from deploy.monitor.history import History
 from deploy.monitor.run_state import RunState, read_run
@@ -49,7 +49,7 @@ class Feed:
     def __init__(self, redis_url: str, run: str, observer: Observer | None = None) -> None:
         self.run = run
         self._url, self._observer = redis_url, observer
-        self._client: Any = None
+        self._client: Redis | None = None
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
@@ -115,7 +115,7 @@ class Feed:
                 self._changed.notify_all()
             await asyncio.sleep(PERIOD_S)
 
-    def _read(self, client: Any) -> RunState:
+    def _read(self, client: Redis) -> RunState:
         state = read_run(client, self.run)
         with self._history_lock:
             self._history.read(client, read_config(client.get(Keys(self.run).config), self.run))

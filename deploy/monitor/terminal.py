@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
 
 import redis
 from rich.console import Console
 from rich.live import Live
 
 from common.errors import RunError
-from common.redis import connect, hidden
+from common.redis import Redis, connect, hidden
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.screen import line, screen
 from deploy.runs.record import RunFile
@@ -31,7 +30,7 @@ def monitor(
 
     Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
     """
-    client: Any = connect(redis_url, retries=0)
+    client: Redis = connect(redis_url, retries=0)
     if json_:
         print(json.dumps(_settled(client, run).to_dict()))
         return
@@ -60,7 +59,7 @@ def serve_page(redis_url: str, run: str, host: str, port: int) -> None:
     uvicorn.run(create_app(redis_url, run), host=host, port=port, log_level="warning", access_log=False)
 
 
-def _settled(client: Any, run: str) -> RunState:
+def _settled(client: Redis, run: str) -> RunState:
     """A reading with rates in it: where nobody watches yet, the first sample is a second away."""
     state = read_run(client, run)
     if not state.sparks["depth"] and state.status == "running":
@@ -70,7 +69,7 @@ def _settled(client: Any, run: str) -> RunState:
 
 
 def _watch(
-    client: Any, url: str, run: str, console: Console, file: RunFile | None
+    client: Redis, url: str, run: str, console: Console, file: RunFile | None
 ) -> tuple[RunState, str | None]:
     """The last reading, and how the run ended where only its record says so."""
     state, problem = read_run(client, run), ""
@@ -87,7 +86,7 @@ def _watch(
     return state, None
 
 
-def _follow(client: Any, url: str, run: str, file: RunFile | None) -> None:
+def _follow(client: Redis, url: str, run: str, file: RunFile | None) -> None:
     """Plain lines, as a log wants them; ends with the run."""
     while True:
         try:
