@@ -60,7 +60,7 @@ redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
 redis.call('HINCRBY', KEYS[5], 'dead_letters', 1)
 if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[1] then
   redis.call('HDEL', KEYS[2], ARGV[2])
-  redis.call('HSET', KEYS[3], ARGV[2], ARGV[8])
+  if ARGV[8] ~= '' then redis.call('HSET', KEYS[3], ARGV[2], ARGV[8]) end
 end
 """
 
@@ -191,8 +191,8 @@ class Consumer:
             pipe.hset(self._keys.state, mapping=changed(durable_step=durable_step))
             pipe.execute()
 
-    def dead_letter(self, entry: Entry, reason: str) -> None:
-        """Set an unusable entry aside with its reason; its group is asked for again."""
+    def dead_letter(self, entry: Entry, reason: str, *, again: bool = True) -> None:
+        """Set an unusable entry aside with its reason; its group is asked for again, unless the run has none of that name."""
         additional = self._keys.additional(entry.id)
         keys = [
             self._keys.groups,
@@ -213,7 +213,7 @@ class Consumer:
             heads[1],
             GROUP,
             heads[0],
-            entry.batch,
+            entry.batch if again else "",
         ]
         self._bury(keys=keys, args=args)
 

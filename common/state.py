@@ -40,7 +40,9 @@ class SharedState:
     step: int = 0
     """Optimizer steps done; written by learner rank 0."""
     durable_step: int = 0
-    """Step of the newest checkpoint whose groups were acknowledged; written by learner rank 0."""
+    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never falls."""
+    republished: int = 0
+    """How often a version was published again because a replica found its file damaged; written by learner rank 0."""
     paused: bool = False
     """Whether coordinators start no further shard; written by the page."""
     unpaused: float = 0.0
@@ -65,6 +67,7 @@ class SharedState:
             version=int(text.get("version", 0)),
             step=int(text.get("step", 0)),
             durable_step=int(text.get("durable_step", 0)),
+            republished=int(text.get("republished", 0)),
             paused=text.get("paused") == "1",
             unpaused=float(text.get("unpaused", 0)),
             error=text.get("error"),

@@ -85,15 +85,20 @@ class Heart:
     def __init__(self, client: redis.Redis, run: str, part: str) -> None:
         self._client, self._run, self._part = client, run, part
         self._state: Mapping[str, Any] = {}
+        self._notice: dict[str, str] = {}
         self._started = time.time()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def tell(self, **state: Any) -> None:
         """What is said from now on, beside the time of our start; the first is said at once."""
-        self._state = {**state, "started": self._started}
+        self._state = {**state, **self._notice, "started": self._started}
         if not self._thread.is_alive():
             self._thread.start()
+
+    def note(self, notice: str) -> None:
+        """What is said for a person's eyes with everything from now on."""
+        self._notice = {"notice": notice}
 
     def stop(self) -> None:
         self._done.set()

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 COLUMNS_S = 2.0
 Observer = Callable[[RunState], None]
+Read = Callable[[Any, str], RunState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,11 @@ class Event:
 class Feed:
     """Start it on a running loop; `observer` is called with every state that was read."""
 
-    def __init__(self, redis_url: str, run: str, observer: Observer | None = None) -> None:
+    def __init__(
+        self, redis_url: str, run: str, observer: Observer | None = None, read: Read = read_run
+    ) -> None:
         self.run = run
-        self._url, self._observer = redis_url, observer
+        self._url, self._observer, self._state = redis_url, observer, read
         self._client: Redis | None = None
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
@@ -117,7 +120,7 @@ class Feed:
             await asyncio.sleep(PERIOD_S)
 
     def _read(self, client: Redis) -> RunState:
-        state = read_run(client, self.run)
+        state = self._state(client, self.run)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         with self._history_lock:
