@@ -148,12 +148,12 @@ def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(server: Re
 
 
 def second_round(plan: Plan, token: int) -> Plan:
-    """The plan with one more round, of which prompt 0 drew `token` rollouts in the first."""
-    drawn = tuple(replace(rollout("B", token), round=1) for _ in range(2))
+    """The plan with one more round; the first drew what it gave, each rollout of three times `token`."""
+    drawn = [(replace(rollout("B", token), round=1),) * n for n in plan.extra]
     groups = tuple(
-        replace(g, rollouts=(*g.rollouts, *(drawn if g.prompt_index == 0 else ()))) for g in plan.groups
+        replace(g, rollouts=(*g.rollouts, *more)) for g, more in zip(plan.groups, drawn, strict=True)
     )
-    return replace(plan, rounds=(*plan.rounds, Round((token, 0, 0), (6, 0, 0), (0, 0, 3))), groups=groups)
+    return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (6, 0, 3), (0, 0, 3))), groups=groups)
 
 
 def in_rounds(server: RedisServer, work: Any) -> Any:
@@ -182,8 +182,8 @@ def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(ser
 
     in_rounds(server, work)
     keys = {k.decode() for k in connect(server.url).scan_iter("*")}
-    of_groups = {Keys("p").pre_rollouts(i) for i in IDS} | {Keys("p").drawn("0:0", 1)}
-    assert keys == {Keys("p").plans} | of_groups
+    drawn = {Keys("p").drawn(i, 1) for i in ("0:0", "0:2")}
+    assert keys == {Keys("p").plans} | {Keys("p").pre_rollouts(i) for i in IDS} | drawn
 
 
 def test_a_plan_of_a_run_of_before_rounds_can_be_continued(server: RedisServer) -> None:
