@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
+from common.redis import Answer, text_of
 
 Value = bytes | bytearray | memoryview | str | int | float
 """What redis-py takes as a hash's field or value."""
@@ -39,7 +40,9 @@ class SharedState:
     step: int = 0
     """Optimizer steps done; written by learner rank 0."""
     durable_step: int = 0
-    """Step of the newest checkpoint whose groups were acknowledged; written by learner rank 0."""
+    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never falls."""
+    republished: int = 0
+    """How often a version was published again because a replica found its file damaged; written by learner rank 0."""
     paused: bool = False
     """Whether coordinators start no further shard; written by the page."""
     unpaused: float = 0.0
@@ -56,14 +59,15 @@ class SharedState:
     """Which parts find no place on the cluster, in words; written by whoever started the learner."""
 
     @classmethod
-    def parse(cls, raw: Mapping[bytes, bytes]) -> SharedState:
+    def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
         """The state in `raw`, as HGETALL returns it. Fields of other versions are ignored."""
-        text = {name.decode(): value.decode() for name, value in raw.items()}
+        text = {text_of(name): text_of(value) for name, value in raw.items()}
         prompts = text.get("prompts")
         return cls(
             version=int(text.get("version", 0)),
             step=int(text.get("step", 0)),
             durable_step=int(text.get("durable_step", 0)),
+            republished=int(text.get("republished", 0)),
             paused=text.get("paused") == "1",
             unpaused=float(text.get("unpaused", 0)),
             error=text.get("error"),
@@ -95,15 +99,15 @@ def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:
 
 def read_state(client: redis.Redis, run: str) -> SharedState:
     """The state of `run` now; `client` blocks and returns bytes."""
-    return SharedState.parse(client.hgetall(Keys(run).state))  # type: ignore[arg-type]
+    return SharedState.parse(client.hgetall(Keys(run).state))
 
 
 async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState:
     """`read_state` for an asyncio client."""
-    return SharedState.parse(await client.hgetall(Keys(run).state))  # type: ignore[misc, arg-type]
+    return SharedState.parse(await client.hgetall(Keys(run).state))
 
 
-def read_config(text: bytes | None, run: str) -> Config:
+def read_config(text: Answer | None, run: str) -> Config:
     """The configuration that the run's coordinator wrote. Raises RunError for none, or one of another version."""
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")

@@ -26,6 +26,7 @@ from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.order import batch_rows
+from common.redis import AsyncRedis
 from common.state import changed
 
 
@@ -53,7 +54,7 @@ class BatchAllocation:
 class Cycles:
     """Gate and prior of one run over `n` prompts. `redis` is an asyncio client."""
 
-    def __init__(self, redis: Any, config: Config, prior: Prior, n: int) -> None:
+    def __init__(self, redis: AsyncRedis, config: Config, prior: Prior, n: int) -> None:
         self._redis = redis
         self._config = config
         self._keys = Keys(config.run.name)
@@ -108,7 +109,7 @@ class Cycles:
         """All shard reports of `batch`, or nothing while one is missing."""
         fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
         found = await self._redis.hmget(self._keys.shards, fields)
-        return [json.loads(f) for f in found] if all(found) else []
+        return [json.loads(f) for f in found if f] if all(found) else []
 
     def _observe(self, reports: list[dict[str, Any]]) -> None:
         """Learn from one cycle, which fixes the allocation of the first batch that knows it."""

@@ -129,9 +129,9 @@ class _Raw:
     evaluations: dict[bytes, bytes]
 
 
-def read_run(client: redis.Redis, run: str) -> RunState:
-    """The state of `run` now; nothing is written. Raises RunError when this Redis knows no such run."""
-    keys, now = Keys(run), time.time()
+def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
+    """The state of `run` at `now` (seconds since the epoch, by default the clock's); nothing is written. Raises RunError when this Redis knows no such run."""
+    keys, now = Keys(run), time.time() if now is None else now
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
     totals = {k.decode(): int(v) for k, v in raw.counters.items()}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 STARVING = 0.2
 BACKLOG_S = 2.0
+SLOW_START_S = 60.0
 
 
 class Kind(StrEnum):
@@ -33,6 +34,8 @@ class Kind(StrEnum):
     DEAD_LETTERS = "dead_letters"
     REPLICA_BEHIND = "replica_behind"
     STALLED = "stalled"
+    STARTING = "starting"
+    NOTICE = "notice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
     if state.unplaced:
         found.append(Warning(Kind.UNPLACED, state.unplaced))
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
-    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
+    return found + _silent(state) + notices(state) + _flow(state) + _stalled(state, stall_s)
 
 
 def _foreign(state: RunState) -> list[Warning]:
@@ -123,6 +126,28 @@ def _silent(state: RunState) -> list[Warning]:
     return found
 
 
+def notices(state: RunState) -> list[Warning]:
+    """What living parts say of themselves in words: what keeps a learner from being up, and what they mended or gave up."""
+    said = [
+        Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
+        for p in state.parts
+        if _speaks(p) and p.state.get("notice")
+    ]
+    return _starting(state) + said
+
+
+def _starting(state: RunState) -> list[Warning]:
+    waits = {
+        (round(state.time - p.state["started"]), p.state["waiting_for"])
+        for p in _alive(state, "learner")
+        if p.state.get("state") == "starting" and state.time - p.state["started"] > SLOW_START_S
+    }
+    return [
+        Warning(Kind.STARTING, f"the learner has been starting for {n} s: it waits for {what}")
+        for n, what in sorted(waits)[:1]
+    ]
+
+
 def _flow(state: RunState) -> list[Warning]:
     found: list[Warning] = []
     if _starving(state):
@@ -173,7 +198,11 @@ def _lacking(state: RunState) -> str:
 
 
 def _alive(state: RunState, kind: str) -> list[Part]:
-    return [p for p in state.of(kind) if p.silent_s < SILENT_S]
+    return [p for p in state.of(kind) if _speaks(p)]
+
+
+def _speaks(part: Part) -> bool:
+    return part.silent_s < SILENT_S
 
 
 def _waits(state: RunState) -> str:

@@ -105,6 +105,29 @@ def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch)
     assert "weights of version" in stalled
 
 
+def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("starting"))
+    play(run, 3)
+    waits = {"state": "starting", "waiting_for": "process 7 of m, which compiles in /x"}
+    heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 50})
+    assert not read_run(run.redis, "starting").warnings
+    heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 70})
+    assert (
+        text_of(read_run(run.redis, "starting"), Kind.STARTING)
+        == "the learner has been starting for 70 s: it waits for process 7 of m, which compiles in /x"
+    )
+
+
+def test_what_a_part_says_of_itself_is_shown_while_it_lives(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("notice"))
+    play(run, 3)
+    heartbeat_now(run.redis, "notice", "learner/0", {"notice": "step-00000006 is damaged: set aside"})
+    assert (
+        text_of(read_run(run.redis, "notice"), Kind.NOTICE)
+        == "learner 0: step-00000006 is damaged: set aside"
+    )
+
+
 def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_pause(redis_url, monkeypatch):
     run = SyntheticRun(redis_url, config_of("idle"))
     began = time.time()
