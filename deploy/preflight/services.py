@@ -16,6 +16,7 @@ from common.config import Config
 from common.errors import RunError
 from common.redis import connect, hidden
 from deploy.launch.redis_server import executable
+from deploy.launch.signals import starting_ray
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.preflight.machine import enough_gpus
 from deploy.runs.record import named_redis, redis_url
@@ -58,7 +59,8 @@ def ray_cluster(target: Target) -> Iterator[Finding]:
     import ray
 
     try:
-        ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level="ERROR")
+        with starting_ray():
+            ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except ConnectionError:
         raise RunError(
             "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
