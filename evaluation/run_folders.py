@@ -36,7 +36,8 @@ ADVANTAGES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run. `groups` and `steps` are columns of equal length, in the order they were trained.
+    """One run. `groups` and `steps` are columns of equal length, in the order they were trained. Each group has its prior
+    (α0, β0) in `priors` and (Δ, hits) of each round of Phase B in `rounds`.
 
     `config` is the run's configuration as plain values, {} where the folder has none. `results` are its
     evaluations, by rising step.
@@ -46,6 +47,8 @@ class Run:
     config: dict[str, Any]
     groups: dict[str, Array]
     rules: NDArray[np.str_]
+    priors: tuple[tuple[float, float], ...]
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
     steps: dict[str, Array]
     results: tuple[Result, ...]
 
@@ -123,9 +126,18 @@ def load_run(folder: Path) -> Run:
         config=_config(folder / "config.yaml"),
         groups={name: _column(folder / "groups.jsonl", groups, name) for name in GROUP_FIELDS},
         rules=np.array([str(g.get("rule", "")) for g in groups]),
+        priors=tuple((float(g.get("prior_alpha", 1.0)), float(g.get("prior_beta", 1.0))) for g in groups),
+        rounds=tuple(_rounds(g) for g in groups),
         steps=_metrics(steps),
         results=tuple(sorted(results, key=lambda r: r.step)),
     )
+
+
+def _rounds(group: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """(Δ, hits) of each round; older records have one round and no word about it."""
+    if "round_hits" in group:
+        return tuple(zip(group["rounds"], group["round_hits"], strict=True))
+    return ((int(group["extra"]), int(group["hits"] - group["successes"])),)
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
