@@ -20,7 +20,7 @@ import structlog
 
 from common.errors import HoraError
 from common.keys import Keys
-from common.redis import connect, hidden
+from common.redis import Redis, connect, hidden
 from common.state import read_config
 from deploy.monitor.history import History
 from deploy.monitor.run_state import RunState, read_run
@@ -53,7 +53,7 @@ class Feed:
     ) -> None:
         self.run = run
         self._url, self._observer, self._state = redis_url, observer, read
-        self._client: Any = None
+        self._client: Redis | None = None
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
@@ -119,7 +119,7 @@ class Feed:
                 self._changed.notify_all()
             await asyncio.sleep(PERIOD_S)
 
-    def _read(self, client: Any) -> RunState:
+    def _read(self, client: Redis) -> RunState:
         state = self._state(client, self.run)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)

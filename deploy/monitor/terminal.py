@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
 
 import redis
 from rich.console import Console
 from rich.live import Live
 
 from common.errors import RunError
-from common.redis import connect, hidden
+from common.redis import Redis, connect, hidden
 from deploy.monitor.feed import Read
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.screen import line, screen
@@ -37,7 +36,7 @@ def monitor(
 
     Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
     """
-    client: Any = connect(redis_url, retries=0)
+    client: Redis = connect(redis_url, retries=0)
     if json_:
         print(json.dumps(_settled(client, run, read).to_dict()))
         return
@@ -68,7 +67,7 @@ def serve_page(redis_url: str, run: str, host: str, port: int, read: Read = read
     )
 
 
-def _settled(client: Any, run: str, read: Read) -> RunState:
+def _settled(client: Redis, run: str, read: Read) -> RunState:
     """A reading with rates in it: where nobody watches yet, the first sample is a second away."""
     state = read(client, run)
     if not state.sparks["depth"] and state.status == "running":
@@ -78,7 +77,7 @@ def _settled(client: Any, run: str, read: Read) -> RunState:
 
 
 def _watch(
-    client: Any, url: str, run: str, console: Console, file: RunFile | None, read: Read
+    client: Redis, url: str, run: str, console: Console, file: RunFile | None, read: Read
 ) -> tuple[RunState, str | None]:
     """The last reading, and how the run ended where only its record says so."""
     state, problem = read(client, run), ""
@@ -95,7 +94,7 @@ def _watch(
     return state, None
 
 
-def _follow(client: Any, url: str, run: str, file: RunFile | None, read: Read) -> None:
+def _follow(client: Redis, url: str, run: str, file: RunFile | None, read: Read) -> None:
     """Plain lines, as a log wants them; ends with the run."""
     while True:
         try:

@@ -24,6 +24,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from common.errors import HoraError
 from common.keys import Keys
+from common.redis import Redis
 from common.state import changed, read_state
 from deploy.monitor.feed import Feed, Observer, Read
 from deploy.monitor.run_state import RunState, read_run
@@ -115,7 +116,7 @@ async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
 
 def _add_controls(app: FastAPI, feed: Feed) -> None:
     async def turn(paused: bool, authorization: str | None) -> Controls:
-        def work(client: Any) -> None:
+        def work(client: Redis) -> None:
             _check_token(authorization, read_state(client, feed.run).token_sha256)
             now = changed(paused=True) if paused else changed(paused=False, unpaused=time.time())
             client.hset(Keys(feed.run).state, mapping=now)
