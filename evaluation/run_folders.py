@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from common.config import Objective
 from common.errors import HoraError
 from evaluation.results import Result, read_result
 
@@ -79,12 +80,12 @@ class Run:
         advantage = ADVANTAGES.get(estimator, estimator)
         rule = self.setting("allocation.rule", "hit_utility")
         if rule == "uniform":
-            return advantage
+            return _named(advantage, self._objective_remarks())
         name = {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
         prior = self.setting("allocation.prior", "fixed")
         trials = self.setting("rollout.pre_rollouts", 8)
         remarks = [prior] * (prior != "fixed") + [f"G0={trials}"] * (trials != 8) + self._rounds()
-        return f"{advantage} + {name}" + (f" ({', '.join(remarks)})" if remarks else "")
+        return _named(f"{advantage} + {name}", remarks + self._objective_remarks())
 
     def _rounds(self) -> list[str]:
         """How Phase B was divided, where not as in the paper."""
@@ -92,6 +93,16 @@ class Run:
         by_tokens = self.setting("allocation.budget", "rollouts") == "tokens"
         parts = [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
         return parts + ["tokens"] * by_tokens
+
+    def _objective_remarks(self) -> list[str]:
+        """`key=value` of every setting of the objective beside its advantage that is not the default: what tells methods apart."""
+        defaults, found = Objective().model_dump(), dict(self.setting("learner.objective", {}))
+        if isinstance(weight := found.get("group_weight"), dict):
+            found["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
+        defaults |= {"advantage": found.get("advantage"), "group_weight": "none"}
+        if found.get("aggregate") == "token":
+            defaults["normalisation"] = "none"
+        return [f"{key}={value}" for key, value in found.items() if defaults.get(key, value) != value]
 
     def latest(self) -> list[Result]:
         """The newest result of each benchmark on trained weights."""
@@ -131,6 +142,10 @@ def load_run(folder: Path) -> Run:
         steps=_metrics(steps),
         results=tuple(sorted(results, key=lambda r: r.step)),
     )
+
+
+def _named(method: str, remarks: Sequence[str]) -> str:
+    return f"{method} ({', '.join(remarks)})" if remarks else method
 
 
 def _rounds(group: dict[str, Any]) -> tuple[tuple[int, int], ...]:
