@@ -51,6 +51,10 @@ class SharedState:
     """Why the run stopped; written by a coordinator that gives up, removed by one that starts."""
     gate_open: bool = False
     """Whether the warm-up is over; written by the coordinators, for views."""
+    gate_seen: int = 0
+    """Generation cycles that the warm-up gate has observed; written by the coordinators, for views."""
+    gate_mean: float | None = None
+    """Mean reward of the newest of them; written by the coordinators, for views."""
     token_sha256: str | None = None
     """SHA-256 (hex) of the token that pause and resume ask for; written by whoever starts the run."""
     prompts: PromptsUsed | None = None
@@ -72,6 +76,8 @@ class SharedState:
             unpaused=float(text.get("unpaused", 0)),
             error=text.get("error"),
             gate_open=text.get("gate_open") == "1",
+            gate_seen=int(text.get("gate_seen", 0)),
+            gate_mean=float(text["gate_mean"]) if "gate_mean" in text else None,
             token_sha256=text.get("token_sha256"),
             prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
@@ -87,6 +93,8 @@ class Changes(TypedDict, total=False):
     unpaused: float
     error: str
     gate_open: bool
+    gate_seen: int
+    gate_mean: float
     token_sha256: str
     unplaced: str
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -63,6 +63,20 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
 
     with stopped_by_signals():
         train_on_cluster(target_of(config, set_ or ()).config)
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="Configuration to write.")],
+    task: Annotated[
+        Literal["math", "mine"], typer.Option(help="mine: problems and a reward of your own, as examples.")
+    ] = "math",
+) -> None:
+    """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
+    from deploy.initial import initialise
+
+    for written in initialise(file, task):
+        print(written)
 
 
 @app.command()

@@ -66,6 +66,7 @@ class Cycles:
             enabled=config.gate is not None,
         )
         self._lengths = RunningLengths(config.rollout.pre_rollouts)
+        self._gate_mean: float | None = None
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
         self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
@@ -96,8 +97,9 @@ class Cycles:
             before = self._observed
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)
-            if self._observed > before:  # for those who show the run
-                await self._redis.hset(self._keys.state, mapping=changed(gate_open=self._gate.open))
+            if self._observed > before and self._gate_mean is not None:  # for those who show the run
+                seen = changed(gate_open=self._gate.open, gate_seen=self._observed, gate_mean=self._gate_mean)
+                await self._redis.hset(self._keys.state, mapping=seen)
 
     @property
     def _settled(self) -> bool:
@@ -114,7 +116,8 @@ class Cycles:
     def _observe(self, reports: list[dict[str, Any]]) -> None:
         """Learn from one cycle, which fixes the allocation of the first batch that knows it."""
         if self._config.gate is not None:
-            self._gate.observe(_mean_reward(reports, self._config.gate))
+            self._gate_mean = _mean_reward(reports, self._config.gate)
+            self._gate.observe(self._gate_mean)
         self._prior.update(
             np.concatenate([np.asarray(r["prompts"], dtype=np.int64) for r in reports]),
             np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),

@@ -25,7 +25,7 @@ SMOOTH = 5
 BY_STEP = (
     "reward",
     "reward/format",
-    "reward/accuracy",
+    "success",
     "entropy",
     "length/mean",
     "length/max",
