@@ -15,6 +15,7 @@ import redis
 from common.config import Config
 from common.errors import DamagedWeights, StaleWeights
 from common.keys import Keys
+from common.redis import AsyncRedis
 
 # Only forwards: a restarted learner that repeats old steps cannot take the version back unseen.
 ADVANCE = """
@@ -78,7 +79,7 @@ def advance(client: redis.Redis, run: str, version: int) -> int:
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
 
-async def newest(client: Any, run: str) -> Manifest | None:
+async def newest(client: AsyncRedis, run: str) -> Manifest | None:
     """The newest announced manifest. `client` is an asyncio client."""
     return _manifest(await client.get(Keys(run).weights))
 

@@ -73,7 +73,7 @@ class Planner:
         cost: Callable[[Group], int] = lambda group: group.tokens,
     ) -> None:
         self._config, self._cost = config, cost
-        self._redis: Any = client
+        self._redis = client
         self._consumer = Consumer(client, config)
         self._keys = Keys(config.run.name)
         self._ledger = Ledger(client, config.run.name)
@@ -225,7 +225,7 @@ class Reader:
     ) -> None:
         self._config, self._rank, self._world = config, rank, world
         self._kept = {} if kept is None else kept
-        self._redis: Any = client
+        self._redis = client
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config)
 

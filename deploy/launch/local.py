@@ -69,7 +69,8 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             evaluate_run(config, url, run_dir, 0, console)
             pace = _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
-            time.sleep(LAST_LOOK_S)
+            with working("showing the end to who watches", console=console):
+                time.sleep(LAST_LOOK_S)
         summarise(config, run_dir, pace, console)
 
 
