@@ -16,12 +16,13 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, machine, services
+from deploy.preflight import configuration, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data)
+TASK: tuple[Check, ...] = (task.stops, task.task)
+CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data, *TASK)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -39,8 +40,11 @@ CHECKS: tuple[Check, ...] = (
     machine.limits,
     machine.port,
     machine.disk,
+    machine.build_lock,
     configuration.data,
+    *TASK,
 )
+SHOWN_BY_CHECK = ("stop tokens", "prompt", "right answer", "wrong answer")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -87,6 +91,8 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
         markup=False,
         soft_wrap=True,
     )
+    for finding in (f for f in found if f.level == "ok" and f.what in SHOWN_BY_CHECK):
+        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def names(target: Target) -> Iterator[Finding]:
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
-    with _working_folder():
+    with working_folder():
         _try_rule(config, "allocation.rule", allocation.rule)
         if (as_if := config.learner.objective.group_weight.as_if) is not None:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
@@ -100,6 +101,7 @@ def context(target: Target) -> Iterator[Finding]:
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
             f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: lower one"
         )
+    _check_entropy_target(target.config, getattr(found, "vocab_size", None))
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
 
 
@@ -109,6 +111,16 @@ def family(target: Target) -> Iterator[Finding]:
 
     if target.trains:
         yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
+
+
+def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
+    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would only grow."""
+    target = config.learner.objective.entropy_target
+    if target is not None and vocabulary and target > math.log(vocabulary):
+        raise ConfigError(
+            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = {math.log(vocabulary):.2f} nats, the entropy of "
+            f"a uniform choice from the vocabulary of {config.model.path}: lower it"
+        )
 
 
 def packages(target: Target) -> Iterator[Finding]:
@@ -164,7 +176,7 @@ def _some(lines: list[str], summary: str) -> Iterator[Finding]:
 
 
 @contextmanager
-def _working_folder() -> Iterator[None]:
+def working_folder() -> Iterator[None]:
     """Ray's workers import from the folder that they were started in; a console script does not."""
     before = list(sys.path)
     sys.path.append(os.getcwd())

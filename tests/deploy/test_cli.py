@@ -114,7 +114,7 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
 ) -> None:
     (tmp_path / "own_functions_of_mine.py").write_text(
-        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): ...\n"
+        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): return 1.0\n"
     )
     monkeypatch.chdir(tmp_path)
     own = ["allocation.rule=own_functions_of_mine:gain", "reward.success=own_functions_of_mine:judge"]
@@ -271,6 +271,25 @@ def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_sai
     assert hora("eval", str(model), "--config", "tiny").stdout == ""
     assert [c.rollout.max_response_tokens for c in seen] == [128, 77, 128]
     assert {Path(c.model.path) for c in seen} == {model}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "tiny", "-s", "run.folder={file}"],
+        ["run", "tiny", "-s", "run.folder={file}/deeper"],
+        ["run", "tiny", "--fresh", "-s", "run.folder=/proc/self/fdinfo"],
+        ["eval", "deploy/demo/model", "--benchmark", "arithmetic", "--samples", "1", "--out", "{file}"],
+        ["study", "hora-vs-grpo", "--out", "{file}"],
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line(
+    tmp_path: Path, hora: Callable[..., Done], command: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = hora(*(word.format(file=tmp_path / "file") for word in command))
+    assert_refused(done)
+    assert "cannot be written" in done.stderr or "file" in done.stderr
 
 
 def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callable[..., Done]) -> None:

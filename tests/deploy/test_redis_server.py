@@ -10,10 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from common.errors import RunError
 from common.redis import connect
 from deploy.launch.redis_server import RedisServer, executable
+from tests.support.small_disk import fill_up, small_disk
 
 OWNER = """
 import pathlib, sys, time
@@ -73,6 +75,30 @@ def test_a_server_that_is_killed_comes_back_by_itself_with_all_that_it_confirmed
         assert server.pid != killed
         last = server.pid
     assert not psutil.pid_exists(last)
+
+
+def _write_on(client: redis.Redis) -> None:
+    for _ in range(100):
+        client.set("more", b"0" * 2**16)
+
+
+@pytest.mark.system
+def test_on_a_full_disk_the_server_says_so_once_and_comes_back_when_there_is_room(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(tmp_path / "disk", 100) as disk, RedisServer(disk / "redis") as server:
+        client = connect(server.url)
+        client.set("before", "kept")
+        filler = fill_up(disk)
+        impatient = connect(server.url, retries=0)
+        with pytest.raises(redis.exceptions.RedisError):
+            _write_on(impatient)
+        time.sleep(3.0)
+        said = capsys.readouterr().out
+        assert said.count("is full: free 32 MiB, and the run goes on") == 1
+        assert len(said.splitlines()) <= 3, said
+        filler.unlink()
+        assert client.get("before") == b"kept", "clients wait meanwhile"
 
 
 @pytest.mark.parametrize("torn", ["", "12x"])
