@@ -1,7 +1,7 @@
-"""Rewards of one completion: format, accuracy, a user's own, and their weighted sum (paper, section 4).
+"""Rewards of one completion: accuracy, a user's own, and their weighted sum (paper, section 4). The format reward and where
+the answer is are in `common/answers.py`.
 
-`format`    1.0 where the whole completion is one <think>…</think> and one <answer>…</answer>, else 0.0.
-`accuracy`  1.0 where the text of the answer tag equals the gold answer, else 0.0. The default success.
+`accuracy`  1.0 where the answer equals the gold answer, else 0.0. The default success.
 
 Everything here is quick and safe on hostile text. Whether an answer equals the gold answer is `common.equality`'s.
 """
@@ -17,28 +17,6 @@ from common.equality import usable_gold
 
 UserReward = Callable[[str, str, str], float]
 """A user's reward: (prompt text, completion, gold answer) -> one finite float. Named `package.module:function`."""
-
-_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-
-
-def format_reward(completion: str) -> float:
-    """1.0 if the completion is one think part, white space, one answer part and nothing else. Linear time."""
-    if not (completion.startswith("<think>") and completion.endswith("</answer>")):
-        return 0.0
-    if any(completion.count(tag) != 1 for tag in _TAGS):
-        return 0.0
-    _, end, rest = completion.partition("</think>")
-    between, start, _ = rest.partition("<answer>")
-    return 1.0 if end and start and not between.strip() else 0.0
-
-
-def extract_answer(completion: str) -> str | None:
-    """Text of the last complete answer tag, stripped; None where there is none or it is empty."""
-    end = completion.rfind("</answer>")
-    start = completion.rfind("<answer>", 0, end) if end >= 0 else -1
-    if start < 0:
-        return None
-    return completion[start + len("<answer>") : end].strip() or None
 
 
 def gold_test(reward: Reward) -> Callable[[str], bool] | None:

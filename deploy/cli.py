@@ -184,6 +184,30 @@ def study(
 
 
 @app.command()
+def plan(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Counts (JSONL of id, successes, trials, tokens), a run's folder, or a result of `hora eval`."
+        ),
+    ],
+    group_size: Annotated[str | None, typer.Option(help="G, several with commas.")] = None,
+    pre_rollouts: Annotated[str | None, typer.Option(help="G0, several with commas; 4,8 by default.")] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(help="Rules with commas, a stop behind a slash: hit_utility,hit_utility/hit."),
+    ] = None,
+    rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
+) -> None:
+    """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend one."""
+    from evaluation.plan.command import plan as make_plan
+
+    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out)
+
+
+@app.command()
 def doctor(config: ConfigPath, set_: Overrides = None) -> None:
     """Every check of `hora check` with its finding, and what to do about those that fail."""
     from deploy.preflight.checks import doctor as examine

@@ -27,7 +27,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from common import equality, rewards
+from common import answers, equality, rewards
 from common.config import Reward
 
 MEMORY_BYTES = 2**30
@@ -69,6 +69,7 @@ class VerifierPool:
         self._users = tuple(name for name in reward.names if ":" in name)
         for name in self._users:
             rewards.load_reward(name)
+        answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._waiting = 0
@@ -113,7 +114,7 @@ class VerifierPool:
         problem, completion, gold = item
         scored = {}
         if "format" in self._reward.names:
-            scored["format"] = rewards.format_reward(completion)
+            scored["format"] = answers.format_reward(completion, self._reward.answer)
         if "accuracy" in self._reward.names:
             scored["accuracy"] = await self._accuracy(completion, gold)
         for name in self._users:
@@ -121,7 +122,7 @@ class VerifierPool:
         return scored
 
     async def _accuracy(self, completion: str, gold: str) -> float:
-        answer = rewards.extract_answer(completion)
+        answer = await self._answer(completion)
         if answer is None or not equality.bounded(answer, self._reward.max_answer_chars):
             self._counts["plain"] += 1
             return 0.0
@@ -131,6 +132,11 @@ class VerifierPool:
         else:
             verdict = await self._remembered(gold, answer)
         return 1.0 if verdict else 0.0
+
+    async def _answer(self, completion: str) -> str | None:
+        if (extract := answers.ANSWERS.get(self._reward.answer)) is not None:
+            return extract(completion)
+        return await self._users_own("reward.answer", answers.user_answer, self._reward.answer, completion)
 
     async def _remembered(self, gold: str, answer: str) -> bool:
         key = (equality.bare(gold), equality.bare(answer))
@@ -184,13 +190,14 @@ class VerifierPool:
         return False
 
     async def _user(self, name: str, problem: str, completion: str, gold: str) -> float:
+        return await self._users_own("reward", rewards.user_reward, name, problem, completion, gold)
+
+    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: str) -> Any:
         try:
-            return await self._run(
-                rewards.user_reward, name, problem, completion, gold, limit_s=self._reward.time_limit_s
-            )
+            return await self._run(function, name, *args, limit_s=self._reward.time_limit_s)
         except (TimeoutError, ProcessExpired) as error:
             raise ValueError(
-                f"reward {name!r} took over {self._reward.time_limit_s} s or ended its process"
+                f"{key} {name!r} took over {self._reward.time_limit_s} s or ended its process"
             ) from error
 
     async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:

@@ -1,76 +1,10 @@
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
 from common import rewards
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "<think>a</think><answer>b</answer>",
-        "<think>a\n\nb</think>\n \t<answer>1\n2</answer>",
-        "<think></think><answer></answer>",
-        "<think>1 < 2 > 0</think><answer>x</answer>",
-    ],
-)
-def test_a_completion_of_one_think_and_one_answer_has_the_format(completion: str) -> None:
-    assert rewards.format_reward(completion) == 1.0
-
-
-@pytest.mark.parametrize(
-    "completion",
-    [
-        "",
-        "<answer>b</answer>",
-        "<think>a</think>",
-        "<think>a</think>so<answer>b</answer>",
-        " <think>a</think><answer>b</answer>",
-        "<think>a</think><answer>b</answer>.",
-        "<think>a</think><answer>b</answer><answer>c</answer>",
-        "<think>a<think>b</think><answer>c</answer>",
-        "<think>a</think><think>b</think><answer>c</answer>",
-        "<answer>b</answer><think>a</think>",
-        "<think>a<answer>b</think></answer>",
-        "<think>a</answer></think><answer>",
-    ],
-)
-def test_anything_else_does_not(completion: str) -> None:
-    assert rewards.format_reward(completion) == 0.0
-
-
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "<think>" * 200_000,
-        "<think>" + "</think>" * 200_000 + "</answer>",
-        "<think></think>" + " " * 1_000_000 + "<answer></answer>x",
-        "<think></think>" + "<answer>" * 200_000 + "</answer>",
-    ],
-)
-def test_format_and_answer_are_found_in_linear_time(hostile: str) -> None:
-    start = time.perf_counter()
-    rewards.format_reward(hostile)
-    rewards.extract_answer(hostile)
-    assert time.perf_counter() - start < 1.0
-
-
-@pytest.mark.parametrize(
-    ("completion", "answer"),
-    [
-        ("<think>a</think><answer> 7 \n</answer>", "7"),
-        ("no tags 7", None),
-        ("<answer>7", None),
-        ("</answer>7<answer>", None),
-        ("<answer>  </answer>", None),
-        ("<answer>1</answer> no, <answer>2</answer>", "2"),
-    ],
-)
-def test_the_answer_is_the_last_complete_tag(completion: str, answer: str | None) -> None:
-    assert rewards.extract_answer(completion) == answer
 
 
 def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
