@@ -28,9 +28,11 @@ from common.load import differences, load
 from common.redis import connect
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from deploy.launch.ports import free_port
+from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
+from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
 from deploy.preflight.checks import require
@@ -147,6 +149,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
     Without `train` the application only samples and verifies.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(*SERVE_CALLBACK)
     import ray
     from ray import serve
 
@@ -201,6 +204,7 @@ def _replicas(config: Config, train: bool) -> int:
 def _start_ray(config: Config) -> None:
     import ray
 
+    keep_token_private(make=True)
     try:
         with starting_ray():
             ray.init(

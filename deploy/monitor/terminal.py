@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -51,13 +52,21 @@ def monitor(
         return
 
 
-def serve_page(redis_url: str, run: str, host: str, port: int) -> None:
+def serve_page(redis_url: str, run: str, host: str, port: int, names: Sequence[str] = ()) -> None:
     """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down."""
     import uvicorn
 
+    from deploy.monitor.patience import LimitedProtocol
     from deploy.monitor.web import create_app
 
-    uvicorn.run(create_app(redis_url, run), host=host, port=port, log_level="warning", access_log=False)
+    uvicorn.run(
+        create_app(redis_url, run, names=(host, *names)),
+        host=host,
+        port=port,
+        http=LimitedProtocol,
+        log_level="warning",
+        access_log=False,
+    )
 
 
 def _settled(client: Any, run: str) -> RunState:

@@ -4,9 +4,7 @@ types: the fields used here, any other being an error. Their pod templates are c
 import copy
 import json
 import os
-import socket
 import subprocess
-import time
 from pathlib import Path
 
 import jsonschema
@@ -18,6 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from common.load import differences, from_args, load
 from deploy.launch.redis_server import executable
+from tests.support.ports import wait_for_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OLDEST, NEWEST = "1.29.0", "1.37.0"
@@ -248,7 +247,7 @@ def test_redis_starts_from_its_line_with_a_password_that_no_process_shows(tmp_pa
         [*container["command"], script], env=environment, stdout=subprocess.DEVNULL
     ) as server:
         try:
-            until_up(port)
+            wait_for_port(port)
             client = redis_module.Redis(port=port, password=password)
             assert client.config_get("appendfsync") == {"appendfsync": "always"}
             assert client.config_get("appendonly") == {"appendonly": "yes"}
@@ -258,14 +257,3 @@ def test_redis_starts_from_its_line_with_a_password_that_no_process_shows(tmp_pa
             assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
         finally:
             server.terminate()
-
-
-def until_up(port: int, limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
-        except OSError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
