@@ -13,7 +13,7 @@ import pytest
 from actors.coordinator.allocation import divide_round
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
-from actors.coordinator.shard import Allocation
+from actors.coordinator.shard import Allocation, Found
 from allocator import allocate
 from allocator.priors.base import Float, Int, State
 from allocator.priors.empirical import EmpiricalPrior, fit_beta
@@ -113,7 +113,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
-    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), c)
+    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), Found(c, ()))
 
 
 def rule(cycles: Cycles, config: Config, batch: int) -> str:
@@ -172,7 +172,7 @@ def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
         assert await knows(cycles, 1)
-        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), c.tolist())
+        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), Found(tuple(c.tolist()), ()))
         assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
@@ -187,7 +187,7 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c = coordinator(), np.array([0, 2])
         assert await knows(cycles, 0)
-        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), c.tolist())
+        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), Found(tuple(c.tolist()), ()))
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 

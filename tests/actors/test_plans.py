@@ -47,7 +47,7 @@ def plan_of(token: int) -> Plan:
     return Plan(
         "uniform",
         ((1.0, 2.0),) * 3,
-        (Round((1, 1, 1), (token, 0, 1)),),
+        (Round((1, 1, 1), (3, 3, 3), (token, 0, 1)),),
         {"format": 0.5, "accuracy": 1.0},
         groups,
     )
