@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actors.verifier.pool import VerifierPool, VerifierUnavailable, default_processes
@@ -153,10 +154,14 @@ def test_a_worker_that_the_machine_holds_up_is_no_wrong_answer() -> None:
     async def scenario() -> None:
         async with running(time_limit_s=0.5) as pool:
             await pool.score_batch([right(0)])
-            (worker,) = workers(os.getpid())
-            os.kill(worker, signal.SIGSTOP)
+            (worker,) = (psutil.Process(pid) for pid in workers(os.getpid()))
+            before = worker.cpu_times().user
+            asked = asyncio.create_task(pool.score_batch([("q", tagged(SLOW["2"]), ENDLESS)]))
+            while worker.cpu_times().user < before + 0.1:
+                await asyncio.sleep(0.01)
+            worker.suspend()
             with pytest.raises(VerifierUnavailable, match=r"did not get 0.5 s of processor time within 5 s"):
-                await pool.score_batch([right(1)])
+                await asked
             assert await pool.score_batch([right(1)]) == [{"format": 1.0, "accuracy": 1.0}]
 
     asyncio.run(scenario())
