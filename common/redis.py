@@ -19,6 +19,25 @@ from redis.retry import Retry
 
 from common.errors import ConfigError, RunError
 
+Redis = redis.Redis
+"""A blocking client, which returns bytes."""
+AsyncRedis = redis.asyncio.Redis
+"""An asyncio client, which returns bytes."""
+Answer = bytes | str
+"""What redis-py's types say of a value: our clients return bytes."""
+
+
+async def read_start(client: AsyncRedis, key: str, length: int) -> bytes:
+    """The first `length` bytes of a string; none where there is no such key."""
+    answer = await client.getrange(key, 0, length - 1)
+    return answer if isinstance(answer, bytes) else answer.encode()
+
+
+def text_of(answer: Answer) -> str:
+    """A value that a client returned, as text."""
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
 # About two minutes of tries, at most 2 s apart: a Redis that is restarted is not a fault.
 BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
 RETRIES = 60
@@ -62,7 +81,7 @@ def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
         client.ping()
 
 
-def connect_async(url: str) -> Any:
+def connect_async(url: str) -> AsyncRedis:
     """An asyncio client with the same patience. It connects at its first command."""
     plain, options = _options(url)
     pool = redis.asyncio.ConnectionPool.from_url(

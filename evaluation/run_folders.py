@@ -183,9 +183,10 @@ def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:
 
 
 def _metrics(records: Sequence[dict[str, Any]]) -> dict[str, Array]:
-    """Every number of the step records; NaN where a step lacks it."""
+    """Every number of the step records; NaN where a step lacks it. In older runs accuracy was success."""
     names = {name for r in records for name, value in r.items() if isinstance(value, int | float)}
-    return {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
+    columns = {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
+    return {"success": columns["reward/accuracy"], **columns} if "reward/accuracy" in columns else columns
 
 
 def _number(value: Any) -> float:

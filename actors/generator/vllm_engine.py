@@ -97,6 +97,7 @@ class Engine:
             top_p=1.0,
             top_k=0,
             max_tokens=self._config.rollout.max_response_tokens,
+            stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
             # vLLM would turn every token into text twice, for the answer and for its log-prob; once at the end is enough.

@@ -32,13 +32,14 @@ from redis.exceptions import BusyLoadingError
 from actors.coordinator.memory import KEEP_FREED_MEMORY
 from common.errors import RunError
 from common.files import replace_text
+from common.kept_secret import kept_secret
 from common.redis import connect
-from deploy.launch.kept_secret import kept_secret
 
 log = structlog.get_logger(__name__)
 START_S = 30.0
 WATCH_S = 0.2
 STOP_S = 20.0
+ROOM = 32 * 2**20  # with less the append-only file would soon meet the end of the disk again
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)  # loaded here: a forked child must do no more than call
@@ -120,16 +121,27 @@ class RedisServer:
         self._wait()
 
     def _revive(self) -> None:
-        """Start the server again whenever it dies; its clients retry for longer than that takes."""
+        """Start the server again whenever it dies; its clients retry for longer than that takes. On a full disk it could not
+        write what it is told, so it starts when there is room."""
+        trouble = ""
         while not self._stopping.wait(WATCH_S):
             process = self._process
             if process is None or process.poll() is None:
                 continue
-            log.error("the embedded Redis died; starting it again on its files", exit=process.returncode)
-            try:
-                self._launch()
-            except (RunError, OSError) as error:
-                log.error("the embedded Redis cannot be started again", reason=str(error))
+            before, trouble = trouble, self._started_again(process.returncode)
+            if trouble and trouble != before:
+                log.error("the embedded Redis is down", reason=trouble)
+
+    def _started_again(self, code: int) -> str:
+        """What keeps the server from being up, nothing when it is."""
+        try:
+            if shutil.disk_usage(self.folder).free < ROOM:
+                return f"the disk of {self.folder} is full: free {ROOM // 2**20} MiB, and the run goes on"
+            log.error("the embedded Redis died; starting it again on its files", exit=code)
+            self._launch()
+        except (RunError, OSError) as error:
+            return f"it cannot be started again: {error}"
+        return ""
 
     def stop(self) -> None:
         self._stopping.set()

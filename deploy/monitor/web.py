@@ -24,10 +24,11 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from common.errors import HoraError
 from common.keys import Keys
+from common.redis import Redis
 from common.state import changed, read_state
-from deploy.monitor.feed import Feed, Observer
+from deploy.monitor.feed import Feed, Observer, Read
 from deploy.monitor.hosts import Guard
-from deploy.monitor.run_state import RunState
+from deploy.monitor.run_state import RunState, read_run
 
 PAGE = Path(__file__).with_name("page.html")
 # The page brings everything with it and talks to its own server alone.
@@ -60,11 +61,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(
-    redis_url: str, run: str, observer: Observer | None = None, names: Sequence[str] = ()
+    redis_url: str,
+    run: str,
+    observer: Observer | None = None,
+    names: Sequence[str] = (),
+    read: Read = read_run,
 ) -> FastAPI:
-    """The application of one run. `observer` sees every state that is read (Prometheus). `names`: what the server is called
-    besides its addresses and localhost."""
-    feed = Feed(redis_url, run, observer)
+    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus). `names`: what
+    the server is called besides its addresses and localhost."""
+    feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -123,7 +128,7 @@ async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
 
 def _add_controls(app: FastAPI, feed: Feed) -> None:
     async def turn(paused: bool, authorization: str | None) -> Controls:
-        def work(client: Any) -> None:
+        def work(client: Redis) -> None:
             _check_token(authorization, read_state(client, feed.run).token_sha256)
             now = changed(paused=True) if paused else changed(paused=False, unpaused=time.time())
             client.hset(Keys(feed.run).state, mapping=now)

@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     machine.limits,
     machine.port,
     machine.disk,
+    machine.build_lock,
     configuration.data,
     *TASK,
 )

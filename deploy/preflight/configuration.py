@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -100,6 +101,7 @@ def context(target: Target) -> Iterator[Finding]:
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
             f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: lower one"
         )
+    _check_entropy_target(target.config, getattr(found, "vocab_size", None))
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
 
 
@@ -109,6 +111,16 @@ def family(target: Target) -> Iterator[Finding]:
 
     if target.trains:
         yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
+
+
+def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
+    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would only grow."""
+    target = config.learner.objective.entropy_target
+    if target is not None and vocabulary and target > math.log(vocabulary):
+        raise ConfigError(
+            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = {math.log(vocabulary):.2f} nats, the entropy of "
+            f"a uniform choice from the vocabulary of {config.model.path}: lower it"
+        )
 
 
 def packages(target: Target) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ from evaluation.results import csv_table
 from evaluation.run_folders import Run, RunFolderError, load_run
 
 CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))
-LEARNING = (("reward/accuracy", "Accuracy on training prompts"), ("reward/format", "Format reward"))
+LEARNING = (("success", "Success on training prompts"), ("reward/format", "Format reward"))
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:

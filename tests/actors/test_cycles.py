@@ -223,7 +223,8 @@ def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
         assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
     play(url, config, scenario)
-    assert read_state(connect(url), config.run.name).gate_open, "for those who show the run"
+    state = read_state(connect(url), config.run.name)
+    assert (state.gate_open, state.gate_seen, state.gate_mean) == (True, 2, pytest.approx(0.85)), "for views"
 
 
 def test_the_gate_watches_the_reward_that_is_named(url: str) -> None:
@@ -368,3 +369,37 @@ def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_
                 assert set(shared_out(cycles, config, batch, 0, (0, 1)).priors) == {expected}
 
     play(url, config, scenario, EmpiricalPrior)
+
+
+def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(url: str) -> None:
+    config = config_of("lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
+
+    def with_tokens(cycle: int, shard: int, each: int) -> dict[str, Any]:
+        told = report(config, cycle, shard)
+        return told | {"rounds": [{"successes": told["successes"], "tokens": [each, each], "extra": [4, 4]}]}
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        one, two = coordinator(), coordinator()
+        assert await knows(one, 0)
+        assert not await knows(one, 1), "lengths change, so a batch waits for the cycle before it"
+        for cycle, each in enumerate((20, 40)):
+            for shard in range(SHARDS):
+                await one.complete(with_tokens(cycle, shard, each))
+        await two.observe()
+        for cycles in (one, two):
+            means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
+            assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
+
+    play(url, config, scenario)
+
+
+def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(url: str) -> None:
+    config = config_of("no-lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        await cycles.complete(report(config, 0, 0))
+        with pytest.raises(RunError, match="batch 0 are of an older hora and have none"):
+            await cycles.complete(report(config, 0, 1))
+
+    play(url, config, scenario)

@@ -1,6 +1,7 @@
 """One list of checks, seen by every command that starts something or says whether it would start."""
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from deploy.preflight import configuration, machine, services
 from deploy.preflight.checks import CHECKS, doctor, examine, require, target_of
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.machine import memory_gib
+from learner import extensions
 
 Make = Callable[..., Config]
 H200 = "H200, 143771 MiB"
@@ -341,6 +343,22 @@ def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
     assert len(leaks) == 5
     assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
     assert [f.level for f in configuration.data(Target(config()))] == ["ok"], "arithmetic is in none"
+
+
+def test_the_lock_of_a_build_that_was_killed_is_named(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    target = Target(config())
+    assert one(machine.build_lock, target)["DeepSpeed's build"].says.endswith("is free")
+    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    found = one(machine.build_lock, target)
+    assert (found["build lock"].level, found["build lock"].fix) == ("warn", f"rm {lock}")
+    with extensions.owned(extensions.build_folder()):
+        found = one(machine.build_lock, target)
+    assert f"process {os.getpid()} of" in found["DeepSpeed's build"].says
 
 
 def test_doctor_shows_every_finding_with_what_to_do(

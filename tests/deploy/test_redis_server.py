@@ -7,10 +7,13 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
+import redis
 
 from common.errors import RunError
 from common.redis import connect
@@ -75,6 +78,44 @@ def test_a_server_that_is_killed_comes_back_by_itself_with_all_that_it_confirmed
         assert server.pid != killed
         last = server.pid
     assert not psutil.pid_exists(last)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 100 MiB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a disk is for root")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def _write_on(client: redis.Redis) -> None:
+    for _ in range(100):
+        client.set("more", b"0" * 2**16)
+
+
+@pytest.mark.system
+def test_on_a_full_disk_the_server_says_so_once_and_comes_back_when_there_is_room(
+    small_disk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RedisServer(small_disk / "redis") as server:
+        client = connect(server.url)
+        client.set("before", "kept")
+        with (small_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while True:
+                filler.write(b"0" * 2**20)
+        impatient = connect(server.url, retries=0)
+        with pytest.raises(redis.exceptions.RedisError):
+            _write_on(impatient)
+        time.sleep(3.0)
+        said = capsys.readouterr().out
+        assert said.count("is full: free 32 MiB, and the run goes on") == 1
+        assert len(said.splitlines()) <= 3, said
+        (small_disk / "filler").unlink()
+        assert client.get("before") == b"kept", "clients wait meanwhile"
 
 
 @pytest.mark.parametrize("torn", ["", "12x"])
