@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,6 +139,16 @@ def test_a_cluster_is_counted_by_its_own_gpus_and_cpus(config: Make) -> None:
     assert "the cluster has 6, the configuration reserves 6.5" in found["CPUs"].says
     assert "generator.replicas 4 · generator.cpus 0.5" in found["CPUs"].says
     assert {f.level for f in services.placeable(target, {"GPU": 8, "CPU": 6.5})} == {"ok"}
+
+
+def test_pods_that_still_join_are_waited_for_and_not_for_ever(config: Make) -> None:
+    target = Target(config(generator={"gpus": 1}), "train")
+    joining = iter([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {}])
+    assert services.grown(target, lambda: next(joining), 0.3) == {"CPU": 4.0, "GPU": 2.0}
+    began = time.monotonic()
+    assert services.grown(target, lambda: {"CPU": 4.0}, 0.3) == {"CPU": 4.0}
+    assert 0.3 <= time.monotonic() - began < 3.0
+    assert services.grown(target, lambda: {"CPU": 1.0}, 0.0) == {"CPU": 1.0}, "elsewhere at once"
 
 
 def test_the_readme_s_example_of_scaling_fits_two_cpus(tmp_path: Path) -> None:
@@ -365,6 +376,8 @@ def test_doctor_shows_every_finding_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").touch(mode=0o600)
     settings = [f"run.folder={tmp_path}", "queue.url=redis://127.0.0.1:1", "telemetry.http_host=0.0.0.0"]
     settings += ["telemetry.http_port=0"]
     findings = list(examine(target_of("tiny", settings)))
