@@ -34,6 +34,7 @@ CHECKS: tuple[Check, ...] = (
     machine.versions,
     services.redis_server,
     machine.gpu_count,
+    services.ray_token,
     services.ray_cluster,
     machine.memory,
     machine.shared_memory,

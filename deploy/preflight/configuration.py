@@ -21,7 +21,8 @@ from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
 from common.prompts import load_tokenizer, render
-from common.rewards import gold_test, load_reward
+from common.rewards import gold_test
+from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
 from evaluation.benchmarks import known_leaks

@@ -15,6 +15,7 @@ import common
 from common.config import Config
 from common.errors import RunError
 from common.redis import connect, hidden
+from deploy.launch.ray_token import open_to_others, token_file
 from deploy.launch.redis_server import executable
 from deploy.launch.signals import starting_ray
 from deploy.preflight.findings import Finding, Target, must, ok, should
@@ -50,6 +51,15 @@ def _synced(client: redis.Redis) -> str:
         return cast(dict[str, str], client.config_get("appendfsync")).get("appendfsync", "hidden")
     except ResponseError:  # managed servers refuse CONFIG
         return "hidden"
+
+
+def ray_token(target: Target) -> Iterator[Finding]:
+    """Whoever reads Ray's token can start programs in the cluster."""
+    file = token_file()
+    if file.is_file():
+        exposed = open_to_others(file)
+        says = f"{file} can be read by {'others' if exposed else 'its owner alone'}"
+        yield should(not exposed, "Ray's token", says, f"chmod 600 {file}")
 
 
 def ray_cluster(target: Target) -> Iterator[Finding]:

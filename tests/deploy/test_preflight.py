@@ -376,6 +376,8 @@ def test_doctor_shows_every_finding_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").touch(mode=0o600)
     settings = [f"run.folder={tmp_path}", "queue.url=redis://127.0.0.1:1", "telemetry.http_host=0.0.0.0"]
     settings += ["telemetry.http_port=0"]
     findings = list(examine(target_of("tiny", settings)))
