@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Config
+from common.files import replace_text
 from deploy.launch.evaluation import read_run_results
 from deploy.monitor.pace import Pace
 from evaluation.results import Result
@@ -109,6 +110,4 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps(value, indent=2) + "\n")
