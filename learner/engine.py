@@ -236,9 +236,11 @@ class ClippedAdamW(torch.optim.AdamW):
 
 
 def effective_stage(config: Config) -> int:
-    """The ZeRO stage in use. Stage 0 is for float32: in 16 bits DeepSpeed's optimizer for it divides gradients by a loss scale
-    that nobody multiplied by, or takes a step of its own before the first. Stage 1 does neither, and costs one rank nothing."""
-    return config.learner.zero_stage if config.model.dtype == "float32" else max(1, config.learner.zero_stage)
+    """The ZeRO stage in use. Stage 0 is for float32, and is stage 2 in 16 bits: there DeepSpeed's optimizer for stage 0
+    divides gradients by a loss scale that nobody multiplied by, or takes a step of its own before the first, and that for
+    stage 1 keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
+    stage = config.learner.zero_stage
+    return 2 if stage == 0 and config.model.dtype != "float32" else stage
 
 
 def load_model(config: Config, attention: str | None = None) -> Any:
@@ -293,7 +295,11 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu"}
     precision: dict[str, Any] = {}
     if config.model.dtype != "float32":
-        precision = {"bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True}}
+        precision = {
+            "bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True},
+            # In 16 bits each of many micro-batches is small beside their sum, and its last bits are lost.
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
