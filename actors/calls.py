@@ -59,7 +59,7 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     method = handle.options(method_name="score")
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        items = [(prompt.text, c.text, prompt.answer) for c in completions]
+        items = [(prompt.text, prompt.prefill + c.text, prompt.answer) for c in completions]
 
         async def ask(before: int) -> list[dict[str, float]]:
             return await method.remote(items)

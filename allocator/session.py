@@ -74,7 +74,7 @@ class Session:
         if stop not in STOPS:
             raise ValueError(f"stop: {stop!r} is none of {', '.join(STOPS)}")
         self._budget, self._rounds, self._cap = int(budget), int(rounds), max_group_size
-        self._rule, self._serves = get_rule(rule), STOPS[stop]
+        self._rule, self._stop = get_rule(rule), stop
         self._prior = check_prior(prior, prompts)
         self._told = 0
         zeros = np.zeros(prompts, dtype=np.int64)
@@ -109,7 +109,7 @@ class Session:
             return np.zeros(len(self._sampled), dtype=np.int64)
         share = max(1, left // max(1, self._rounds - self._told + 1))
         problem = Problem(self._sampled, self._prior, self._cap)
-        return serve(problem, self._tiers(), share)
+        return serve(problem, tiers(self._rule, self._stop, self._sampled), share)
 
     @property
     def spent(self) -> int:
@@ -131,13 +131,13 @@ class Session:
         """(n,) rollouts so far, Phase A's included: the size of each group."""
         return self._sampled.trials.copy()
 
-    def _tiers(self) -> list[Tier]:
-        """Who is served, in this order; a prompt has its turn once."""
-        everyone = np.ones(len(self._sampled), dtype=np.bool_)
-        if self._serves is None:
-            return [(everyone, self._rule)]
-        served = self._serves(self._sampled)
-        return [(served, self._rule), (no_failure(self._sampled), FIRST_MISS), (everyone, self._rule)]
+
+def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
+    """Who is served, in this order; a prompt has its turn once."""
+    everyone, serves = np.ones(len(sampled), dtype=np.bool_), STOPS[stop]
+    if serves is None:
+        return [(everyone, rule)]
+    return [(serves(sampled), rule), (no_failure(sampled), FIRST_MISS), (everyone, rule)]
 
 
 def _check_whole(name: str, value: int, least: int) -> None:

@@ -28,12 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trl_cross_check_report import Cell, write_report
+from common.answers import extract_tags as extract_answer
+from common.answers import format_reward
 from common.config import Config
 from common.datasets import Row, load_dataset
+from common.equality import math_equal, quick_verdict, usable_gold
 from common.load import dump_yaml, load
 from common.order import batch_rows
 from common.prompts import load_tokenizer, render, render_text
-from common.rewards import extract_answer, format_reward, math_equal, quick_verdict, usable_gold
 
 SETTINGS = (
     "data.path=arithmetic:2-5",

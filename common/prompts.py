@@ -9,19 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.answers import prefill
 from common.config import Data
+from common.datasets import Row
 from common.errors import ConfigError
-from common.types import Tokens
+from common.types import Prompt, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# The form that the format reward asks for (paper, section 4), as the system message of the Qwen presets.
-FORMAT_INSTRUCTIONS = (
-    "You are a helpful assistant that solves mathematical problems. First think about the problem step by step, "
-    "then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer in "
-    "<answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final answer</answer>"
-)
 
 
 class PromptError(ConfigError):
@@ -85,7 +80,16 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
     """The prompt's tokens (L,) int32. A chat template writes its own begin-of-text token; plain text gets the
     tokenizer's, if it has one.
     """
-    text = render_text(tokenizer, problem, data)
+    return _encode(tokenizer, render_text(tokenizer, problem, data), data)
+
+
+def make_prompt(tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data) -> Prompt:
+    """Row `row` of a data set as prompt `index`."""
+    text = render_text(tokenizer, row.problem, data)
+    return Prompt(index, row.problem, row.answer, _encode(tokenizer, text, data), prefill(text))
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:
     return np.asarray(tokenizer.encode(text, add_special_tokens=not data.chat), dtype=np.int32)
 
 

@@ -23,12 +23,14 @@ LogProbs = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts."""
+    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts. `prefill` is the
+    opening of the thought that the template wrote at its end: completions are judged with it in front."""
 
     index: int
     text: str
     answer: str
     tokens: Tokens
+    prefill: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,15 +172,43 @@ def study(
     parallel: Annotated[
         int | None, typer.Option(min=1, help="Cells at once; by default as many as the processors hold.")
     ] = None,
+    loop: Annotated[
+        bool, typer.Option("--loop", help="Train recall tasks in one process a cell, without servers.")
+    ] = False,
 ) -> None:
     """Compare arms of an experiment over seeds at equal compute. The same command goes on after an interruption."""
     from deploy.launch.signals import stopped_by_signals
+    from deploy.study.loop_runner import study_loop
     from deploy.study.runner import study as run_study
 
     with stopped_by_signals():
-        complete = run_study(file, out, parallel)
+        complete = (study_loop if loop else run_study)(file, out, parallel)
     if not complete:
         raise typer.Exit(1)
+
+
+@app.command()
+def plan(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Counts (JSONL of id, successes, trials, tokens), a run's folder, or a result of `hora eval`."
+        ),
+    ],
+    group_size: Annotated[str | None, typer.Option(help="G, several with commas.")] = None,
+    pre_rollouts: Annotated[str | None, typer.Option(help="G0, several with commas; 4,8 by default.")] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(help="Rules with commas, a stop behind a slash: hit_utility,hit_utility/hit."),
+    ] = None,
+    rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
+) -> None:
+    """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend one."""
+    from evaluation.plan.command import plan as make_plan
+
+    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out)
 
 
 @app.command()

@@ -30,12 +30,16 @@ from common.state import changed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule and per-prompt prior by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,)."""
+    """Rule and per-prompt prior by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,).
+
+    `as_if` is the rule whose sizes weigh its groups (`learner.objective.group_weight.as_if`): uniform while the gate is shut.
+    """
 
     rule: str
     prompts: NDArray[np.int64]
     alpha: NDArray[np.float64]
     beta: NDArray[np.float64]
+    as_if: str | None = None
 
     def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """α0 (n,) and β0 (n,) of `prompts` (n,), which are of this batch."""
@@ -125,8 +129,10 @@ class Cycles:
             self._config.data.shuffle,
         )
         prompts = np.array([row for _, row in rows], dtype=np.int64)
-        rule = self._config.allocation.rule if self._gate.open else "uniform"
-        return BatchAllocation(rule, prompts, *self._prior.predict(prompts))
+        rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
+        if not self._gate.open:
+            rule, as_if = "uniform", as_if and "uniform"
+        return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if)
 
 
 def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:

@@ -28,7 +28,7 @@ from common.config import Config
 from common.datasets import load_dataset
 from common.errors import HoraError
 from common.keys import Keys
-from common.prompts import fingerprint, load_tokenizer, render
+from common.prompts import fingerprint, load_tokenizer, make_prompt
 from common.queue import Producer
 from common.redis import connect_async
 from common.rewards import gold_test
@@ -131,11 +131,10 @@ def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
         log.warning("row left out", place=rejected.place, reason=rejected.reason)
     prompts: list[Prompt] = []
     for row in dataset.rows:
-        tokens = render(tokenizer, row.problem, config.data)
-        if len(tokens) > config.rollout.max_prompt_tokens:
-            log.warning(
-                "prompt left out", row=row.index, tokens=len(tokens), limit=config.rollout.max_prompt_tokens
-            )
+        prompt = make_prompt(tokenizer, len(prompts), row, config.data)
+        length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
+        if length > limit:
+            log.warning("prompt left out", row=row.index, tokens=length, limit=limit)
         else:
-            prompts.append(Prompt(index=len(prompts), text=row.problem, answer=row.answer, tokens=tokens))
+            prompts.append(prompt)
     return prompts

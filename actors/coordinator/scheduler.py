@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from actors.coordinator.allocation import decided, divide_round, rounds_of
+from actors.coordinator.allocation import decided, divide_round, rounds_of, sizes_as_if
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.identity import settle
 from actors.coordinator.leases import Leases
@@ -210,11 +210,14 @@ class Coordination:
         row = report["groups"].index(group_id)
         rounds = [r["extra"][row] for r in report.get("rounds", [report])]
 
+        shard, batch = self._shard(report["batch"], report["shard"]), self._with.cycles.of(report["batch"])
+        sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
+
         def as_before(earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
-            return Allocation(extra=extra, rule=report["rule"], priors=(tuple(report["priors"][row]),))
+            prior = tuple(report["priors"][row])
+            return Allocation(extra, report["rule"], (prior,), sizes and (sizes[row],))
 
-        shard = self._shard(report["batch"], report["shard"])
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
         sample = self._sampler(one)
         plan = await phase_a(one, sample, as_before)

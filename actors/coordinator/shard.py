@@ -59,11 +59,13 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """One round's Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen."""
+    """One round's Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen. `sizes_as_if` (n,) are the group
+    sizes that another rule would have given, where the objective asks for them."""
 
     extra: NDArray[np.int64]
     rule: str
     priors: tuple[tuple[float, float], ...]
+    sizes_as_if: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,6 +180,7 @@ def _groups(
     shard: Shard, allocation: Allocation, pre_rollouts: Sequence[Sequence[Rollout]]
 ) -> tuple[Group, ...]:
     sampling = uuid.uuid4().hex
+    sizes_as_if = allocation.sizes_as_if or (0,) * len(shard.prompts)
     return tuple(
         Group(
             run=shard.run,
@@ -192,8 +195,9 @@ def _groups(
             prompt_tokens=prompt.tokens,
             rollouts=tuple(rollouts),
             sampling=sampling,
+            size_as_if=size_as_if,
         )
-        for epoch, prompt, rollouts, prior in zip(
-            shard.epochs, shard.prompts, pre_rollouts, allocation.priors, strict=True
+        for epoch, prompt, rollouts, prior, size_as_if in zip(
+            shard.epochs, shard.prompts, pre_rollouts, allocation.priors, sizes_as_if, strict=True
         )
     )

@@ -25,7 +25,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from common import rewards
+from common import answers, equality, rewards
 from common.config import Reward
 
 MEMORY_BYTES = 2**30
@@ -61,6 +61,7 @@ class VerifierPool:
         self._users = tuple(name for name in reward.names if ":" in name)
         for name in self._users:
             rewards.load_reward(name)
+        answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._waiting = 0
@@ -105,7 +106,7 @@ class VerifierPool:
         problem, completion, gold = item
         scored = {}
         if "format" in self._reward.names:
-            scored["format"] = rewards.format_reward(completion)
+            scored["format"] = answers.format_reward(completion, self._reward.answer)
         if "accuracy" in self._reward.names:
             scored["accuracy"] = await self._accuracy(completion, gold)
         for name in self._users:
@@ -113,19 +114,24 @@ class VerifierPool:
         return scored
 
     async def _accuracy(self, completion: str, gold: str) -> float:
-        answer = rewards.extract_answer(completion)
-        if answer is None or not rewards.bounded(answer, self._reward.max_answer_chars):
+        answer = await self._answer(completion)
+        if answer is None or not equality.bounded(answer, self._reward.max_answer_chars):
             self._counts["plain"] += 1
             return 0.0
-        verdict = rewards.quick_verdict(gold, answer)
+        verdict = equality.quick_verdict(gold, answer)
         if verdict is not None:
             self._counts["plain"] += 1
         else:
             verdict = await self._remembered(gold, answer)
         return 1.0 if verdict else 0.0
 
+    async def _answer(self, completion: str) -> str | None:
+        if (extract := answers.ANSWERS.get(self._reward.answer)) is not None:
+            return extract(completion)
+        return await self._users_own("reward.answer", answers.user_answer, self._reward.answer, completion)
+
     async def _remembered(self, gold: str, answer: str) -> bool:
-        key = (rewards.bare(gold), rewards.bare(answer))
+        key = (equality.bare(gold), equality.bare(answer))
         if key in self._verdicts:
             self._counts["cached"] += 1
             self._verdicts.move_to_end(key)
@@ -159,7 +165,7 @@ class VerifierPool:
 
     async def _equal(self, gold: str, answer: str) -> bool:
         try:
-            return bool(await self._run(rewards.math_equal, gold, answer))
+            return bool(await self._run(equality.math_equal, gold, answer))
         except (MemoryError, RecursionError) as error:
             return self._killed(gold, f"ended by {type(error).__name__}")
 
@@ -169,11 +175,14 @@ class VerifierPool:
         return False
 
     async def _user(self, name: str, problem: str, completion: str, gold: str) -> float:
+        return await self._users_own("reward", rewards.user_reward, name, problem, completion, gold)
+
+    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: str) -> Any:
         try:
-            return await self._run(rewards.user_reward, name, problem, completion, gold)
+            return await self._run(function, name, *args)
         except (TimeoutError, ProcessExpired) as error:
             raise ValueError(
-                f"reward {name!r} took over {self._reward.time_limit_s} s or ended its process"
+                f"{key} {name!r} took over {self._reward.time_limit_s} s or ended its process"
             ) from error
 
     async def _run(self, function: Callable[..., Any], *args: str) -> Any:
@@ -221,7 +230,7 @@ def _initialize(memory_bytes: int) -> None:
     # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own manager.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
-    rewards.math_equal(r"\frac{1}{2}", "0.5")
+    equality.math_equal(r"\frac{1}{2}", "0.5")
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))

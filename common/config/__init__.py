@@ -10,6 +10,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from common.answers import instructions
 from common.config.allocation import Allocation, WarmUp
 from common.config.base import Section
 from common.config.data import Data, Model, Run
@@ -82,6 +83,14 @@ class Config(Section):
             raise ValueError(
                 f"allocation.max_group_size ({cap}) must be at least rollout.group_size ({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _asked_for(self) -> Self:
+        """Without a system message nobody asks the model for the form that its rewards look for, and all of them are 0."""
+        asked = instructions(self.reward.answer, self.reward.names)
+        if "system" not in self.data.model_fields_set and asked is not None and self.data.in_plain_words:
+            object.__setattr__(self, "data", self.data.model_copy(update={"system": asked}))
         return self
 
     @model_validator(mode="after")

@@ -38,7 +38,9 @@ class Data(Section):
     answer_field: str = Field("answer", description="Column of the gold answer.")
     limit: Count | None = Field(None, description="Use the first so many rows only.")
     system: str | None = Field(
-        None, description="System message of the chat template; none for the template's own."
+        None,
+        description="System message of the chat template. Left out: one that asks for what the rewards look for, unless `template` is "
+        "yours or the data is `arithmetic`. null: the template's own.",
     )
     template: str = Field("{problem}", description="Text of the user message; {problem} is replaced.")
     chat: bool = Field(True, description="Render through the tokenizer's chat template.")
@@ -46,6 +48,11 @@ class Data(Section):
     benchmarks: tuple[str, ...] = Field(
         (), description="JSONL benchmark files the training prompts are checked against for leaks."
     )
+
+    @property
+    def in_plain_words(self) -> bool:
+        """Whether the prompt is the problem alone: neither the user's own template nor the demo's task, whose form is its own."""
+        return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
 
     @field_validator("template")
     @classmethod

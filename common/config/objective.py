@@ -264,8 +264,9 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
         raise ValueError(
             f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts is 1: use at least 2"
         )
-    if objective.phase_weight == "unbiased" and rule.startswith(("hard_first", "first_hit")):
+    stops = allocation.stop != "none" or rule.startswith(("hard_first", "first_hit"))
+    if objective.phase_weight == "unbiased" and stops:
         raise ValueError(
-            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} leaves some "
-            "without: use pooled, or advantage likelihood, which no size biases"
+            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} with stop {allocation.stop} "
+            "leaves some without: use pooled, or advantage likelihood, which no size biases"
         )

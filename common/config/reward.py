@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import Field, field_validator, model_validator
 
+from common.answers import ANSWERS
 from common.config.base import Count, Seconds, Section
 
 BUILT_IN = ("format", "accuracy")
@@ -23,6 +24,11 @@ class Reward(Section):
     )
     success_at: float = Field(
         1.0, allow_inf_nan=False, description="A rollout is a success where that reward is at least this."
+    )
+    answer: str = Field(
+        "tags",
+        description='Where a completion\'s answer is: tags (`<answer>`), boxed (last `\\boxed{}`), final (after "answer is", or the '
+        "last line), auto (the first of these that is there) or `package.module:function`.",
     )
     time_limit_s: Seconds = Field(
         5.0,
@@ -43,6 +49,15 @@ class Reward(Section):
     @classmethod
     def _success(cls, value: str | None) -> str | None:
         return value if value is None else check_reward_name(value)
+
+    @field_validator("answer")
+    @classmethod
+    def _answer(cls, value: str) -> str:
+        if value not in ANSWERS and ":" not in value:
+            raise ValueError(
+                f"{value!r} is none of {', '.join(ANSWERS)}; your own is package.module:function"
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
-from common.prompts import load_tokenizer, render
+from common.prompts import load_tokenizer, make_prompt
 from common.redis import connect
 from common.rewards import gold_test
 from common.state import read_state
@@ -96,7 +96,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    found = [Prompt(r.index, r.problem, r.answer, render(tokenizer, r.problem, data)) for r in dataset.rows]
+    found = [make_prompt(tokenizer, row.index, row, data) for row in dataset.rows]
     limit, longest = config.rollout.max_prompt_tokens, max(len(p.tokens) for p in found)
     if longest > limit:
         long = sum(len(p.tokens) > limit for p in found)

@@ -14,6 +14,7 @@ import numpy as np
 from actors.coordinator.prompt_features import feature_model
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
+from common.answers import load_extract
 from common.config import Config
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
@@ -49,11 +50,14 @@ def names(target: Target) -> Iterator[Finding]:
     if not target.trains:
         return
     with _working_folder():
-        _try_rule(config)
+        _try_rule(config, "allocation.rule", allocation.rule)
+        if (as_if := config.learner.objective.group_weight.as_if) is not None:
+            _try_rule(config, "learner.objective.group_weight.as_if", as_if)
         try:
             for name in config.reward.names:
                 if ":" in name:
                     load_reward(name)
+            load_extract(config.reward.answer)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
@@ -66,18 +70,18 @@ def names(target: Target) -> Iterator[Finding]:
     yield ok("allocation", f"rule {allocation.rule}, prior {allocation.prior}")
 
 
-def _try_rule(config: Config) -> None:
-    """Divide a batch that holds every count once. Raises ConfigError for a rule that cannot be loaded or used."""
+def _try_rule(config: Config, key: str, rule: str) -> None:
+    """Divide a batch that holds every count once by `rule`, which `key` names. Raises ConfigError for a rule that cannot be loaded or used."""
     allocation, rollout = config.allocation, config.rollout
     counts = np.arange(rollout.pre_rollouts + 1)
     budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
     prior = (allocation.alpha, allocation.beta)
     try:
-        allocate(counts, rollout.pre_rollouts, budget, prior, allocation.rule, allocation.max_group_size)
+        allocate(counts, rollout.pre_rollouts, budget, prior, rule, allocation.max_group_size)
     except OWN_FAULTS as error:
-        said = str(error).removeprefix("rule: ").removeprefix(f"rule {allocation.rule}: ")
+        said = str(error).removeprefix("rule: ").removeprefix(f"rule {rule}: ")
         reason = said if isinstance(error, ValueError) else f"raised {type(error).__name__}: {said}"
-        raise ConfigError(f"allocation.rule ({allocation.rule}): {reason}") from None
+        raise ConfigError(f"{key} ({rule}): {reason}") from None
 
 
 def context(target: Target) -> Iterator[Finding]:

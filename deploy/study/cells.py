@@ -64,6 +64,24 @@ class _OnceEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class Design(BaseModel):
+    """What is decided before a study of curves runs (`hora study --loop`); the report prints it first.
+
+    The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with Holm's correction over
+    the comparisons; `comparisons` are pairs (arm, arm it is compared with), all arms with the baseline where there are none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hypotheses: tuple[str, ...] = ()
+    comparisons: tuple[tuple[str, str], ...] = ()
+    watched: str = "held-out"
+    pass_at: int = 16
+    margin: float = Field(0.02, gt=0, description="Loss of Pass@1 that still counts as not inferior.")
+    exclusions: tuple[str, ...] = ()
+    every: int = Field(3, ge=1, description="Steps between exact evaluations.")
+
+
 class Study(BaseModel):
     """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run` does."""
 
@@ -76,6 +94,7 @@ class Study(BaseModel):
     arms: dict[str, dict[str, Any]] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     baseline: str | None = None
+    design: Design = Design()
 
     @property
     def compared_with(self) -> str:
@@ -120,20 +139,25 @@ def load_study(source: str) -> Study:
         raise ConfigError(
             f"{source}: baseline ({study.baseline}) is none of the arms ({', '.join(study.arms)})"
         )
+    unknown = {arm for pair in study.design.comparisons for arm in pair} - study.arms.keys()
+    if unknown:
+        raise ConfigError(
+            f"{source}: design.comparisons: {sorted(unknown)[0]} is none of the arms ({', '.join(study.arms)})"
+        )
     if len(set(study.seeds)) < len(study.seeds):
         raise ConfigError(f"{source}: seeds: the same seed twice ({', '.join(map(str, study.seeds))})")
     return study
 
 
-def cells(study: Study, out: Path) -> list[Cell]:
+def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
     """Every cell, seed by seed, so that an unfinished study has whole seeds to compare.
 
-    Raises ConfigError for a study without held-out problems, and for an arm that cannot be, equals another, or has
+    Raises ConfigError for a study without held-out problems (unless its cells evaluate otherwise), and for an arm that cannot be, equals another, or has
     another budget, model, data or evaluation than the first.
     """
     made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
     first = made[: len(study.arms)]
-    if first[0].config.evaluation.path is None:
+    if held_out and first[0].config.evaluation.path is None:
         raise ConfigError(
             f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL file or `arithmetic`"
         )

@@ -14,6 +14,7 @@ import pytest
 from actors.coordinator.leases import Leases
 from actors.coordinator.sampling import Score
 from actors.coordinator.scheduler import Coordination
+from allocator import allocate
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
@@ -323,11 +324,15 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
     asyncio.run(scenario())
 
 
+AS_IF = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
+
+
+@pytest.mark.parametrize("more", [{}, AS_IF], ids=["hit_utility", "uniform as if hit_utility"])
 @pytest.mark.parametrize("part", ["pre_rollouts", "additional"])
 def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
-    url: str, part: str, monkeypatch: pytest.MonkeyPatch
+    url: str, part: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(f"redo-{part}", staleness=1, steps=2)
+    config = config_of(f"redo-{part}-{len(more)}", staleness=1, steps=2, **more)
     keys, client = Keys(config.run.name), connect(url)
     payloads = payloads_of(monkeypatch)
 
@@ -357,6 +362,11 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
         report = next(r for r in first if group_id in r["groups"])
         assert payloads[group_id].extra == report["extra"][report["groups"].index(group_id)]
         assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
+        for r in first:
+            as_if = 2 + allocate(r["successes"], 2, len(r["groups"]) * (GROUP - 2))
+            wanted = as_if.tolist() if more else [0] * len(r["groups"])
+            found = [payloads[g].size_as_if for g in r["groups"] if g in payloads]
+            assert found == [w for g, w in zip(r["groups"], wanted, strict=True) if g in payloads]
         return learner
 
     asyncio.run(scenario())

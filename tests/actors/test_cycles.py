@@ -194,6 +194,24 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
     play(url, config, scenario, prior)
 
 
+def test_sizes_as_if_are_those_of_the_other_rule_once_the_gate_is_open(url: str) -> None:
+    more = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
+    config = config_of("as-if", **more, **{"allocation.warmup.cycles": 1})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        assert await knows(cycles, 0)
+        assert shared_out(cycles, config, 0, 0, (0, 1)).sizes_as_if == (G, G)
+        for shard in range(SHARDS):
+            await cycles.complete(report(config, 0, shard))
+        assert await knows(cycles, 1)
+        found = shared_out(cycles, config, 1, 0, (0, 2))
+        assert found.extra.tolist() == [G - G0, G - G0]
+        assert found.sizes_as_if == tuple((G0 + allocate([0, 2], G0, 2 * (G - G0))).tolist()) != (G, G)
+
+    play(url, config, scenario)
+
+
 def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
     config = config_of("mean", **{"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.8})
 

@@ -20,11 +20,13 @@ class Handle:
 
     def __init__(self, *rewards: dict[str, float]) -> None:
         self.rewards = list(rewards)
+        self.asked: list[Any] = []
 
     def options(self, **_: str) -> Any:
         return self
 
     async def remote(self, items: list[Any]) -> list[dict[str, float]]:
+        self.asked = items
         return self.rewards
 
 
@@ -37,6 +39,32 @@ def test_success_follows_the_reward_that_the_run_names() -> None:
     completion = Completion("x", tokens, np.zeros(1, np.float32), "stop", (VersionSpan(0, 0, 1),))
     found = asyncio.run(score(Prompt(0, "p", "a", tokens), [completion] * 2))
     assert found == [Scored(one, False), Scored(two, True)]
+
+
+def test_a_thought_that_the_template_opened_is_judged_with_the_completion() -> None:
+    config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}})
+    handle, tokens = Handle({"format": 1.0, "accuracy": 1.0}), np.array([1], np.int32)
+    completion = Completion("x</think>", tokens, np.zeros(1, np.float32), "stop", (VersionSpan(0, 0, 1),))
+    score = verifier_calls(handle, config)  # type: ignore[arg-type]
+    asyncio.run(score(Prompt(0, "p", "a", tokens, prefill="<think>\n"), [completion]))
+    assert handle.asked == [("p", "<think>\nx</think>", "a")]
+
+
+def test_the_answer_is_found_as_the_run_says_also_by_a_users_function() -> None:
+    async def score(answer: str, text: str) -> dict[str, float]:
+        pool = VerifierPool(Reward(answer=answer))
+        try:
+            return (await pool.score_batch([("1+1=?", text, "2")]))[0]
+        finally:
+            pool.close()
+
+    right = {"format": 1.0, "accuracy": 1.0}
+    assert asyncio.run(score("boxed", r"<think>1+1</think>So \boxed{2}.")) == right
+    assert asyncio.run(score("boxed", "<think>1+1</think><answer>2</answer>")) == {
+        "format": 0.0,
+        "accuracy": 0.0,
+    }
+    assert asyncio.run(score("tests.system.own_reward:last_word", "<think>1+1</think> it is 2")) == right
 
 
 def test_only_the_rewards_in_use_are_computed_and_success_is_one_of_them() -> None:

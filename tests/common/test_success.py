@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from common.answers import FORMAT_INSTRUCTIONS
 from common.config import Config
 
 OWN = "tests.system.own_reward:brevity"
 
 
 def config(**sections: Any) -> Config:
-    return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}, **sections})
+    return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d.jsonl"}} | sections)
 
 
 def refused(**sections: Any) -> str:
@@ -80,3 +81,21 @@ def test_the_gate_is_off_where_format_is_not_in_use_and_watches_the_reward_that_
     assert config(allocation={"warmup": {"enabled": False}}).gate is None
     message = refused(allocation={"warmup": {"reward": OWN}})
     assert f"allocation.warmup.reward ({OWN}) is not computed (rewards: format, accuracy)" in message
+
+
+def test_a_model_is_asked_for_what_its_rewards_look_for_unless_the_user_says_something() -> None:
+    own = {"path": "d.jsonl"}
+    assert config().data.system == FORMAT_INSTRUCTIONS
+    assert r"\boxed{}" in (config(reward={"answer": "boxed"}).data.system or "")
+    assert config(data=own | {"system": None}).data.system is None
+    assert config(data=own | {"system": "Add."}).data.system == "Add."
+    assert config(data=own | {"template": "Add {problem}."}).data.system is None
+    assert config(data={"path": "arithmetic:2-3"}).data.system is None
+    assert config(reward={"weights": {OWN: 1.0}, "success": OWN}).data.system is None
+    for begun in (config(), config(data=own | {"system": None})):
+        assert Config.model_validate(begun.model_dump()) == begun, "on its way to the replicas"
+
+
+@pytest.mark.parametrize("answer", ["tag", "boxed "])
+def test_a_way_to_find_answers_that_is_not_there_is_refused_by_name(answer: str) -> None:
+    assert f"{answer!r} is none of tags, boxed, final, auto" in refused(reward={"answer": answer})

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from common.answers import FORMAT_INSTRUCTIONS
 from common.load import PRESETS, check_paths, load
-from common.prompts import FORMAT_INSTRUCTIONS
 
 ALL = sorted(p.stem for p in PRESETS.glob("*.yaml"))
 

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from common.errors import ConfigError
+from common.load import ROOT
 from deploy.study.cells import STUDIES, cells, load_study, same_at_step_0
 from deploy.study.runner import at_once
 
@@ -25,7 +26,15 @@ def written(tmp_path: Path, **changes: object) -> str:
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_shipped_study_has_valid_cells_of_equal_budget(path: Path, tmp_path: Path) -> None:
+def test_every_shipped_study_has_valid_cells_of_equal_budget(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = tmp_path / "tasks" / "pairs"  # stands for the one that `python -m deploy.tasks.build` makes
+    task.mkdir(parents=True)
+    (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
+    for name in ("trained", "held-out"):
+        (task / f"{name}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
+    monkeypatch.chdir(tmp_path)
     study = load_study(path.stem)
     made = cells(study, tmp_path)
     assert study.name == path.stem

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from common.answers import format_reward
 from common.arithmetic import generate
-from common.rewards import format_reward
 from deploy.demo.build import build, make_model, warm_start
 from deploy.demo.measure import measure
 from deploy.demo.tokenizer import make_tokenizer

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.answers import extract_tags
 from common.config import Config, Data
 from common.datasets import DataError, Leak, load_dataset
-from common.rewards import extract_answer
 from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, known_leaks, parse_ks
 from evaluation.evaluate import Counts, Progress, evaluate
@@ -50,7 +50,7 @@ class Dice:
 
 
 async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-    right = [extract_answer(c.text) == prompt.answer for c in completions]
+    right = [extract_tags(c.text) == prompt.answer for c in completions]
     return [Scored({"accuracy": float(r), "format": 1.0}, r) for r in right]
 
 

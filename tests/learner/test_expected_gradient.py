@@ -5,12 +5,13 @@ of one prompt's group; what decides its length sees counts only, as the allocato
 """
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
 
-from allocator import allocate
+from allocator import Session, allocate
 from allocator.rules import RULES
 from learner.advantages import Values, likelihood, max_rl, pkpo, rloo
 
@@ -73,6 +74,34 @@ def uneven_rounds(successes: int, rollouts: int) -> int:
     return {2: (1, 2, 0), 3: (2, 0, 1, 0), 4: (1, 1, 0, 0, 0)}.get(rollouts, (0,) * 9)[successes]
 
 
+def sessions(rule: str, rounds: int, stop: str, tape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All groups of the first of two prompts that an allocator's session divides rounds between; the second's outcomes,
+    success or not, are those of `tape` in order."""
+
+    @cache
+    def after(counts: tuple[tuple[int, int], ...]) -> int:
+        """Rollouts of the round that follows (successes, rollouts) of the rounds so far."""
+        session, read = Session(2, 4, rule=rule, rounds=rounds, stop=stop), 0
+        for place, (hits, n) in enumerate(counts):
+            other = int(session.ask()[1]) if place else G0
+            session.tell([hits, sum(tape[read : read + other])], [n, other])
+            read += other
+        return -1 if session.done else int(session.ask()[0])
+
+    def begun(
+        outcomes: tuple[int, ...], counts: tuple[tuple[int, int], ...], more: int
+    ) -> list[tuple[int, ...]]:
+        if more < 0:
+            return [outcomes]
+        found = []
+        for tail in product(range(3), repeat=more):
+            told = (*counts, (sum(o < 2 for o in tail), more))
+            found += begun(outcomes + tail, told, after(told))
+        return found
+
+    return begun((), (), G0)
+
+
 PLANS = {
     **{f"{rule}/{other}": one_shot(rule, other) for rule in RULES for other in range(G0 + 1)},
     "stop at a hit, four rounds": stop_at_a_hit(4, 1),
@@ -91,6 +120,23 @@ def test_likelihood_is_the_share_of_log_p_that_is_hit_whatever_decides_the_size(
     wanted = (hit / SUCCESS)[:, None] * of_success()
     found = expected(groups, lambda successes: likelihood(successes, baseline))
     assert np.abs(found - wanted).max() < 1e-10
+
+
+@pytest.mark.parametrize("tape", [(0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 0, 0), (1, 1, 0, 1, 1, 1)])
+@pytest.mark.parametrize("stop", ["none", "hit", "mixed"])
+@pytest.mark.parametrize(
+    "rule", ["hit_utility", "first_hit", "mixed", "hit_or_miss", "hard_first", "uniform"]
+)
+def test_likelihood_keeps_it_through_the_rounds_of_a_session(
+    rule: str, stop: str, tape: tuple[int, ...]
+) -> None:
+    groups = sessions(rule, 4, stop, tape)
+    hit = sum(RATES[:, list(path)].prod(1) for path in groups if RIGHT[list(path)].any())
+    wanted = (hit / SUCCESS)[:, None] * of_success()
+    for baseline in (0.0, 1 / 4):
+        found = expected(groups, lambda successes, b=baseline: likelihood(successes, b))  # type: ignore[misc]
+        assert np.abs(found - wanted).max() < 1e-10
+    assert sum(RATES[:, list(path)].prod(1) for path in groups) == pytest.approx(np.ones(len(RATES)))
 
 
 def test_one_over_the_groups_own_size_is_no_such_baseline() -> None:

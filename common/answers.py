@@ -1,0 +1,166 @@
+r"""Where a completion's final answer is, whether the completion has the form that was asked for, and the words that ask for it.
+
+`tags`   the text of the last complete `<answer>…</answer>` (paper, section 4).
+`boxed`  the last `\boxed{…}` whose braces balance, after the thought.
+`final`  what follows the last "answer is" or "answer:" on its line, else the last line that is not empty, after the thought.
+`auto`   the first of these three that is there.
+
+The thought is `<think>…</think>`. A template may write its opening tag at the end of the prompt (Qwen3's thinking models, R1):
+`prefill` finds it, and completions are judged with it in front. All this takes linear time, also on hostile text.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+
+Extract = Callable[[str], str | None]
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_PREFILL = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+_BOXED = re.compile(r"\\f?boxed\s*\{")
+_BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
+_SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
+_EMPHASIS = "*_` \t"
+
+FORMAT_INSTRUCTIONS = (
+    "You are a helpful assistant that solves mathematical problems. First think about the problem step by step, "
+    "then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer in "
+    "<answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final answer</answer>"
+)
+"""Asks for what the format reward checks with `tags` (paper, section 4)."""
+
+_INSTRUCTIONS = {
+    "tags": "Solve the problem step by step, then give the final answer in <answer> </answer> tags.",
+    "boxed": r"Solve the problem step by step, and put the final answer within \boxed{}.",
+    "final": 'Solve the problem step by step, and end with one line that reads "The answer is" and the final answer.',
+    "auto": r"Solve the problem step by step, and put the final answer within \boxed{}.",
+}
+
+
+def prefill(prompt: str) -> str:
+    """The opening of the thought, or an empty thought, that a rendered prompt ends with; empty where it ends with none."""
+    found = _PREFILL.search(prompt[-200:])
+    return found.group() if found else ""
+
+
+def extract_tags(completion: str) -> str | None:
+    """Text of the last complete answer tag, stripped; None where there is none or it is empty."""
+    end = completion.rfind("</answer>")
+    start = completion.rfind("<answer>", 0, end) if end >= 0 else -1
+    if start < 0:
+        return None
+    return completion[start + len("<answer>") : end].strip() or None
+
+
+def extract_boxed(completion: str) -> str | None:
+    r"""Content of the last `\boxed{…}` that is closed, after the thought; None where there is none or it is empty."""
+    text = after_thought(completion)
+    if text is None:
+        return None
+    opens = {found.end() - 1 for found in _BOXED.finditer(text)}
+    stack: list[int] = []
+    last = (0, 0)
+    for found in _BRACES.finditer(text):
+        if found.group() == "{":
+            stack.append(found.start())
+        elif found.group() == "}" and stack and (start := stack.pop()) in opens:
+            last = start + 1, found.start()
+    return text[slice(*last)].strip() or None
+
+
+def extract_final(completion: str) -> str | None:
+    """What follows the last "answer is" or "answer:" on its line, else the last line, after the thought and without emphasis."""
+    text = after_thought(completion)
+    lines = [line.strip(_EMPHASIS) for line in (text or "").splitlines() if line.strip(_EMPHASIS)]
+    for line in reversed(lines):
+        said = [found.end() for found in _SAID.finditer(line)]
+        if said and (answer := line[said[-1] :].strip(_EMPHASIS)):
+            return answer
+    return lines[-1] if lines else None
+
+
+def extract_auto(completion: str) -> str | None:
+    """The answer tag, else the box, else the final line."""
+    return extract_tags(completion) or extract_boxed(completion) or extract_final(completion)
+
+
+ANSWERS: dict[str, Extract] = {
+    "tags": extract_tags,
+    "boxed": extract_boxed,
+    "final": extract_final,
+    "auto": extract_auto,
+}
+
+
+def after_thought(completion: str) -> str | None:
+    """The completion after its thought; None where a thought is begun and not ended: what is in it is no answer yet."""
+    start, end = completion.rfind("<think>"), completion.rfind("</think>")
+    if end > start:
+        return completion[end + len("</think>") :]
+    return completion if start < 0 else None
+
+
+def format_reward(completion: str, mode: str = "tags") -> float:
+    """1.0 if the completion has the form of `mode`, white space around it aside.
+
+    `tags`: one think part, white space, one answer part and nothing else. Every other mode: no thought, or one that begins
+    the completion and is ended; and an answer after it where the mode is one of ours.
+    """
+    text = completion.strip()
+    return float(_tagged(text) if mode == "tags" else _thought_is_whole(text) and _answers(text, mode))
+
+
+def _tagged(text: str) -> bool:
+    if not (text.startswith("<think>") and text.endswith("</answer>")):
+        return False
+    if any(text.count(tag) != 1 for tag in TAGS):
+        return False
+    _, end, rest = text.partition("</think>")
+    between, start, _ = rest.partition("<answer>")
+    return bool(end and start and not between.strip())
+
+
+def _thought_is_whole(text: str) -> bool:
+    counts = text.count("<think>"), text.count("</think>")
+    return counts == (0, 0) or (counts == (1, 1) and text.startswith("<think>"))
+
+
+def _answers(text: str, mode: str) -> bool:
+    return mode not in ANSWERS or ANSWERS[mode](text) is not None
+
+
+def load_extract(name: str) -> Extract:
+    """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError saying what is wrong
+    with it."""
+    if name in ANSWERS:
+        return ANSWERS[name]
+    module, _, function = name.partition(":")
+    try:
+        extract = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"reward.answer: cannot load {name!r}: {error}; write {', '.join(ANSWERS)} or package.module:function"
+        ) from error
+    if not callable(extract):
+        raise ValueError(f"reward.answer: {name!r} is a {type(extract).__name__}, not a function")
+    return extract  # type: ignore[no-any-return]
+
+
+def user_answer(name: str, completion: str) -> str | None:
+    """The answer that a user's function finds, checked. Raises ValueError where it is neither text nor None."""
+    found = load_extract(name)(completion)
+    if found is not None and not isinstance(found, str):
+        raise ValueError(
+            f"reward.answer: {name!r} returned {found!r:.60}: it must return text, or None for no answer"
+        )
+    return found.strip() or None if found else None
+
+
+def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
+    """The system message that asks for what these rewards look for; None where neither format nor accuracy is in use, and for a
+    user's own way to find answers."""
+    if not {"format", "accuracy"} & set(rewards):
+        return None
+    return FORMAT_INSTRUCTIONS if mode == "tags" and "format" in rewards else _INSTRUCTIONS.get(mode)

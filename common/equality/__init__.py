@@ -1,0 +1,17 @@
+"""Whether an answer equals a gold answer.
+
+texts       what people put around an answer
+numerals    plain numbers, thousands, other bases
+words       answers in words
+statements  what an answer claims, and whether it claims a value at all
+units       units, compound quantities, scale words (tables: unit_table)
+sizes       what is too much work to be parsed
+expressions the judgement of math-verify, with nearness (relative tolerance) and regions (inequalities)
+verdict     the order of all this
+"""
+
+from common.equality.sizes import bounded
+from common.equality.texts import bare
+from common.equality.verdict import math_equal, quick_verdict, usable_gold
+
+__all__ = ["bare", "bounded", "math_equal", "quick_verdict", "usable_gold"]

@@ -1,0 +1,87 @@
+"""Two answers as mathematics, judged by math-verify. Unbounded in time and memory: call it where it can be killed.
+
+math-verify's own time limits use signals, which work in a main thread only: they are off. Its search for an answer
+in a text and its removal of units are not used: the whole text is the answer, and units are compared.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
+from sympy import Add, Basic, Mul, Rational
+from sympy.core.expr import Expr
+
+from common.equality.nearness import far_apart
+from common.equality.numerals import ungrouped
+from common.equality.regions import is_relation, region, same_region, variable
+from common.equality.statements import DOTS
+from common.equality.units import Total
+
+_NORMAL = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_EMPTY = re.compile(r"\\varnothing\b|\\\{\s*\\\}|\\left\s*\\\{\s*\\right\s*\\\}")
+_MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
+_LAST_DOTS = re.compile(rf"[,\s]*(?:{DOTS.pattern})\s*(?=\\?\}}?$)")
+
+logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it announces that its time limits are off
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether the two texts are the same expression, number, set, interval, vector or relation."""
+    one, other = parse(gold), parse(answer)
+    if one is not None and other is not None and _same(one, other):
+        return True
+    return _same_sets(gold, answer)
+
+
+def equal_totals(gold: Total, answer: Total) -> bool:
+    """Whether two sums of (value, factor) are equal."""
+    if len(gold) == len(answer) == 1 and gold[0][1] == answer[0][1]:
+        return equal(gold[0][0], answer[0][0])
+    one, other = _added(gold), _added(answer)
+    return one is not None and other is not None and _same(one, other)
+
+
+def parse(text: str) -> Basic | None:
+    """The whole text as one expression; None where it is none."""
+    text = _EMPTY.sub(r"\\emptyset ", ungrouped(text)).replace("**", "^")
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _LAST_DOTS.sub("", text))
+    try:
+        normal = normalize_latex(text, _NORMAL)
+        parsed = latex2sympy(
+            normal,
+            is_real=not should_treat_as_complex(normal),
+            convert_degrees=False,
+            normalization_config=None,
+        )
+    except MemoryError:
+        raise
+    except Exception:  # the parser raises bare Exception on every error of syntax
+        return None
+    return parsed if isinstance(parsed, Basic) or hasattr(parsed, "shape") else None
+
+
+def _same(gold: Basic, answer: Basic) -> bool:
+    return not far_apart(gold, answer) and bool(verify(gold, answer, timeout_seconds=None))
+
+
+def _same_sets(gold: str, answer: str) -> bool:
+    """An inequality against an interval, or two inequalities in one variable."""
+    if not is_relation(gold) and not is_relation(answer):
+        return False
+    if is_relation(gold) and is_relation(answer) and variable(gold, parse) != variable(answer, parse):
+        return False
+    one, other = region(gold, parse), region(answer, parse)
+    return one is not None and other is not None and same_region(one, other)
+
+
+def _added(total: Total) -> Expr | None:
+    terms = [(parse(value), factor) for value, factor in total]
+    if not all(isinstance(value, Expr) for value, _ in terms):
+        return None
+    return Add(*(Mul(value, Rational(factor.numerator, factor.denominator)) for value, factor in terms))

@@ -1,0 +1,48 @@
+"""Plain numbers and numerals in another base, compared without mathematics."""
+
+from __future__ import annotations
+
+import re
+
+from common.equality.texts import SPACE, bare, tight
+
+_NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")
+_LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # a comma with room after it; `10,\!080` draws its parts together
+_GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{SPACE}|\{{(?:,|\\[,;:])\}})+\d{{3}})+(?!\d)")
+_GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+")
+_BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
+
+
+def canonical_number(text: str) -> str | None:
+    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None for what is no plain integer or decimal.
+
+    None also for `3, 103`, which is a list, and for `2e-3`: there `e` may be Euler's number.
+    """
+    text = ungrouped(bare(text))
+    found = None if _LISTED.search(text) else _NUMBER.fullmatch(tight(text))
+    if not found:
+        return None
+    sign, whole, decimals = found.group(1), found.group(2), found.group(3) or ""
+    whole = whole.replace(",", "").lstrip("0") or "0"
+    decimals = decimals.rstrip("0")
+    value = f"{whole}.{decimals}" if decimals else whole
+    return f"-{value}" if sign == "-" and value != "0" else value
+
+
+def ungrouped(text: str) -> str:
+    r"""Without the spaces between groups of three digits: `10\,000 \pi` -> `10000 \pi`."""
+    return _GROUPED.sub(lambda found: _GAP.sub("", found.group()), text)
+
+
+def other_base(gold: str, answer: str) -> bool:
+    """Whether the answer is a numeral in another base than the gold answer's. Both without spacing.
+
+    An answer may leave out the base that the problem asks for.
+    """
+    found = _BASE.fullmatch(answer)
+    return bool(found) and _base_of(answer) != _base_of(gold)
+
+
+def _base_of(text: str) -> str:
+    found = _BASE.fullmatch(text)
+    return found.group(1) if found else "10"

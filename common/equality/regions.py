@@ -1,0 +1,80 @@
+r"""Sets of real numbers, however they are written: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x \ne 3`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from latex2sympy2_extended.logic import And
+from sympy import Complement, FiniteSet, Intersection, Interval, Ne, S, Set, Union, oo
+from sympy.core.relational import Relational
+
+from common.equality.texts import SPACE, TEXT, split_outside
+
+_BUILDER = re.compile(
+    r"(?:\\left\s*)?\\\{\s*[A-Za-z]\s*(?:\\in\s*(?:\\mathbb\s*\{?R\}?|\\R)\s*)?(?:\\mid|:|\||\\vert)(.*?)(?:\\right\s*)?\\\}"
+)
+_OR = re.compile(rf"{TEXT}\{{[\s,]*or\s*\}}|\bor\b|\\lor\b|\\vee\b")
+_AND = re.compile(rf"{TEXT}\{{[\s,]*and\s*\}}|\band\b|\\land\b|\\wedge\b|,")
+_RELATION = re.compile(r"<|>|\\[lg]e(?:q|qslant)?\b|\\[lg]t\b|\\neq?\b|\\not")
+_EDGE = re.compile(rf"^(?:{SPACE}|,)+|(?:{SPACE}|,)+$")
+
+Parse = Callable[[str], object]
+
+
+def is_relation(text: str) -> bool:
+    """Whether a text may be an inequality."""
+    return _RELATION.search(text) is not None
+
+
+def region(text: str, parse: Parse) -> Set | None:
+    """The set of real numbers that a text describes; None where it describes none that is understood."""
+    if built := _BUILDER.fullmatch(text.strip()):
+        text = built.group(1)
+    if not is_relation(text):
+        parsed = parse(text)
+        return parsed if isinstance(parsed, Set) else None
+    pieces = [
+        [_relation(part, parse) for part in split_outside(piece, _AND)] for piece in split_outside(text, _OR)
+    ]
+    sets = [_intersection(piece) for piece in pieces]
+    known = [one for one in sets if one is not None]
+    return Union(*known) if len(known) == len(sets) else None
+
+
+def variable(text: str, parse: Parse) -> str | None:
+    """The one variable of an inequality's first relation; None where there is none."""
+    first = split_outside(split_outside(text, _OR)[0], _AND)[0]
+    parsed = parse(_EDGE.sub("", first))
+    names = {s.name for s in parsed.free_symbols} if isinstance(parsed, Relational | And) else set()
+    return names.pop() if len(names) == 1 else None
+
+
+def _intersection(parts: list[Set | None]) -> Set | None:
+    known = [part for part in parts if part is not None]
+    return Intersection(*known) if len(known) == len(parts) else None
+
+
+def _relation(text: str, parse: Parse) -> Set | None:
+    parsed = parse(_EDGE.sub("", text))
+    relations = parsed._unsorted_args if isinstance(parsed, And) else [parsed]
+    return _intersection([_interval(one) if isinstance(one, Relational) else None for one in relations])
+
+
+def _interval(relation: Relational) -> Set | None:
+    """`x < 2` as an interval. Anything but a variable against a number is None."""
+    if relation.rhs.is_Symbol:
+        relation = relation.reversed
+    symbol, end = relation.lhs, relation.rhs
+    if not symbol.is_Symbol or end.free_symbols or not end.is_extended_real:
+        return None
+    if isinstance(relation, Ne):
+        return Complement(S.Reals, FiniteSet(end))
+    below = {"<": Interval.open(-oo, end), "<=": Interval(-oo, end)}
+    above = {">": Interval.open(end, oo), ">=": Interval(end, oo)}
+    return {**below, **above}.get(relation.rel_op)
+
+
+def same_region(gold: Set, answer: Set) -> bool:
+    """Whether two sets have the same elements, exactly."""
+    return gold == answer or gold.symmetric_difference(answer) is S.EmptySet

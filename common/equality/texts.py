@@ -1,0 +1,128 @@
+r"""An answer's text without what people put around it, and the size beyond which it is not parsed at all.
+
+Everything here is linear in the text and safe on a hostile one.
+"""
+
+from __future__ import annotations
+
+import re
+
+BOXED = "\\boxed{"
+SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
+"""One piece of spacing in LaTeX, as a regular expression."""
+
+TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
+"""A command that sets its argument as words."""
+
+_LEAD = re.compile(
+    r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
+)
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_SPACING = re.compile(r"\\[,;:! ]|~|(?<!\d) | (?!\d)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_SYMBOLS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "÷": r"\div ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "≈": r"\approx ",
+        "∞": r"\infty ",
+        "π": r"\pi ",
+        "°": r"^\circ ",
+        "±": r"\pm ",
+        "²": "^2",
+        "³": "^3",
+        "∅": r"\emptyset ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "→": r"\to ",
+        "⇒": r"\Rightarrow ",
+        "∴": r"\therefore ",
+        "…": r"\ldots ",
+        "ℝ": r"\mathbb{R}",
+        "\u00a0": " ",
+        "\u2009": r"\,",
+        "\u202f": r"\,",
+    }
+)
+
+
+def bare(text: str) -> str:
+    r"""The answer without its wrapping: white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}`, "The answer is".
+
+    Mathematical Unicode characters become their LaTeX commands.
+    """
+    text = text.translate(_SYMBOLS)
+    before = None
+    while text != before:
+        before = text
+        text = text.strip()
+        if lead := _LEAD.match(text):
+            text = text[lead.end() :]
+        if text.endswith(".") and not text.endswith((r"\.", "..")):
+            text = text[:-1].rstrip()
+        for opening, closing in _DELIMITERS:
+            inner = text[len(opening) : -len(closing)]
+            if text.startswith(opening) and text.endswith(closing) and opening not in inner and inner:
+                text = inner
+        if text.startswith(BOXED) and closing_brace(text, len(BOXED) - 1) == len(text) - 1:
+            text = text[len(BOXED) : -1]
+    return _unboxed(text) if BOXED in text else text
+
+
+def _unboxed(text: str) -> str:
+    r"""`\boxed{(1,2)} and \boxed{(3,4)}` -> `(1,2) and (3,4)`: every box is a part of the answer."""
+    while (start := text.rfind(BOXED)) >= 0:
+        end = closing_brace(text, start + len(BOXED) - 1)
+        if end < 0:
+            return text
+        text = f"{text[:start]} {text[start + len(BOXED) : end]} {text[end + 1 :]}"
+    return " ".join(text.split())
+
+
+def closing_brace(text: str, start: int) -> int:
+    """Index of the brace that closes the one at `start`; -1 where none does."""
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "{") - (text[i] == "}")
+        if depth == 0:
+            return i
+    return -1
+
+
+def tight(text: str) -> str:
+    """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma stands without braces."""
+    return _SPACING.sub("", " ".join(text.replace("{,}", ",").split()))
+
+
+def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Parts of the text between the separators that stand in no bracket."""
+    parts, start, depth, i = [], 0, 0, 0
+    while i < len(text):
+        if not depth and (found := separator.match(text, i)) and found.end() > i:
+            parts.append(text[start:i])
+            start = i = found.end()
+            continue
+        depth = max(0, depth + (text[i] in "([{") - (text[i] in ")]}"))
+        i += 1
+    return [*parts, text[start:]]
+
+
+def letters(text: str) -> set[str]:
+    """Variables of a text: its letters and Greek letters, without commands, words, `e` and `i`."""
+    text = re.sub(TEXT + r"\{[^{}]*\}", "", text)
+    greek = set(re.findall(rf"\\(?:{GREEK})\b", text))
+    return greek | set(re.findall(r"[A-Za-z]", _COMMAND.sub(" ", text))) - {"e", "i"}
+
+
+GREEK = (
+    "alpha|beta|gamma|delta|varepsilon|epsilon|zeta|eta|theta|vartheta|iota|kappa|lambda|mu|nu|xi|rho|sigma"
+    "|tau|varphi|phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|ell"
+)
+"""Commands that are variables. `\\pi` is a number."""

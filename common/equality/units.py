@@ -1,0 +1,212 @@
+r"""What an answer measures: `2\text{ hours }30\text{ minutes}`, `\$3\text{ million}`, `28 cm^2`.
+
+A unit may be left out, on either side. Where both sides name units that can be converted, their sizes count:
+`150\text{ minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word is part of the number always.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from common.equality.texts import SPACE
+from common.equality.unit_table import ONE, SCALES, UNKNOWN, Unit, unit_named
+
+_WORDS = r"\\(?:text(?:bf|rm|it|normal|up)?|mathrm|mbox)\s*\{([^{}\\]*)\}"
+_POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?"
+_END_TEXT = re.compile(_WORDS + _POWER + r"$")
+_END_SIGN = re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)\b\s*\}?|\\degree|\\\$|\\euro|\\pounds|[$€£¢])$")
+_END_WORD = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)\.?" + _POWER + r"$")
+_END_SPACE = re.compile(rf"(?:{SPACE}|\{{\s*\}})+$")
+_MONEY = re.compile(r"\s*(-?)\s*(\\?\$|\\euro\b|\\pounds\b|[€£])\s*(?=[\d.\\(-])")
+_FRACTION = r"\\[dt]?frac\s*\{\d+\}\s*\{\d+\}"
+_END_NUMBER = re.compile(rf"(?:\d[\d,]*(?:\.\d+)?|\.\d+|\d+/\d+|(?:\d+\s*)?{_FRACTION})$")
+_END_CONNECTIVE = re.compile(rf"(?:,|{SPACE}|\band\b|\\text\s*\{{\s*(?:,|and)\s*\}})+$")
+_TOKEN = re.compile(r"[A-Za-z]+|/|\^-?\d|[$€£¢]")
+
+_NO_UNIT = frozenset(
+    [
+        "or",
+        "not",
+        "no",
+        "never",
+        "except",
+        "but",
+        "minus",
+        "plus",
+        "times",
+        "half",
+        "halves",
+        "third",
+        "thirds",
+        "quarter",
+        "quarters",
+        "if",
+        "when",
+        "unless",
+        "than",
+        "least",
+        "most",
+        "mod",
+        "modulo",
+        "and",
+        "wrong",
+        "false",
+        "i",
+        "j",
+        "e",
+        "k",
+        "n",
+        "x",
+        "y",
+        "z",
+        "d",
+    ]
+)
+"""Words that say more than what is counted. What stands in a text command with one of them is no unit."""
+
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+_BARE_LETTERS = {"m", "g", "s", "h", "L"}
+"""Single letters that are units without a text command, after a number and a space. Others are variables."""
+
+
+MOST_TERMS = 5
+"""Most units in one quantity: weeks, days, hours, minutes, seconds."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """One number with its unit. `scale` belongs to the number; `unit` is None where none is named."""
+
+    value: str
+    scale: int
+    unit: Unit | None
+
+    @property
+    def factor(self) -> Fraction:
+        """Size of the unit; 1 where there is none, or none that can be converted."""
+        return self.unit.factor if self.unit and self.unit.dimensions is not None else Fraction(1)
+
+
+Total = tuple[tuple[str, Fraction], ...]
+"""Terms to be added: (value, factor)."""
+
+
+def measured(text: str, most: int = MOST_TERMS) -> tuple[Term, ...]:
+    """The terms of a quantity; one, mostly. A text that is none comes back as one term without a unit.
+
+    Several only in falling units of one dimension: `5 ft 6 in`. `5 cm, 3 cm` is a list.
+    """
+    term = _term(text)
+    if not (term.unit and term.unit.dimensions) or not (number := _END_NUMBER.search(term.value)):
+        return (term,)
+    head = _END_CONNECTIVE.sub("", term.value[: number.start()])
+    before = measured(head, most - 1) if most > 1 and head.strip() else ()
+    dimensions = [t.unit.dimensions if t.unit else None for t in before]
+    if not before or set(dimensions) != {term.unit.dimensions} or before[-1].factor <= term.factor:
+        return (term,)
+    return (*before, Term(number.group(), term.scale, term.unit))
+
+
+def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
+    """Pairs of sums of which one must be equal for the answer to be right. None at all: the units differ.
+
+    A side without a unit, or with one that cannot be converted, is taken in any unit that the other side names.
+    """
+    one, other = measured(gold), measured(answer)
+    units = one[0].unit, other[0].unit
+    if units[0] and units[1] and units[0].dimensions is not None and units[1].dimensions is not None:
+        if units[0].dimensions == units[1].dimensions:
+            return [(_sum(one, Fraction(1)), _sum(other, Fraction(1)))]
+        if not _power_left_out(units[0], units[1]):
+            return []
+    return [(_sum(one, g.factor), _sum(other, a.factor)) for g in one for a in other]
+
+
+def _sum(terms: tuple[Term, ...], unit: Fraction) -> Total:
+    return tuple((term.value, term.scale * term.factor / unit) for term in terms)
+
+
+def _power_left_out(one: Unit, other: Unit) -> bool:
+    """cm for cm²: which power is meant, the problem says."""
+    dimensions, others = one.dimensions or (), other.dimensions or ()
+    if len(dimensions) != 1 or len(others) != 1 or dimensions[0][0] != others[0][0]:
+        return False
+    n, m = dimensions[0][1], others[0][1]
+    return n > 0 < m and one.factor**m == other.factor**n
+
+
+def _term(text: str) -> Term:
+    rest = text
+    while (shorter := _without_last_unit(rest, first=rest is text)) is not None:
+        rest = shorter
+    tokens = _tokens(text[len(rest) :])
+    sign = ""
+    if money := _MONEY.match(rest):
+        tokens.append(money.group(2))
+        sign, rest = money.group(1), rest[money.end() :]
+    rest = _END_SPACE.sub("", rest)
+    if not tokens or not rest.strip():
+        return Term(text, 1, None)
+    scale, unit = _product(tokens)
+    return Term(sign + rest, scale, unit)
+
+
+def _without_last_unit(text: str, first: bool) -> str | None:
+    """The text before its last piece of a unit; None where it ends in none. A slash may stand between two pieces."""
+    text = _END_SPACE.sub("", text)
+    if text.endswith("/") and not first:
+        text = _END_SPACE.sub("", text[:-1])
+    for pattern in (_END_TEXT, _END_SIGN, _END_WORD):
+        if found := pattern.search(text):
+            fits = pattern is _END_SIGN or (
+                _is_unit(found) if pattern is _END_TEXT else _is_plain_unit(found)
+            )
+            return text[: found.start()] if fits else None
+    return None
+
+
+def _is_unit(found: re.Match[str]) -> bool:
+    """Whether the words of a text command name what is counted: no digits, and none of the words that say more."""
+    words = re.sub(r"\^-?\d", "", found.group(1))
+    names = re.findall(r"[A-Za-z]+", words.lower())
+    inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
+    return bool(names) and not re.search(r"\d", words) and not _NO_UNIT & set(inner)
+
+
+def _is_plain_unit(found: re.Match[str]) -> bool:
+    """Whether a word without a text command is a unit: one of the tables', after something that it can count."""
+    word, before = found.group(1), found.string[: found.start()]
+    if len(word) == 1:
+        return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
+    known = unit_named(word) or word.lower() in {*SCALES, *_POWERS, "per", "unit", "units", "degrees"}
+    return bool(known and before.strip())
+
+
+def _tokens(unit: str) -> list[str]:
+    words = re.sub(r"\^\s*\{?\s*\\(?:circ|degree)\b\s*\}?|\\degree", " degree ", unit)
+    words = words.replace(r"\euro", "€").replace(r"\pounds", "£")
+    words = re.sub(_WORDS, r" \1 ", words)
+    words = re.sub(r"\^\s*\{?\s*(-?\d)\s*\}?", r" ^\1 ", words)
+    return [token.lower() for token in _TOKEN.findall(words) if token.lower() != "and"]
+
+
+def _product(tokens: list[str]) -> tuple[int, Unit | None]:
+    """Scale and unit of words in order. `per` and `/` divide by what follows, `square` and `^2` raise to a power."""
+    scale, unit, sign, power, last = 1, ONE, 1, 1, None
+    for token in tokens:
+        if token in SCALES and last is None:
+            scale *= SCALES[token]
+        elif token in ("per", "/"):
+            sign = -1
+        elif token in _POWERS and not token.endswith("d"):
+            power = _POWERS[token]
+        elif token in _POWERS or token.startswith("^"):
+            exponent = _POWERS.get(token) or int(token[1:])
+            unit = unit.times(last.power(exponent - 1)) if last else UNKNOWN
+        else:
+            named = unit_named(token.removeprefix("\\")) or UNKNOWN
+            last = named.power(sign * power)
+            unit, sign, power = unit.times(last), 1, 1
+    return scale, unit if last else None

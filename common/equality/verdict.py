@@ -1,0 +1,108 @@
+r"""Whether an answer is the gold answer: by text where that is plain, by mathematics where it must be.
+
+    gold, answer ─► bare texts ─► equal? numbers? words? ─► verdict
+                    └─ what is claimed (statements) ─► in which unit (units) ─► expressions.equal ─► verdict
+
+`quick_verdict` is linear in the text and safe on a hostile one. `math_equal` may run for ever or take all memory:
+only the killable processes of `actors.verifier.pool` call it on a model's answers.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from common.equality.numerals import canonical_number, other_base
+from common.equality.sizes import bounded
+from common.equality.statements import claim
+from common.equality.texts import bare, tight
+from common.equality.units import Total, totals
+from common.equality.words import canonical_words, plain_words, spelt_set
+
+Pairs = list[list[tuple[Total, Total]]]
+"""Every claimed value must be right; it is where one of its pairs (gold, answer) is equal."""
+
+
+def usable_gold(answer: str) -> bool:
+    """Whether accuracy can be judged against this gold answer: it parses and equals itself.
+
+    Meant for a data set's own answers, which are trusted to be finite work; a model's answers are not.
+    """
+    if not bounded(answer, max_chars=2000):
+        return False
+    if canonical_number(answer) is not None or canonical_words(answer) is not None:
+        return True
+    from common.equality import expressions
+
+    return all(
+        expressions.equal_totals(gold, gold)
+        for pairs in _claims(answer, answer) or [[]]
+        for gold, _ in pairs[:1]
+    )
+
+
+def quick_verdict(gold: str, answer: str) -> bool | None:
+    """Right or wrong where that is plain from the text; None where math-verify must decide.
+
+    Plain: equal text but for spacing; two numbers, with their units; words against words; numerals of two bases; what
+    claims no value.
+    """
+    verdict = _by_text(gold, answer)
+    if verdict is not None:
+        return verdict
+    claims = _claims(bare(gold), bare(answer))
+    if claims is None or not all(claims):
+        return False
+    verdicts = [_by_number(pairs) for pairs in claims]
+    if False in verdicts:
+        return False
+    return True if None not in verdicts else None
+
+
+def math_equal(gold: str, answer: str) -> bool:
+    """The judgement of mathematics. Unbounded in time and memory: call it in a process that can be killed."""
+    from common.equality import expressions
+
+    verdict = quick_verdict(gold, answer)
+    if verdict is not None:
+        return verdict
+    return all(
+        any(expressions.equal_totals(one, other) for one, other in pairs)
+        for pairs in _claims(bare(gold), bare(answer)) or []
+    )
+
+
+def _by_text(gold: str, answer: str) -> bool | None:
+    # Of the texts with their spacing, which tells a list from a number.
+    numbers = canonical_number(gold), canonical_number(answer)
+    if numbers[0] is not None and numbers[1] is not None:
+        return numbers[0] == numbers[1]
+    one, other = tight(bare(gold)), tight(bare(answer))
+    if one == other:
+        return True
+    words = canonical_words(gold)
+    if words is not None and len(words) > 1 and not spelt_set(gold):
+        return words == (canonical_words(answer) or plain_words(bare(answer)))
+    return None
+
+
+def _claims(gold: str, answer: str) -> Pairs | None:
+    gold, answer = spelt_set(gold) or gold, spelt_set(answer) or answer
+    values = claim(gold, answer)
+    if values is None or any(other_base(tight(gold), tight(value)) for value in values):
+        return None
+    return [totals(gold, value) for value in values]
+
+
+def _by_number(pairs: list[tuple[Total, Total]]) -> bool | None:
+    """Whether one pair is equal, where both sides of all are plain numbers."""
+    sums = [(_number(one), _number(other)) for one, other in pairs]
+    if any(one is None or other is None for one, other in sums):
+        return None
+    return any(one == other for one, other in sums)
+
+
+def _number(total: Total) -> Fraction | None:
+    numbers = [(canonical_number(value), factor) for value, factor in total]
+    if any(number is None for number, _ in numbers):
+        return None
+    return sum((Fraction(number) * factor for number, factor in numbers if number), Fraction(0))

@@ -1,0 +1,178 @@
+"""One cell of a study in one process, without servers: the coordinator's phases, the project's objective and optimizer.
+
+    prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one optimizer step ─► exact evaluation
+
+It is on-policy: batch b is sampled on version b, as a run with `rollout.max_staleness: 0` does. Only recall tasks
+(`deploy.tasks`) can be trained this way, for their evaluation is exact and their completions are short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import init_process_group, is_initialized
+from transformers import PreTrainedTokenizerBase
+
+from actors.coordinator.allocation import divide_round, rounds_of
+from actors.coordinator.cycles import BatchAllocation
+from actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
+from allocator.priors import Prior, make_prior
+from common.config import Config
+from common.files import replace_text
+from common.order import batch_rows
+from common.prompts import load_tokenizer, render
+from common.types import Group, Prompt, Rollout
+from deploy.study.local_sampler import LocalSampler
+from deploy.tasks.recall import TRAINED, ExactSuccess, RecallTask, load_task
+from learner.batch import micro_batches
+from learner.engine import Engine, set_device
+from learner.records import group_record
+from learner.train import estimator_of, samples_at
+
+CURVES = "curves.json"
+KS = (1, 4, 16, 64, 256)
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a cell works with."""
+
+    config: Config
+    prompts: list[Prompt]
+    prior: Prior
+    engine: Engine
+    sampler: LocalSampler
+    watched: dict[str, ExactSuccess]
+
+
+def run_cell(config: Config, every: int) -> Path:
+    """Train the cell in its run folder, evaluating each `every` steps; returns the file of its curves, written last.
+
+    Raises ConfigError for a model that is not a recall task's.
+    """
+    folder = Path(config.run.folder) / config.run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = _prepare(config)
+    curves: dict[str, list[dict[str, float]]] = {name: [] for name in parts.watched}
+    steps, began = [], time.monotonic()
+    with (folder / "groups.jsonl").open("w") as records:
+        for step in range(config.learner.steps + 1):
+            if step % every == 0 or step == config.learner.steps:
+                for name, success in parts.watched.items():
+                    curves[name].append({"step": step, **_figures(success(parts.engine.hf))})
+            if step == config.learner.steps:
+                break
+            groups = asyncio.run(_batch(parts, step))
+            steps.append(_train(parts, step, groups))
+            records.writelines(json.dumps(group_record(step, g, config)) + "\n" for g in groups)
+    found = {
+        "arm": config.run.name.rpartition("-seed")[0],
+        "seed": config.run.seed,
+        "curves": curves,
+        "success": {name: s(parts.engine.hf).sum(axis=1).tolist() for name, s in parts.watched.items()},
+        "steps": steps,
+        "seconds": time.monotonic() - began,
+    }
+    replace_text(folder / CURVES, json.dumps(found))
+    return folder / CURVES
+
+
+def _prepare(config: Config) -> Parts:
+    task = load_task(Path(config.model.path).parent)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompts = _prompts(config, task, tokenizer)
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
+    set_device(config, 0)
+    if not is_initialized():
+        init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    engine = Engine(config, rank=0, world=1)
+    allocation = config.allocation
+    return Parts(
+        config,
+        prompts,
+        make_prior(allocation.prior, len(prompts), allocation.alpha, allocation.beta),
+        engine,
+        LocalSampler(engine.hf, tokenizer, config),
+        {name: ExactSuccess(task, name, tokenizer) for name in task.sets},
+    )
+
+
+def _prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    rows = [(task.questions[i], "|".join(task.right[i])) for i in task.sets[TRAINED]]
+    return [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
+
+
+async def _batch(parts: Parts, step: int) -> list[Group]:
+    """The groups of batch `step`, sampled on the present weights; then the prior learns from it."""
+    config, rollout = parts.config, parts.config.rollout
+    parts.sampler.version = step
+    places = batch_rows(
+        step, rollout.prompts_per_batch, len(parts.prompts), config.run.seed, config.data.shuffle
+    )
+    rows = np.array([row for _, row in places], dtype=np.int64)
+    batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows))
+    size, groups = rollout.prompts_per_shard, list[Group]()
+    for index in range(rollout.shards):
+        own = places[index * size : (index + 1) * size]
+        shard = Shard(
+            run=config.run.name,
+            batch=step,
+            index=index,
+            epochs=tuple(epoch for epoch, _ in own),
+            prompts=tuple(parts.prompts[row] for _, row in own),
+            pre_rollouts=rollout.pre_rollouts,
+            seed=config.run.seed,
+            tokenizer="",
+        )
+        groups += await _shard(parts, shard, batch)
+    parts.prior.update(rows, np.array([g.successes for g in groups], dtype=np.int64), rollout.pre_rollouts)
+    return groups
+
+
+async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Group]:
+    async def sample(draw: Draw) -> list[Rollout]:
+        return await parts.sampler.sample(shard.prompts[draw.place], draw.phase, draw.n)
+
+    divide = partial(divide_round, parts.config, batch, [p.index for p in shard.prompts])
+    plan = await phase_a(shard, sample, divide)
+    for _ in range(rounds_of(parts.config, batch.rule) - 1):
+        plan = await next_round(shard, plan, sample, divide)
+    order = {group: i for i, group in enumerate(shard.ids)}
+    return sorted([group async for group in phase_b(shard, plan, sample)], key=lambda g: order[g.id])
+
+
+def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
+    """One optimizer step on `groups`; returns what is recorded of it."""
+    config = parts.config
+    samples = samples_at(config, groups, step)
+    micro, _ = micro_batches(samples, config.learner.tokens_per_microbatch, packed=False)
+    update = parts.engine.step(micro)
+    rewards = [estimator_of(config).rewards(g) for g in groups]
+    return {
+        "step": step,
+        "hits": float(np.mean([g.hits > 0 for g in groups])),
+        "signal": float(np.mean([np.ptp(r) > 0 for r in rewards])),
+        "rollouts": float(sum(g.size for g in groups)),
+        "tokens": float(sum(g.tokens for g in groups)),
+        "entropy": float(-np.mean([r.logprobs.sum() for g in groups for r in g.rollouts])),
+        "grad_norm": update.grad_norm,
+    }
+
+
+def _figures(success: np.ndarray) -> dict[str, float]:
+    """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of their entropy)."""
+    total = success.sum(axis=1)
+    share = success / np.maximum(total, 1e-300)[:, None]
+    ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
+    return {
+        **{f"pass@{k}": float(np.mean(1 - (1 - total) ** k)) for k in KS},
+        "ways": float(ways.mean()),
+    }

@@ -1,0 +1,97 @@
+"""`hora study FILE --loop`: every cell of a study in a process of its own, without servers, and the report of their curves."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from common.errors import HoraError
+from common.load import differences, dump_yaml, load
+from deploy.study.cells import Cell, cells, load_study
+from deploy.study.loop import CURVES, run_cell
+from evaluation.report.curves_report import Rules, write_curves_report
+
+
+def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
+    """Train the missing cells of the study, `parallel` at a time (default: a processor each), and report on all.
+
+    False when a cell failed. An interrupted study goes on with the cells that have no curves yet.
+    """
+    console, plan = Console(), load_study(source)
+    folder = (out or Path("studies") / plan.name).resolve()
+    todo = [c for c in cells(plan, folder, held_out=False) if not _finished(c, folder)]
+    failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
+    for cell, reason in failed:
+        console.print(f"{cell.name} failed: {reason}", markup=False, soft_wrap=True)
+    curves = {arm: {s: folder / f"{arm}-seed{s}" / CURVES for s in plan.seeds} for arm in plan.arms}
+    design = plan.design
+    comparisons = design.comparisons or tuple(
+        (a, plan.compared_with) for a in plan.arms if a != plan.compared_with
+    )
+    path = write_curves_report(
+        folder / "report",
+        plan.title or plan.name,
+        curves,
+        Rules(comparisons, **design.model_dump(exclude={"comparisons", "every"})),
+    )
+    console.print(path.read_text(), markup=False)
+    console.print(f"report: {path}", markup=False, soft_wrap=True)
+    return not failed
+
+
+def _finished(cell: Cell, out: Path) -> bool:
+    """Whether the cell has its curves. Raises ConfigError where they are of other settings."""
+    folder = cell.folder(out)
+    if not (folder / CURVES).exists():
+        return False
+    changed = [
+        d
+        for d in differences(load(str(folder / "config.yaml")), cell.config)
+        if not d.startswith("run.folder")
+    ]
+    if changed:
+        raise HoraError(
+            f"{folder}: was trained with other settings ({'; '.join(changed)}); choose another --out, or remove it"
+        )
+    return True
+
+
+def _run_all(
+    todo: list[Cell], every: int, parallel: int, out: Path, console: Console
+) -> list[tuple[Cell, str]]:
+    failed = list[tuple[Cell, str]]()
+    context = multiprocessing.get_context("spawn")  # torch does not survive a fork
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with (
+        Progress(*columns, console=console) as bar,
+        ProcessPoolExecutor(min(parallel, max(1, len(todo))), mp_context=context) as pool,
+    ):
+        task = bar.add_task("cells", total=len(todo))
+        started: dict[Future[Path], Cell] = {pool.submit(_run, c, every, out): c for c in todo}
+        try:
+            for future in as_completed(started):
+                if error := future.exception():
+                    failed.append((started[future], f"{type(error).__name__}: {error}"))
+                bar.advance(task)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True, wait=False)
+            console.print("\nstopped; the same command goes on with the study.")
+            raise SystemExit(130) from None
+    return failed
+
+
+def _run(cell: Cell, every: int, out: Path) -> Path:
+    folder = cell.folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(dump_yaml(cell.config))
+    return run_cell(cell.config, every)

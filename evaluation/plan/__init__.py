@@ -1,0 +1,1 @@
+"""`hora plan`: what each allocation rule would do on the prompts whose counts were recorded."""

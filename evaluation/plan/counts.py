@@ -1,0 +1,141 @@
+"""Recorded counts of successes: from a file of counts, a run's records or a result of `hora eval`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from allocator.posterior import Float, Int
+from common.errors import ConfigError
+from evaluation.results import read_result
+
+LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
+
+
+class CountsError(ConfigError):
+    """Counts that no plan can be made from: names the file, the line and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """`successes` (m,) among `trials` (m,) of m prompts; `tokens` (m,) of all trials of each, where they were recorded."""
+
+    successes: Int
+    trials: Int
+    tokens: Float | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reach(self) -> int:
+        """The largest group size that can be foretold: nine prompts in ten have as many trials."""
+        return int(np.quantile(self.trials, 0.1, method="lower"))
+
+
+def read_counts(source: Path) -> Counts:
+    """Counts in `source`: a .jsonl file, the folder of a run, a result of `hora eval` (.json) or its folder.
+
+    Raises CountsError for a line that is no count and for fewer than 100 prompts.
+    """
+    if not source.exists():
+        raise CountsError(f"{source}: no such file or folder")
+    if source.is_dir():
+        counts = _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
+    else:
+        counts = _of_result(source) if source.suffix == ".json" else _of_lines(source)
+    if len(counts.trials) < LEAST_PROMPTS:
+        raise CountsError(
+            f"{source}: {len(counts.trials)} prompts say too little about how rates are distributed: a plan needs "
+            f"{LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
+        )
+    if len(counts.trials) < ENOUGH_PROMPTS:
+        note = f"{len(counts.trials)} prompts are few; {ENOUGH_PROMPTS} make the intervals a plan can be built on"
+        return Counts(counts.successes, counts.trials, counts.tokens, (*counts.notes, note))
+    return counts
+
+
+def _of_lines(path: Path) -> Counts:
+    rows: list[tuple[int, int, float | None]] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        place = f"{path}:{number}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise CountsError(f"{place}: not JSON ({error})") from error
+        rows.append(_row(place, record))
+        name = str(record.get("id", number))
+        if name in seen:
+            raise CountsError(f"{place}: id {name!r} stands on line {seen[name]} already; one line a prompt")
+        seen[name] = number
+    return _counts(path, rows)
+
+
+def _row(place: str, record: Any) -> tuple[int, int, float | None]:
+    if not isinstance(record, dict):
+        raise CountsError(f'{place}: not a record; expected {{"id", "successes", "trials", "tokens"?}}')
+    successes, trials = (_whole(place, record, key) for key in ("successes", "trials"))
+    if trials == 0 or successes > trials:
+        raise CountsError(f"{place}: successes ({successes}) must be in 0..trials ({trials}), trials above 0")
+    tokens = record.get("tokens")
+    if tokens is not None and not (isinstance(tokens, int | float) and tokens >= 0):
+        raise CountsError(f"{place}: tokens ({tokens!r}) must be the number of tokens of all trials")
+    return successes, trials, tokens
+
+
+def _whole(place: str, record: Mapping[str, Any], key: str) -> int:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise CountsError(f"{place}: {key} ({value!r}) must be a whole number from 0")
+    return value
+
+
+def _counts(path: Path, rows: Sequence[tuple[int, int, float | None]], notes: tuple[str, ...] = ()) -> Counts:
+    lengths = [tokens for _, _, tokens in rows if tokens is not None]
+    if lengths and len(lengths) < len(rows):
+        raise CountsError(
+            f"{path}: {len(rows) - len(lengths)} of {len(rows)} lines have no tokens: give them for all prompts or for none"
+        )
+    counts = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
+    return Counts(counts[:, 0], counts[:, 1], np.array(lengths) if lengths else None, notes)
+
+
+def _of_run(folder: Path) -> Counts:
+    """The newest group of every prompt: all its rollouts, for what decided their number looked at counts only."""
+    path, newest = folder / "groups.jsonl", {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            newest[record["prompt_index"]] = (
+                int(record["hits"]),
+                int(record["size"]),
+                float(record["tokens"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise CountsError(f"{path}:{number}: not a group's record ({error})") from error
+    note = "rates moved while this run trained: the newest group of every prompt counts"
+    return _counts(path, list(newest.values()), (note,))
+
+
+def _only_result(folder: Path) -> Path:
+    found = sorted([*folder.glob("*-step*.json"), *folder.glob("evaluation/*-step*.json")])
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise CountsError(
+            f"{folder}: holds neither groups.jsonl nor exactly one result of `hora eval` ({names})"
+        )
+    return found[0]
+
+
+def _of_result(path: Path) -> Counts:
+    result = read_result(path)
+    note = (
+        f"these are counts of {result.title}: held-out problems are not training prompts, and what they foretell is not "
+        "what training will meet"
+    )
+    rows = [(correct, result.samples, None) for correct in result.correct]
+    return _counts(path, rows, (note,))

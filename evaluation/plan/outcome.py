@@ -1,0 +1,133 @@
+"""What one rule does to prompts of every rate: the distribution of a group's successes and size after all rounds.
+
+Exact for a large batch. A prompt's state is its successes and rollouts; each round the allocator divides its budget over the
+states in the shares that the mixture gives them, and every state moves on by a binomial. No sampling, so rules can be
+compared to the last digit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from allocator.mixture import GRID, log_binomial
+from allocator.posterior import Float, Int
+from allocator.problem import Problem, serve
+from allocator.rules import get_rule
+from allocator.rules.base import Sampled
+from allocator.session import tiers
+from allocator.special import log_gamma
+
+PROMPTS = 20_000  # that stand for the batch, and PER_STATE more for each state
+PER_STATE = 20
+PRUNED = 1e-7  # probability below which, at every rate, a state is dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to divide Γ·G rollouts: rule, stop, rounds R, pre-rollouts G0 and mean group size G."""
+
+    rule: str
+    stop: str
+    rounds: int
+    pre_rollouts: int
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """Per rate of GRID, all (K,): probability of a hit and of a mixed group, mean group size, expected GRPO update.
+
+    The update is E[√(q(1-q)(n-1)/n)] with q the group's share of successes: how far a group of n moves the logit of its
+    success rate under advantages divided by the deviation.
+    """
+
+    hits: Float
+    signal: Float
+    size: Float
+    update: Float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """States (S,) of a prompt, and `probability` (K, S) of each at each rate."""
+
+    successes: Int
+    trials: Int
+    probability: Float
+
+
+def outcome(arm: Arm, weights: Float) -> Outcome:
+    """Of `arm` in a large batch whose rates are distributed with `weights` (K,) on GRID."""
+    states = _phase_a(arm.pre_rollouts)
+    left = float(arm.group_size - arm.pre_rollouts)
+    rounds = 1 if arm.rule == "uniform" else arm.rounds
+    for later in range(rounds, 0, -1):
+        share = left / later
+        states = _advance(states, _mean_extra(arm, states, weights, share))
+        left -= share
+    return _summary(states)
+
+
+def _phase_a(pre_rollouts: int) -> States:
+    c = np.arange(pre_rollouts + 1)
+    return States(c, np.full(len(c), pre_rollouts), _binomial(np.full(len(c), pre_rollouts), c))
+
+
+def _binomial(trials: Int, successes: Int) -> Float:
+    """(K, E) probabilities at each rate of GRID."""
+    n, c = trials.astype(np.float64), successes.astype(np.float64)
+    choose = log_gamma(n + 1) - log_gamma(c + 1) - log_gamma(n - c + 1)
+    return np.asarray(np.exp(choose + log_binomial(trials, successes, GRID[:, None])))
+
+
+def _mean_extra(arm: Arm, states: States, weights: Float, share: float) -> Float:
+    """(S,) rollouts that a prompt of each state gets in a round of `share` per prompt, on average over its members."""
+    members = (
+        np.floor((PROMPTS + PER_STATE * len(states.trials)) * (weights @ states.probability)).astype(np.int64)
+        + 1
+    )
+    of = np.repeat(np.arange(len(members)), members)
+    pre = np.int64(arm.pre_rollouts)
+    sampled = Sampled(states.successes[of], states.trials[of], states.trials[of] - pre)
+    problem = Problem(sampled, (1.0, 1.0), None)
+    extra = serve(problem, tiers(get_rule(arm.rule), arm.stop, sampled), round(share * len(of)))
+    return np.asarray(np.bincount(of, weights=extra, minlength=len(members)) / members)
+
+
+def _advance(states: States, extra: Float) -> States:
+    """After a round: members of a state get the whole number below `extra` or the one above."""
+    low = np.floor(extra).astype(np.int64)
+    high = extra - low
+    state = np.concatenate([np.arange(len(low)), np.flatnonzero(high > 0)])
+    given = np.concatenate([low, low[high > 0] + 1])
+    part = np.concatenate([1 - high, high[high > 0]])
+    branch = np.repeat(np.arange(len(state)), given + 1)
+    first = np.cumsum(given + 1) - (given + 1)
+    hits = np.arange(len(branch)) - first[branch]
+    moved = states.probability[:, state[branch]] * part[branch] * _binomial(given[branch], hits)
+    return _merged(states.successes[state[branch]] + hits, (states.trials[state] + given)[branch], moved)
+
+
+def _merged(successes: Int, trials: Int, probability: Float) -> States:
+    width = int(trials.max()) + 1
+    keys, of = np.unique(successes * width + trials, return_inverse=True)
+    order = np.argsort(of, kind="stable")
+    starts = np.searchsorted(of[order], np.arange(len(keys)))
+    summed = np.add.reduceat(probability[:, order], starts, axis=1)
+    kept = summed.max(axis=0) > PRUNED
+    return States(keys[kept] // width, keys[kept] % width, summed[:, kept])
+
+
+def _summary(states: States) -> Outcome:
+    c, n, probability = states.successes, states.trials, states.probability
+    mixed: NDArray[np.bool_] = (c > 0) & (c < n)
+    q = c / n
+    update = np.sqrt(q * (1 - q) * (n - 1) / n)
+    total = probability.sum(axis=1)  # 1, but for what was dropped
+    hits, signal, size, moved = (
+        probability @ v / total for v in ((c > 0) * 1.0, mixed * 1.0, n * 1.0, update)
+    )
+    return Outcome(hits, signal, size, moved)

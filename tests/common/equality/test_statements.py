@@ -1,0 +1,116 @@
+"""What an answer claims: a value behind a name is right, an equation to solve, a step or two answers are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.equality import math_equal
+
+VALUES = [
+    ("28", "x=28"),
+    ("28", "x = 28"),
+    ("28", "28 = x"),
+    ("28", "x = y = 28"),
+    ("28", "f(3)=28"),
+    ("28", "f^{-1}(3) = 28"),
+    ("28", "S_{10} = 28"),
+    ("28", "x_1 = 28"),
+    ("28", "AB = 28"),
+    ("28", r"|AB| = 28"),
+    ("28", r"\overline{AB} = 28"),
+    ("28", r"\angle ABC = 28^\circ"),
+    ("28", r"m\angle A = 28"),
+    ("28", r"[ABC] = 28"),
+    ("28", "m+n = 28"),
+    ("28", r"\text{Area} = 28"),
+    ("28", r"\text{The value of } x = 28"),
+    ("28", r"27 + 1 = 28"),
+    ("28", r"\frac{56}{2} = 28"),
+    ("28", r"\theta = 28"),
+    (r"\frac{3}{5}", r"\sin B = \frac{3}{5}"),
+    (r"\frac{3}{4}", r"\tan\theta = \frac34"),
+    (r"\frac{1}{2}", r"P(X > 2) = \frac{1}{2}"),
+    ("28", r"\therefore 28"),
+    ("28", r"\Rightarrow x = 28"),
+    ("28", r"x \approx 28"),
+    (r"\frac{1}{3}", r"\frac{1}{3} \approx 0.33"),
+    ("28", r"x := 28"),
+    ("x+1", r"\frac{x^2-1}{x-1} = x+1"),
+    ("x^2+1", "f(x) = x^2+1"),
+    ("2x", r"\frac{dy}{dx} = 2x"),
+    ("x=5", "5"),
+    ("y=2x+3", "2x+3"),
+    ("y=2x+3", "y = 3+2x"),
+    ("x^2+y^2=28", "28 = y^2+x^2"),
+    (r"\{1,2,3\}", "1,2,3"),
+    (r"\{1,2,3\}", r"x \in \{1,2,3\}"),
+    (r"1,2,3,\ldots", r"1, 2, 3, \dots"),
+    ("28_9", "x = 28_9"),
+    ("28_9", "28_{9}"),
+    (r"\left(1,2\right)", "(x,y) = (1,2)"),
+    (r"2\frac{1}{2}", "2 1/2"),
+]
+NO_VALUE = [
+    ("28", "x^2=28"),
+    ("28", "27x=28"),
+    ("28", "28x=28"),
+    ("28", r"\neg 28"),
+    ("28", r"\lnot 28"),
+    ("28", r"27\Rightarrow 28"),
+    ("28", r"27 \implies 28"),
+    ("28", r"27 \iff 28"),
+    ("28", r"27 \to 28"),
+    ("28", r"x \mapsto 28"),
+    ("28", r"28\text{ or 27}"),
+    ("28", r"28\text{ or twenty-seven}"),
+    ("28", r"28\text{ and not }27"),
+    ("28", r"28 \lor 27"),
+    ("28", r"27 \wedge 28"),
+    ("28", "27 or 28"),
+    ("28", "28; 27"),
+    ("28", r"27 \sim 28"),
+    ("28", r"\ne 28"),
+    ("28", r"x \ne 28"),
+    ("28", r"x < 28"),
+    ("28", r"28\text{ at most}"),
+    ("28", r"x \equiv 28 \pmod{30}"),
+    ("28", r"7 \mid 28"),
+    ("28", r"27 \in 28"),
+    ("28", r"27 \\ 28"),
+    ("28", "@@ 28"),
+    ("28", "foo ## 28"),
+    ("28", r"\sqrt{x} = 28"),
+    ("28", r"|x| = 28"),
+    ("28", r"\log x = 28"),
+    ("28", r"e^x = 28"),
+    ("28", r"x + 5 = 28"),
+    ("28", "27 = 28"),
+    ("28", "x = 27 = 28"),
+    ("28", r"x = 28 \lor x = 27"),
+    ("28", r"x=28\text{ or }x=27"),
+    ("28", "x=28_9"),
+    ("28", "x = 28_{9}"),
+    ("28", r"28,\ldots"),
+    ("28", r"28\ldots"),
+    ("55", "27 28"),
+    ("10", r"2 \quad 8"),
+    ("0", "5x - 7y + 11z + 4 = 0"),
+    (r"\{1,2,3\}", r"1,2,3,\ldots"),
+    (r"\{1,2,3\}", r"\{1,2,3,\dots\}"),
+    (r"\{1,2,3\}", "1, 2, 3, ..."),
+    (r"1,2,3,\ldots", "1,2,3"),
+    ("28", r"27\cdot\boxed{28}"),
+    ("28", r"\boxed{27}\boxed{28}"),
+    ("x+1", "x^2 = x+1"),
+    ("2", "x^2-4=0, x=2"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), VALUES)
+def test_a_value_behind_a_name_is_the_value(gold: str, answer: str) -> None:
+    assert math_equal(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), NO_VALUE)
+def test_what_claims_no_value_is_wrong_although_the_number_is_in_it(gold: str, answer: str) -> None:
+    assert not math_equal(gold, answer)

@@ -1,0 +1,269 @@
+"""`hora plan`: predictions that real allocations keep, intervals that hold, refusals that name what is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from allocator import Session
+from allocator.mixture import GRID, fit_mixture, resampled_mixtures
+from benchmarks.plan_coverage import on_grid, study
+from deploy.cli import app
+from evaluation.plan.command import plan
+from evaluation.plan.counts import Counts, CountsError, read_counts
+from evaluation.plan.forecast import ARMS, arms, forecast
+from evaluation.plan.outcome import Arm, outcome
+
+ALL = [
+    Arm("uniform", "none", 1, 4, 16),
+    Arm("hit_utility", "none", 1, 4, 16),
+    Arm("hit_utility", "none", 3, 4, 16),
+    Arm("hit_utility", "hit", 4, 4, 16),
+    Arm("hit_or_miss", "none", 4, 4, 16),
+    Arm("hard_first", "none", 2, 4, 16),
+    Arm("variance", "none", 2, 4, 16),
+]
+
+
+def realised(arm: Arm, rates: np.ndarray, shard: int, rng: np.random.Generator) -> tuple[float, float, float]:
+    """Shares of prompts with a hit and of mixed groups, and mean GRPO update, by sessions of `shard` prompts each."""
+    hits, sizes = [], []
+    for start in range(0, len(rates), shard):
+        p = rates[start : start + shard]
+        rounds = 1 if arm.rule == "uniform" else arm.rounds
+        budget = len(p) * (arm.group_size - arm.pre_rollouts)
+        session = Session(len(p), budget, arm.rule, rounds=rounds, stop=arm.stop)
+        session.tell(rng.binomial(arm.pre_rollouts, p), arm.pre_rollouts)
+        while not session.done:
+            extra = session.ask()
+            session.tell(rng.binomial(extra, p), extra)
+        hits.append(session.successes)
+        sizes.append(session.trials)
+    c, n = np.concatenate(hits), np.concatenate(sizes)
+    q = c / n
+    update = np.sqrt(q * (1 - q) * (n - 1) / n)
+    return float((c > 0).mean()), float(((c > 0) & (c < n)).mean()), float(update.mean())
+
+
+@pytest.mark.parametrize("arm", ALL, ids=lambda arm: f"{arm.rule}-{arm.stop}-{arm.rounds}")
+def test_the_closed_form_is_what_sessions_of_a_large_batch_do(arm: Arm) -> None:
+    rng = np.random.default_rng(1)
+    rates = rng.beta(0.323, 0.143, 24_000)
+    found, weights = outcome(arm, on_grid(rates)), on_grid(rates)
+    expected = realised(arm, rates, len(rates), rng)
+    for value, seen in zip((found.hits, found.signal, found.update), expected, strict=True):
+        assert weights @ value == pytest.approx(seen, abs=0.006)
+    assert weights @ found.size == pytest.approx(arm.group_size, rel=0.01)
+
+
+def test_uniform_sampling_is_the_binomial() -> None:
+    found = outcome(Arm("uniform", "none", 1, 8, 32), fit_mixture(np.array([1, 30]), np.array([32, 32])))
+    np.testing.assert_allclose(found.hits, 1 - (1 - GRID) ** 32, atol=1e-6)
+    np.testing.assert_allclose(found.signal, 1 - (1 - GRID) ** 32 - GRID**32, atol=1e-6)
+    np.testing.assert_allclose(found.size, 32)
+
+
+def test_the_mixture_finds_prompts_that_are_never_solved() -> None:
+    rng = np.random.default_rng(2)
+    rates = np.where(rng.random(4000) < 0.3, 0.0, 0.5)
+    counts, trials = rng.binomial(32, rates), np.full(4000, 32)
+    weights = fit_mixture(counts, trials)
+    assert weights[GRID < 0.001].sum() == pytest.approx((rates == 0).mean(), abs=0.005)
+    assert weights[(GRID > 0.4) & (GRID < 0.6)].sum() == pytest.approx((rates > 0).mean(), abs=0.01)
+    again = resampled_mixtures(counts, trials, 5)
+    assert again.shape == (5, len(GRID))
+    np.testing.assert_allclose(again.sum(1), 1)
+    assert np.ptp(again[:, 0]) > 0
+
+
+@pytest.mark.parametrize("rates", ["paper", "logarithmic"])
+@pytest.mark.system
+def test_predictions_from_counts_are_met_by_the_first_batches(rates: str) -> None:
+    """Ten seeds: 300 prompts counted 64 times; then 4 batches of 60 of the same prompts, in shards of 15."""
+    chosen = [
+        Arm("uniform", "none", 1, 8, 32),
+        Arm("hit_utility", "none", 1, 8, 32),
+        Arm("hit_utility", "hit", 4, 8, 32),
+    ]
+    missed = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        draw = (
+            rng.beta(0.323, 0.143, 300) if rates == "paper" else np.exp(rng.uniform(np.log(1 / 300), 0, 300))
+        )
+        counts = Counts(rng.binomial(64, draw), np.full(300, 64), None)
+        for arm, row in zip(chosen, forecast(counts, chosen).rows, strict=True):
+            hits, signal, _ = realised(arm, rng.permutation(draw)[:240], 15, rng)
+            missed += not (row.hits_low - 0.02 <= hits <= row.hits_high + 0.02)
+            missed += not (row.signal_low - 0.02 <= signal <= row.signal_high + 0.02)
+    assert missed <= 3
+
+
+@pytest.mark.system
+def test_intervals_hold_what_they_promise() -> None:
+    hits, gain, signal, _, bias = study(lambda rng, m: rng.beta(0.504, 1.322, m), 300, 16, 12)
+    assert min(hits, signal) >= 0.85
+    assert gain >= 0.8
+    assert abs(bias) < 2
+
+
+@pytest.mark.system
+def test_two_hundred_arms_of_ten_thousand_prompts_take_seconds() -> None:
+    rng = np.random.default_rng(3)
+    counts = Counts(rng.binomial(64, rng.beta(0.323, 0.143, 10_000)), np.full(10_000, 64), None)
+    chosen = arms(ARMS, (1, 4), (4, 8), (12, 16, 24, 32, 48, 64))
+    began = time.process_time()
+    made = forecast(counts, chosen)
+    assert len(made.rows) >= 170
+    assert time.process_time() - began < 15  # about three; the benchmark machine may be slower
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return path
+
+
+def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(4)
+    rates = rng.beta(0.323, 0.143, n)
+    found = [
+        {"id": f"q{i}", "successes": int(rng.binomial(trials, p)), "trials": trials}
+        for i, p in enumerate(rates)
+    ]
+    if tokens:
+        for record, p in zip(found, rates, strict=True):
+            record["tokens"] = int(trials * (100 + 100 * (1 - p)))
+    return found
+
+
+def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_path: Path) -> None:
+    source = write(tmp_path / "counts.jsonl", lines(tokens=True))
+    options = [
+        "plan",
+        str(source),
+        "--group-size",
+        "16,32",
+        "--pre-rollouts",
+        "4",
+        "--rules",
+        "uniform,hit_utility,mixed/mixed",
+    ]
+    done = CliRunner().invoke(app, [*options, "--json", "--out", str(tmp_path / "figure")])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    wanted = {
+        "rule",
+        "rounds",
+        "stop",
+        "group_size",
+        "pre_rollouts",
+        "hits",
+        "hits_low",
+        "hits_high",
+        "signal",
+        "rollouts",
+        "tokens",
+    }
+    for row in found["rows"]:
+        assert wanted <= row.keys()
+        assert row["hits_low"] <= row["hits"] <= row["hits_high"]
+        assert row["rollouts"] == row["group_size"]
+        assert 100 * row["group_size"] < row["tokens"] < 200 * row["group_size"]
+    assert len(found["rows"]) == 2 * (1 + 2 + 2)
+    assert found["recommended"] in found["rows"]
+    hora = next(
+        r for r in found["rows"] if (r["rule"], r["rounds"], r["group_size"]) == ("hit_utility", 1, 16)
+    )
+    uniform = next(r for r in found["rows"] if (r["rule"], r["group_size"]) == ("uniform", 16))
+    assert hora["hits"] > uniform["hits"]
+    assert hora["tokens"] > uniform["tokens"], "rollouts moved to prompts with longer answers"
+    assert uniform["uniform_group_size"] == 16
+    assert {c["up_to"] for c in hora["by_difficulty"]} <= {0.01, 0.05, 0.2, 0.8, 1.0}
+    assert (tmp_path / "figure" / "plan.png").stat().st_size > 10_000
+    shown = CliRunner().invoke(app, options)
+    assert "recommended: allocation.rule=" in shown.stdout
+
+
+def test_a_runs_newest_groups_and_an_evaluation_can_be_planned_from(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    records = [
+        {
+            "prompt_index": i % 150,
+            "hits": (i * 7) % 17,
+            "size": 16,
+            "tokens": 1600,
+            "trials": 4,
+            "successes": 1,
+        }
+        for i in range(300)
+    ]
+    write(run / "groups.jsonl", records)
+    counts = read_counts(run)
+    assert len(counts.trials) == 150
+    assert counts.successes[0] == records[150]["hits"]
+    assert any("newest group" in note for note in counts.notes)
+    about = {
+        "benchmark": "math500",
+        "title": "MATH500",
+        "model": "m",
+        "step": 0,
+        "temperature": 1.0,
+        "seed": 0,
+    }
+    numbers = {"samples": 16, "ks": [1], "formatted": 0, "cut": 0, "tokens": 9}
+    result = {**about, **numbers, "problems": list(range(400)), "correct": [i % 17 for i in range(400)]}
+    path = tmp_path / "math500-step0.json"
+    path.write_text(json.dumps(result))
+    for source in (path, tmp_path):
+        found = read_counts(source)
+        assert found.reach == 16
+        assert any("held-out problems are not training prompts" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "message"),
+    [
+        (lines(20), {}, "20 prompts say too little"),
+        (
+            [{**lines()[0], "successes": 40}],
+            {},
+            r"counts.jsonl:1: successes \(40\) must be in 0..trials \(32\)",
+        ),
+        ([{"id": "a", "successes": 1}], {}, r"counts.jsonl:1: trials \(None\) must be a whole number"),
+        ([*lines(), lines()[3]], {}, r"counts.jsonl:321: id 'q3' stands on line 4 already"),
+        ([{**lines()[0], "tokens": 5}, *lines()[1:]], {}, "319 of 320 lines have no tokens"),
+        (lines(), {"group_size": "64"}, "group size 64 is beyond these counts: of 32 trials"),
+        (lines(), {"group_size": "4", "pre_rollouts": "8"}, "no arm to plan"),
+        (lines(), {"group_size": "x"}, r"--group-size \(x\): must be whole numbers"),
+        (lines(), {"rules": "nope"}, "--rules: rule: 'nope' is none of"),
+        (lines(), {"rules": "hit_utility/first"}, "stop 'first' is none of"),
+        (lines(), {"rules": "variance", "pre_rollouts": "1"}, "rule variance needs 2 pre-rollouts, not 1"),
+        (lines(trials=6), {}, "6 trials a prompt are too few"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(
+    records: list[dict[str, Any]], options: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "counts.jsonl", records)
+    given = {
+        "group_size": None,
+        "pre_rollouts": None,
+        "rules": None,
+        "rounds": "1",
+        "json_": True,
+        "out": None,
+    }
+    with pytest.raises(CountsError, match=message):
+        plan(source, **{**given, **options})
+
+
+def test_few_prompts_are_a_note(tmp_path: Path) -> None:
+    [note] = read_counts(write(tmp_path / "counts.jsonl", lines(150))).notes
+    assert note.startswith("150 prompts are few")
