@@ -30,11 +30,10 @@ from learner.logprobs import Policy
 from learner.objective import policy_loss
 
 EPSILON, RATIO, LENGTH = 1e6, 1e4, 24
-FLOAT32: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}}
-SIDES: dict[str, dict[str, Any]] = {
+SIDES: dict[str, dict[str, Any] | None] = {
     "own dtype": {},
-    "float32": FLOAT32,
-    "float32, sent in float32": FLOAT32 | {"communication_data_type": "fp32"},
+    "learner": None,  # as the learner sets DeepSpeed up
+    "sent in float32": {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"},
 }
 
 
@@ -98,14 +97,17 @@ def found(config: Config, micros: Sequence[MicroBatch], rank: int, world: int) -
 
 
 @contextmanager
-def settings_of(**sizes: Any) -> Iterator[None]:
-    """DeepSpeed's settings, with `sizes` in the place of what says in which dtype gradients are added up and sent."""
+def accumulation(settings: dict[str, Any] | None) -> Iterator[None]:
+    """DeepSpeed with these settings of the dtypes in which gradients are added up and sent; None: the learner's."""
     build = engines.deepspeed_config
 
     def changed(config: Config) -> dict[str, Any]:
-        settings = build(config)
-        kept = {k: v for k, v in settings.items() if k not in ("data_types", "communication_data_type")}
-        return kept | sizes
+        made = build(config)
+        if settings is None:
+            return made
+        return {
+            k: v for k, v in made.items() if k not in ("data_types", "communication_data_type")
+        } | settings
 
     with mock.patch.object(engines, "deepspeed_config", changed):
         yield
@@ -148,11 +150,11 @@ def report(dtype: str, alike: bool, count: int, stages: Sequence[int], rank: int
     for stage in stages:
         config, errors = configuration(dtype, stage, world), {}
         for side, settings in SIDES.items():
-            with settings_of(**settings):
+            with accumulation(settings):
                 errors[side] = relative(found(config, mine, rank, world), wanted)
         if rank == 0:
             row = {"dtype": dtype, "ranks": world, "alike": alike, "micro_batches": count, "stage": stage}
-            print(json.dumps(row | {side: f"{100 * e:.3f}%" for side, e in errors.items()}), flush=True)
+            print(json.dumps(row | {side: round(e, 6) for side, e in errors.items()}), flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.logprobs import Policy, without_dropout
 from learner.objective import policy_loss
+from learner.optimizer import ClippedAdamW, schedule
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,13 +62,12 @@ class Engine:
             if torch.cuda.is_available()
             else torch.device("cpu")
         )
-        self._policy = Policy(load_model(config))
-        self._reference = (
-            Policy(load_model(config)).to(self.device).eval() if config.learner.objective.kl else None
-        )
+        self._stage, self._ds_config = effective_stage(config), deepspeed_config(config)
+        with sharded_loading(self._ds_config):
+            self._policy = Policy(load_model(config))
+            self._reference = self._frozen_policy() if config.learner.objective.kl else None
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
-        self._stage = effective_stage(config)
         plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
         kind = plain if self._stage == 0 else torch.optim.AdamW
         self._adam = kind(
@@ -80,7 +81,7 @@ class Engine:
             model=self._policy,
             optimizer=self._adam,
             lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config)),
-            config=deepspeed_config(config),
+            config=self._ds_config,
             dist_init_required=False,
         )
         check_agreement(config, self._policy, self._engine, self.device)
@@ -155,6 +156,21 @@ class Engine:
     def load(self, folder: Path, tag: str) -> None:
         self._engine.load_checkpoint(str(folder), tag=tag)
 
+    def _frozen_policy(self) -> Any:
+        """The initial policy, to be called and never trained. Under ZeRO-3 it is sharded like the policy itself."""
+        import deepspeed
+
+        policy = Policy(load_model(self._config)).requires_grad_(False).eval()
+        if self._stage < 3:
+            return policy.to(self.device)
+        settings = {
+            k: v
+            for k, v in self._ds_config.items()
+            if k in ("train_micro_batch_size_per_gpu", "bf16", "fp16")
+        }
+        settings["zero_optimization"] = {"stage": 3}
+        return deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
+
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """As many micro-batches as the rank with the most has, at least one."""
         count = torch.tensor([max(1, len(micro_batches))], device=self.device)
@@ -215,32 +231,31 @@ class Engine:
         return self._forward(module, micro)[0]
 
 
-class ClippedAdamW(torch.optim.AdamW):
-    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`.
-
-    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every weight's
-    gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the schedule.
-    """
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
-        super().__init__(parameters, **settings)
-        self._max_norm = max_norm
-        self.norm = math.nan
-        self.overflow = False
-
-    def step(self, closure: Any = None) -> Any:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self.norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_norm))
-        self.overflow = not math.isfinite(self.norm)
-        return None if self.overflow else super().step(closure)
-
-
 def effective_stage(config: Config) -> int:
     """The ZeRO stage in use. Stage 0 is for float32, and is stage 2 in 16 bits: there DeepSpeed's optimizer for stage 0
     divides gradients by a loss scale that nobody multiplied by, or takes a step of its own before the first, and that for
     stage 1 keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
     stage = config.learner.zero_stage
     return 2 if stage == 0 and config.model.dtype != "float32" else stage
+
+
+@contextmanager
+def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
+    """Under ZeRO-3 `from_pretrained` shards every parameter as it is made, so that no device holds a whole model.
+
+    While this is open `from_pretrained` is a collective of all ranks.
+    """
+    if settings["zero_optimization"]["stage"] < 3:
+        yield
+        return
+    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+    kept = HfDeepSpeedConfig(settings)  # transformers itself only remembers it weakly
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
+        del kept
 
 
 def load_model(config: Config, attention: str | None = None) -> Any:
@@ -266,26 +281,6 @@ def load_model(config: Config, attention: str | None = None) -> Any:
         model.gradient_checkpointing_enable()
     model.config.use_cache = False
     return without_dropout(model)
-
-
-def schedule(config: Config) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: linear warm-up, then the configured decay over learner.steps."""
-    settings, total = (
-        config.learner.optimizer,
-        config.learner.steps * config.learner.objective.updates_per_batch,
-    )
-
-    def factor(update: int) -> float:
-        if update < settings.warmup_steps:
-            return (update + 1) / settings.warmup_steps
-        done = (update - settings.warmup_steps) / max(1, total - settings.warmup_steps)
-        if settings.schedule == "linear":
-            return max(0.0, 1.0 - done)
-        if settings.schedule == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-        return 1.0
-
-    return factor
 
 
 def deepspeed_config(config: Config) -> dict[str, Any]:
