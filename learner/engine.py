@@ -130,17 +130,22 @@ class Engine:
             seconds=time.monotonic() - started,
         )
 
-    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, whole, one after the other, in the generators' dtype, in host memory.
+    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by its Hugging Face name, whole, one after the other, on the device and until the next is asked for.
 
         A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a time.
         """
         import deepspeed
 
-        dtype = DTYPES[self._config.model.dtype]
         for name, parameter in self.hf.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=self._stage == 3):
-                yield name, parameter.detach().to(dtype=dtype, copy=True).cpu()
+                yield name, parameter.detach()
+
+    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `whole`, copied to host memory on rank 0; the other ranks take part and copy nothing."""
+        dtype = DTYPES[self._config.model.dtype]
+        for name, parameter in self.whole():
+            yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> None:
         self._engine.save_checkpoint(str(folder), tag=tag, client_state={}, save_latest=False)
