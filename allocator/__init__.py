@@ -1,4 +1,5 @@
-"""The paper's contribution on its own: which prompts get how many of the remaining rollouts. Needs numpy alone.
+"""The paper's contribution on its own: which prompts get how many of the remaining rollouts. Needs numpy
+alone.
 
     from allocator import allocate
     extra = allocate(successes=[0, 3, 8], trials=8, budget=72)

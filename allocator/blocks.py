@@ -1,9 +1,11 @@
-"""The shared prior: prompts fall into classes by their count c, and the order of (class, level) blocks is fixed.
+"""The shared prior: prompts fall into classes by their count c, and the order of (class, level) blocks is
+fixed.
 
-With one prior and one G0 there are only G0 + 1 distinct posteriors. Which block (all prompts of a class, one level)
-comes next depends on the marginals alone, not on how many prompts a class holds, so the order is computed once,
-exactly, and an allocation is a cumulative sum along it. The order is that of the classes that have prompts: a shard
-of solved prompts would otherwise wade through the thousands of levels at which an absent c=0 still gains more.
+With one prior and one G0 there are only G0 + 1 distinct posteriors. Which block (all prompts of a class, one
+level) comes next depends on the marginals alone, not on how many prompts a class holds, so the order is
+computed once, exactly, and an allocation is a cumulative sum along it. The order is that of the classes that
+have prompts: a shard of solved prompts would otherwise wade through the thousands of levels at which an
+absent c=0 still gains more.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ def _order(
 ) -> Int:
     """The class (its count c) of each block in order of gain, (B,). Level l of a class is its l-th block.
 
-    `present`: which of the classes 0..trials have prompts, a bool array's bytes. `closed`: no level reaches `depth`,
-    so all blocks above it are in order. Otherwise only those are that precede every block of level `depth` or deeper.
+    `present`: which of the classes 0..trials have prompts, a bool array's bytes. `closed`: no level reaches
+    `depth`, so all blocks above it are in order. Otherwise only those are that precede every block of level
+    `depth` or deeper.
     """
     counts = np.flatnonzero(np.frombuffer(present, dtype=bool))
     ones = np.ones(len(counts))

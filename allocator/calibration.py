@@ -1,4 +1,6 @@
-"""How well a prior's p̂ foretold Phase A: reliability and log-loss, for any recorded run. Pure functions on arrays."""
+"""How well a prior's p̂ foretold Phase A: reliability and log-loss, for any recorded run. Pure functions on
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from allocator.posterior import Float, Int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reliability:
-    """One entry per bin that holds a prompt, all (bins,): predicted and observed success rate, prompts in the bin."""
+    """One entry per bin that holds a prompt, all (bins,): predicted and observed success rate, prompts in the
+    bin.
+    """
 
     predicted: Float
     observed: Float
@@ -19,7 +23,9 @@ class Reliability:
 
 
 def reliability(rate: Float, successes: Int, trials: Int, bins: int = 10) -> Reliability:
-    """Bins of equal width over p̂. rate (n,) = α0/(α0+β0) before Phase A, successes and trials (n,) what followed."""
+    """Bins of equal width over p̂. rate (n,) = α0/(α0+β0) before Phase A, successes and trials (n,) what
+    followed.
+    """
     bin_of = np.minimum((rate * bins).astype(np.int64), bins - 1)
     prompts = np.bincount(bin_of, minlength=bins)
     held = prompts > 0

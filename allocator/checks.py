@@ -1,4 +1,6 @@
-"""Checks of what the library is given: one line that names the argument, the first offending index and the value."""
+"""Checks of what the library is given: one line that names the argument, the first offending index and the
+value.
+"""
 
 from __future__ import annotations
 

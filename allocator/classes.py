@@ -1,8 +1,8 @@
 """One prior, but trials that differ: prompts with the same successes and trials are alike and form a class.
 
-After a round of Phase B a few hundred classes hold all prompts of a batch. Their gains are tabled as deep as the budget
-reaches and no deeper, the cut is found by counting members, and only entries that float64 cannot tell from the
-cut are compared as fractions.
+After a round of Phase B a few hundred classes hold all prompts of a batch. Their gains are tabled as deep as
+the budget reaches and no deeper, the cut is found by counting members, and only entries that float64 cannot
+tell from the cut are compared as fractions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _classes(sampled: Sampled) -> tuple[Int, Int, Int]:
 def _table(rule: Marginal, post: Posterior, members: Int, room: Int, budget: int) -> Entries:
     """Every entry that can be taken, and some that cannot.
 
-    A class goes deeper while its last gain still reaches the cut of what is tabled so far, which can only rise.
+    A class goes deeper while its last gain still reaches the cut of what is tabled so far, which can only
+    rise.
     """
     classes, first, depth = np.flatnonzero(room), 0, min(FIRST_DEPTH, budget)
     found = Entries(np.empty(0), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -105,7 +106,7 @@ def _cut(entries: Entries, members: Int, budget: int) -> float:
 
 
 def _nearest(rule: Marginal, post: Posterior, near: Entries, of: Int, left: int) -> Int:
-    """The prompts (left,) of the first of these entries: higher gain, then fewer successes, then lower index."""
+    """The prompts (left,) of the first of these entries, in the order of ties."""
     ranks = _ranks(rule, post, near)
     order = np.argsort(ranks, kind="stable")
     chosen: list[Int] = []
@@ -121,7 +122,9 @@ def _nearest(rule: Marginal, post: Posterior, near: Entries, of: Int, left: int)
 
 
 def _ranks(rule: Marginal, post: Posterior, near: Entries) -> Int:
-    """(E,) lower ones first in the order of ties; equal for entries that only the index of their prompts tells apart."""
+    """(E,) lower ones first in the order of ties; equal for entries that only the index of their prompts
+    tells apart.
+    """
     exact, keys = rule.exact, []
     for gain, k, level in zip(near.gains.tolist(), near.classes.tolist(), near.levels.tolist(), strict=True):
         successes, trials = int(post.successes[k]), int(post.trials[k])

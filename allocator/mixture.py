@@ -1,8 +1,9 @@
-"""The distribution of success rates behind recorded counts: the nonparametric maximum-likelihood mixture (NPMLE).
+"""The distribution of success rates behind recorded counts: the nonparametric maximum-likelihood mixture
+(NPMLE).
 
-Counts of a few dozen trials say little about one prompt's rate and much about how rates are distributed. The mixture lives on
-a fixed grid, even in the logit, with atoms at 0 and 1: prompts that are never and always solved (Kiefer and
-Wolfowitz, 1956; fitted by expectation-maximisation).
+Counts of a few dozen trials say little about one prompt's rate and much about how rates are distributed. The
+mixture lives on a fixed grid, even in the logit, with atoms at 0 and 1: prompts that are never and always
+solved (Kiefer and Wolfowitz, 1956; fitted by expectation-maximisation).
 """
 
 from __future__ import annotations

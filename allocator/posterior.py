@@ -14,7 +14,9 @@ Int = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Posterior:
-    """Beta(alpha, beta) of each prompt, with the counts it came from. All arrays (n,), or shapes that broadcast."""
+    """Beta(alpha, beta) of each prompt, with the counts it came from. All arrays (n,), or shapes that
+    broadcast.
+    """
 
     alpha: Float
     beta: Float

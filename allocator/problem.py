@@ -10,7 +10,7 @@ import numpy as np
 from allocator.blocks import allocate_shared
 from allocator.classes import allocate_classes
 from allocator.posterior import Float, Int, posterior
-from allocator.rules.base import Division, Marginal, Mask, Rule, Sampled
+from allocator.rules.base import Division, Marginal, Mask, Rule, Sampled, Split, level_up
 from allocator.threshold import allocate_each
 
 Prior = tuple[float, float] | tuple[Float, Float]
@@ -20,7 +20,9 @@ Tier = tuple[Mask, Rule]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """n prompts that rollouts can be given to. `prior`: two numbers, or two arrays (n,). `cap` bounds trials + Δ."""
+    """n prompts that rollouts can be given to. `prior`: two numbers, or two arrays (n,). `cap` bounds trials
+    + Δ.
+    """
 
     sampled: Sampled
     prior: Prior
@@ -45,7 +47,9 @@ class Problem:
 
 
 def serve(problem: Problem, tiers: Sequence[Tier], budget: int) -> Int:
-    """Δ (n,): each tier takes what it can, and what is left goes to the next one's prompts that had no turn yet."""
+    """Δ (n,): each tier takes what it can, and what is left goes to the next one's prompts that had no turn
+    yet.
+    """
     extra, waiting = np.zeros(len(problem.sampled), dtype=np.int64), np.ones(len(problem.sampled), np.bool_)
     for among, rule in tiers:
         turn = among & waiting
@@ -64,6 +68,8 @@ def divide(rule: Rule, problem: Problem, budget: int) -> Int:
     """Δ (n,) of one rule, summing to `budget`, which the prompts must be able to take."""
     if isinstance(rule, Division):
         return rule.divide(problem.sampled, problem.room(budget), budget)
+    if isinstance(rule, Split):
+        return _by_parts(rule, problem, budget)
     if rule.useful is None or rule.rest is None:
         return _maximise(rule, problem, budget)
     useful = rule.useful(problem.sampled)
@@ -75,6 +81,23 @@ def divide(rule: Rule, problem: Problem, budget: int) -> Int:
         extra[useful] = _maximise(rule, problem[useful], first)
     if budget > first:
         extra[~useful] = divide(rule.rest, problem[~useful], budget - first)
+    return extra
+
+
+def _by_parts(rule: Split, problem: Problem, budget: int) -> Int:
+    room, left = problem.room(budget), budget
+    extra = np.zeros_like(room)
+    for among, way, amount in rule.parts(problem.sampled, room, budget):
+        share = min(amount, left, int((room - extra)[among].sum()))
+        if share == 0:
+            continue
+        if isinstance(way, Division):
+            extra[among] += way.divide(problem.sampled[among], (room - extra)[among], share)
+        else:
+            extra[among] = divide(way, problem[among], share)
+        left -= share
+    if left:
+        extra += level_up(problem.sampled.trials + extra, problem.sampled.successes, room - extra, left)
     return extra
 
 

@@ -6,8 +6,8 @@
         extra = session.ask()                   # the next round
         session.tell(*sample(extra))
 
-A session is what it was told and nothing else: a process that starts anew tells the same again and asks for the round that
-comes next.
+A session is what it was told and nothing else: a process that starts anew tells the same again and asks for
+the round that comes next.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_su
 class Session:
     """Divides `budget` Phase B rollouts over n prompts in `rounds` rounds of equal budget.
 
-    prompts: n. budget: Phase B's rollouts of all prompts together, e.g. n·(G - G0). rule: as for `allocate`. prior:
-    (α0, β0), numbers or arrays (n,). rounds: R, 1 is the paper's one division. stop: `hit`, prompts with a success get
-    no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on G_i. Where a round does
-    not divide, later rounds are larger by one.
+    prompts: n. budget: Phase B's rollouts of all prompts together, e.g. n·(G - G0). rule: as for `allocate`.
+    prior: (α0, β0), numbers or arrays (n,). rounds: R, 1 is the paper's one division. stop: `hit`, prompts
+    with a success get no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on
+    G_i. Where a round does not divide, later rounds are larger by one.
 
-    What the prompts that are still served cannot take goes to prompts without a failure, where the first failure is
-    most probable, and then by the rule's own gain to all others. So the rounds sum to `budget` exactly.
+    What the prompts that are still served cannot take goes to prompts without a failure, where the first
+    failure is most probable, and then by the rule's own gain to all others. So the rounds sum to `budget`
+    exactly.
 
     >>> session = Session(prompts=3, budget=60, rounds=2, stop="hit")
     >>> session.tell([0, 0, 8], 8)
@@ -81,7 +82,8 @@ class Session:
         self._sampled = Sampled(zeros, zeros, zeros)
 
     def tell(self, successes: ArrayLike, trials: ArrayLike) -> None:
-        """Add what was sampled: `successes` (n,) among `trials`, an int or (n,). First Phase A, then each round.
+        """Add what was sampled: `successes` (n,) among `trials`, an int or (n,). First Phase A, then each
+        round.
 
         A round may have lost rollouts; what it did not spend is given by the next ones.
         """
@@ -92,7 +94,8 @@ class Session:
         extra = before.extra + n if self._told else before.extra
         if int(extra.sum()) > self._budget:
             raise ValueError(
-                f"trials: this round's {int(n.sum())} and {self.spent} before exceed the budget ({self._budget})"
+                f"trials: this round's {int(n.sum())} and {self.spent} before exceed the budget "
+                f"({self._budget})"
             )
         after = Sampled(before.successes + c, before.trials + n, extra)
         check_budget(self._budget - int(extra.sum()), after.successes, after.trials, self._cap)
@@ -101,7 +104,7 @@ class Session:
         self._sampled, self._told = after, self._told + 1
 
     def ask(self) -> NDArray[np.int64]:
-        """The next round's rollouts Δ (n,); all zeros when the budget is spent. Asking again gives the same."""
+        """The next round's Δ (n,); all zeros when the budget is spent. Asking again gives the same."""
         if not self._told:
             raise ValueError("ask: nothing was told; tell Phase A's successes and trials first")
         left = self._budget - self.spent

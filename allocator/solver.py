@@ -2,9 +2,10 @@
 
     maximise Σ_i U_i(Δ_i)   subject to   Σ_i Δ_i = budget,  0 <= Δ_i <= room_i
 
-Every U_i is concave, so the optimum is the `budget` highest marginal gains. No loop over rollouts: with a shared prior
-and equal trials the order of gains is known beforehand (`blocks`), with trials that differ prompts are divided by
-classes (`classes`), and with a prior per prompt a threshold on the gain is searched (`threshold`).
+Every U_i is concave, so the optimum is the `budget` highest marginal gains. No loop over rollouts: with a
+shared prior and equal trials the order of gains is known beforehand (`blocks`), with trials that differ
+prompts are divided by classes (`classes`), and with a prior per prompt a threshold on the gain is searched
+(`threshold`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from allocator.checks import check_budget, check_counts, check_prior, check_trials
 from allocator.problem import Problem, divide
 from allocator.rules import get_rule
-from allocator.rules.base import Gain, Marginal, Rule, Sampled
+from allocator.rules.base import Division, Gain, Rule, Sampled
 
 
 def allocate(
@@ -28,10 +29,10 @@ def allocate(
 ) -> NDArray[np.int64]:
     """Divide `budget` extra rollouts over n prompts: Δ (n,) int64, summing to `budget` exactly.
 
-    successes: (n,) correct pre-rollouts c_i, 0..trials. trials: G0, an int or (n,). prior: (α0, β0), numbers or
-    (n,) arrays, positive and finite. rule: a name, `package.module:function`, or such a function (see
-    `allocator.rules`). max_group_size: cap on G_i = trials + Δ_i. Ties go to the prompt with fewer successes, then
-    to the lower index.
+    successes: (n,) correct pre-rollouts c_i, 0..trials. trials: G0, an int or (n,). prior: (α0, β0), numbers
+    or (n,) arrays, positive and finite. rule: a name, `package.module:function`, or such a function (see
+    `allocator.rules`). max_group_size: cap on G_i = trials + Δ_i. Ties go to the prompt with fewer successes,
+    then to the lower index.
 
     >>> allocate(successes=[0, 3, 8], trials=8, budget=72)
     array([53, 15,  4])
@@ -54,7 +55,8 @@ def allocate(
 
 def check_least_trials(rule: Rule, trials: NDArray[np.int64]) -> None:
     """Raise ValueError for a prompt with fewer pre-rollouts than the rule is defined from."""
-    if isinstance(rule, Marginal) and int(np.min(trials)) < rule.least_trials:
+    if not isinstance(rule, Division) and int(np.min(trials)) < rule.least_trials:
         raise ValueError(
-            f"trials: rule {rule.name} is defined from {rule.least_trials} pre-rollouts on, not {int(np.min(trials))}"
+            f"trials: rule {rule.name} is defined from {rule.least_trials} pre-rollouts on, "
+            f"not {int(np.min(trials))}"
         )

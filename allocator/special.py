@@ -1,4 +1,5 @@
-"""log Γ and digamma for numpy arrays of positive numbers; numpy has neither and the allocator needs only numpy.
+"""log Γ and digamma for numpy arrays of positive numbers; numpy has neither and the allocator needs only
+numpy.
 
 Both step the argument up by eight and use Stirling's series there, whose first neglected term is below 1e-15.
 """

@@ -1,4 +1,6 @@
-"""A prior per prompt: search the gain above which everything is taken, then sort a thin band around it exactly."""
+"""A prior per prompt: search the gain above which everything is taken, then sort a thin band around it
+exactly.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +124,8 @@ def _cut(
 ) -> Int:
     """The entries with the `left` that are taken in front; only those float64 cannot tell apart are exact.
 
-    `where` gives the prompts and levels of entries: few are asked for, so no such array is made of the whole table.
+    `where` gives the prompts and levels of entries: few are asked for, so no such array is made of the whole
+    table.
     """
     if left <= 0 or left >= len(gains):
         return np.arange(len(gains))

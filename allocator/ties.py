@@ -1,4 +1,5 @@
-"""Order of gains that float64 cannot tell apart: decided by exact rational arithmetic, then by the project's rule.
+"""Order of gains that float64 cannot tell apart: decided by exact rational arithmetic, then by the project's
+rule.
 
 Higher gain first; of equal gains the prompt with fewer successes, then the lower level, then the lower index.
 """

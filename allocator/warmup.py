@@ -1,4 +1,6 @@
-"""The warm-up gate: plain GRPO until the format is learned, then HORA for good (paper, appendix on configurations)."""
+"""The warm-up gate: plain GRPO until the format is learned, then HORA for good (paper, appendix on
+configurations).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ ROUNDING = 1e-9  # one rollout more or less changes a mean by far more
 
 
 class WarmUpGate:
-    """Opens after `cycles` consecutive generation cycles whose mean reward (the format's, in the paper) is at least
-    `threshold`.
+    """Opens after `cycles` consecutive generation cycles whose mean reward (the format's, in the paper) is at
+    least `threshold`.
 
     It never closes again. With `enabled` false it is open from the start.
     """

@@ -73,8 +73,8 @@ def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0
     return groups
 
 
-def trl_trainer(model: Any, max_response: int, folder: str) -> Any:
-    """A real GRPOTrainer around `model`, ready for `_compute_loss` on tensors of ours."""
+def trl_trainer(model: Any, max_response: int, folder: str, **settings: Any) -> Any:
+    """A real GRPOTrainer around `model`, ready for `_compute_loss` on tensors of ours; `settings` are GRPOConfig's."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from trl import GRPOConfig, GRPOTrainer
@@ -90,14 +90,13 @@ def trl_trainer(model: Any, max_response: int, folder: str) -> Any:
         bf16=False,
         fp16=False,
         report_to=[],
-        loss_type="dr_grpo",
-        beta=0.0,
         temperature=TEMPERATURE,
         num_generations=2,
         per_device_train_batch_size=2,
         max_completion_length=max_response,
         gradient_checkpointing=False,
         disable_tqdm=True,
+        **{"loss_type": "dr_grpo", "beta": 0.0, **settings},
     )
     data = Dataset.from_dict({"prompt": ["<pad>"] * 2})
     trainer = GRPOTrainer(

@@ -2,8 +2,8 @@
 
     python -m benchmarks.plan_coverage [--repeats 100]
 
-One line a distribution, number of prompts m and of trials n: coverage of the 90% intervals of hits and signal over
-four arms, their mean width, and the bias of the prediction, in points.
+One line a distribution, number of prompts m and of trials n: coverage of the 90% intervals of hits and signal
+over four arms, their mean width, and the bias of the prediction, in points.
 """
 
 from __future__ import annotations
@@ -83,13 +83,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     repeats = parser.parse_args().repeats
     print(
-        "| rates | m | n | hits held | gain held | signal held | width, points | bias, points |\n|---|---:|---:|---:|---:|---:|---:|---:|"
+        "| rates | m | n | hits held | gain held | signal held | width, points | bias, points |\n"
+        "|---|---:|---:|---:|---:|---:|---:|---:|"
     )
     for name, draw in TRUTHS.items():
         for m, trials in SIZES:
             hits, gain, signal, width, bias = study(draw, m, trials, repeats)
             print(
-                f"| {name} | {m} | {trials} | {hits:.2f} | {gain:.2f} | {signal:.2f} | {width:.1f} | {bias:+.1f} |",
+                f"| {name} | {m} | {trials} | {hits:.2f} | {gain:.2f} | {signal:.2f} "
+                f"| {width:.1f} | {bias:+.1f} |",
                 flush=True,
             )
 

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trl_cross_check_report import Cell, write_report
-from common.answers import extract_tags as extract_answer
-from common.answers import format_reward
+from common.answers import extract_tags, format_reward
 from common.config import Config
 from common.datasets import Row, load_dataset
 from common.equality import math_equal, quick_verdict, usable_gold
@@ -164,7 +163,7 @@ def _rewards(tokenizer: Any) -> list[Any]:
         return [format_reward(text) for text in texts(completion_ids)]
 
     def accuracy(completion_ids: list[list[int]], gold: list[str], **_: Any) -> list[float]:
-        return [_correct(g, extract_answer(t)) for g, t in zip(gold, texts(completion_ids), strict=True)]
+        return [_correct(g, extract_tags(t)) for g, t in zip(gold, texts(completion_ids), strict=True)]
 
     return [format, accuracy]
 

@@ -131,6 +131,16 @@ def _answers(text: str, mode: str) -> bool:
     return mode not in ANSWERS or ANSWERS[mode](text) is not None
 
 
+def example(mode: str, answer: str, opened: str = "") -> str:
+    """A completion with this answer in the form of `mode`, after a prompt whose template wrote `opened` (see `prefill`)."""
+    begun, ended = "<think>" in opened, "</think>" in opened
+    thought = "" if ended else "…</think>" if begun else "<think>…</think>"
+    if mode == "tags":
+        return f"{thought}<answer>{answer}</answer>"
+    said = f"The answer is {answer}" if mode == "final" else f"\\boxed{{{answer}}}"
+    return f"{thought}\n\n{said}" if begun and not ended else said
+
+
 def load_extract(name: str) -> Extract:
     """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError saying what is wrong
     with it."""
@@ -150,7 +160,11 @@ def load_extract(name: str) -> Extract:
 
 def user_answer(name: str, completion: str) -> str | None:
     """The answer that a user's function finds, checked. Raises ValueError where it is neither text nor None."""
-    found = load_extract(name)(completion)
+    extract = load_extract(name)
+    try:
+        found = extract(completion)
+    except Exception as error:  # whatever a user's code raises: it comes back with its name
+        raise ValueError(f"reward.answer: {name!r} raised {type(error).__name__}: {error}") from error
     if found is not None and not isinstance(found, str):
         raise ValueError(
             f"reward.answer: {name!r} returned {found!r:.60}: it must return text, or None for no answer"

@@ -48,8 +48,16 @@ def load_reward(name: str) -> UserReward:
 
 
 def user_reward(name: str, problem: str, completion: str, gold: str) -> float:
-    """Value of a user's reward, checked. Raises ValueError where it is not one finite number."""
-    value = load_reward(name)(problem, completion, gold)
+    """Value of a user's reward, checked. Raises ValueError where it fails or is not one finite number."""
+    reward = load_reward(name)
+    try:
+        value = reward(problem, completion, gold)
+    except (
+        Exception
+    ) as error:  # whatever a user's code raises: it comes back with the reward's and the problem's name
+        raise ValueError(
+            f"reward {name!r} raised {type(error).__name__}: {error} (problem {problem!r:.80})"
+        ) from error
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"reward {name!r} returned {value!r}: it must return one finite number")
     return float(value)

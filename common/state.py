@@ -52,6 +52,8 @@ class SharedState:
     """SHA-256 (hex) of the token that pause and resume ask for; written by whoever starts the run."""
     prompts: PromptsUsed | None = None
     """Written once, by the first coordinator."""
+    unplaced: str = ""
+    """Which parts find no place on the cluster, in words; written by whoever started the learner."""
 
     @classmethod
     def parse(cls, raw: Mapping[bytes, bytes]) -> SharedState:
@@ -68,6 +70,7 @@ class SharedState:
             gate_open=text.get("gate_open") == "1",
             token_sha256=text.get("token_sha256"),
             prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
+            unplaced=text.get("unplaced", ""),
         )
 
 
@@ -81,6 +84,7 @@ class Changes(TypedDict, total=False):
     error: str
     gate_open: bool
     token_sha256: str
+    unplaced: str
 
 
 def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:

@@ -38,25 +38,31 @@ def run(
     fresh: Annotated[
         bool, typer.Option(help="Set an older run of this name aside instead of refusing.")
     ] = False,
+    resume_or_start: Annotated[
+        bool,
+        typer.Option(help="Resume the run of this name if there is one: for a job that is queued again."),
+    ] = False,
 ) -> None:
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from common.load import load
     from deploy.launch.local import run_local
     from deploy.launch.signals import stopped_by_signals
+    from deploy.runs.record import has_run
 
+    chosen = load(config, set_ or ())
     with stopped_by_signals():
-        run_local(load(config, set_ or ()), resume=resume, fresh=fresh)
+        run_local(chosen, resume=resume or (resume_or_start and has_run(chosen)), fresh=fresh)
 
 
 @app.command()
 def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
-    from common.load import load
     from deploy.launch.cluster import train_on_cluster
     from deploy.launch.signals import stopped_by_signals
+    from deploy.preflight.checks import target_of
 
     with stopped_by_signals():
-        train_on_cluster(load(config, set_ or ()))
+        train_on_cluster(target_of(config, set_ or ()).config)
 
 
 @app.command()

@@ -194,7 +194,8 @@ def _order(config: Config, facts: Facts) -> list[str]:
 
 
 def _budgets(config: Config, facts: Facts) -> list[str]:
-    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, whatever the rule."""
+    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, whatever the rule. A budget in tokens is proved by
+    dividing again."""
     rollout, found = config.rollout, []
     batches: Counter[int] = Counter()
     for report in facts.reports:
@@ -203,7 +204,8 @@ def _budgets(config: Config, facts: Facts) -> list[str]:
         batches[report["batch"]] += 1
         if n != rollout.prompts_per_shard or len(report["extra"]) != n:
             found.append(f"{name} has {n} groups, not Γ/shards = {rollout.prompts_per_shard}")
-        if spent != rollout.prompts_per_shard * rollout.group_size:
+        in_rollouts = config.allocation.budget == "rollouts" or report["rule"] == "uniform"
+        if in_rollouts and spent != rollout.prompts_per_shard * rollout.group_size:
             found.append(
                 f"{name} spent {spent} rollouts, not Γ/shards·G = "
                 f"{rollout.prompts_per_shard}·{rollout.group_size} = {rollout.prompts_per_shard * rollout.group_size}"

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from allocator import Session
+from allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
+from allocator.posterior import Int
 from common.config import Config
 
+Report = Mapping[str, Any]
 
-def divisions(config: Config, reports: Sequence[Mapping[str, Any]]) -> list[str]:
+
+def divisions(config: Config, reports: Sequence[Report]) -> list[str]:
     """What is wrong with the divisions of these shards, in sentences. Reports of older runs, without rounds, are passed over."""
+    known = [report for report in reports if "rounds" in report]
     return [
         f"shard {report['batch']}:{report['shard']} {wrong}"
-        for report in reports
-        if "rounds" in report
-        for wrong in _of_shard(config, report)
+        for report in known
+        for wrong in _of_shard(config, report, known)
     ]
 
 
-def _of_shard(config: Config, report: Mapping[str, Any]) -> Iterator[str]:
-    rounds, sums = (
-        report["rounds"],
-        [sum(given) for given in zip(*(r["extra"] for r in report["rounds"]), strict=False)],
-    )
+def _of_shard(config: Config, report: Report, reports: Sequence[Report]) -> Iterator[str]:
+    rounds = report["rounds"]
+    sums = [sum(given) for given in zip(*(r["extra"] for r in rounds), strict=False)]
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
         yield f"does not add up: its rounds give {sums}, its sum is {report['extra']}"
         return
@@ -32,35 +35,65 @@ def _of_shard(config: Config, report: Mapping[str, Any]) -> Iterator[str]:
         yield f"was divided in {len(rounds)} rounds, not {due}"
         return
     try:
-        yield from _repeated(config, report, due)
+        yield from _repeated(config, report, reports)
     except ValueError as error:
         yield f"cannot have been divided as it says: {error}"
 
 
-def _repeated(config: Config, report: Mapping[str, Any], due: int) -> Iterator[str]:
+def _repeated(config: Config, report: Report, reports: Sequence[Report]) -> Iterator[str]:
     """Divide again by the recorded counts alone; stops at the first round that differs."""
-    session = _session(config, report, due)
-    trials: int | list[int] = report["trials"]
-    for number, recorded in enumerate(report["rounds"], 1):
-        session.tell(recorded["successes"], trials)
-        expected = session.ask().tolist()
+    in_tokens = config.allocation.budget == "tokens" and report["rule"] != "uniform"
+    again = _again_in_tokens(config, report, reports) if in_tokens else _again(config, report)
+    for number, (recorded, extra) in enumerate(zip(report["rounds"], again, strict=True), 1):
+        expected = extra.tolist()
         if recorded["extra"] != expected:
             spent = f"{sum(recorded['extra'])} rollouts, {sum(expected)} are its share"
-            yield f"divided round {number} of {due} as {recorded['extra']} ({spent}), its counts give {expected}"
+            yield f"divided round {number} as {recorded['extra']} ({spent}), its counts give {expected}"
             return
+
+
+def _terms(config: Config, report: Report) -> dict[str, Any]:
+    alpha, beta = zip(*report["priors"], strict=True)
+    shared = len(set(alpha)) == len(set(beta)) == 1
+    return {
+        "rule": report["rule"],
+        "prior": (alpha[0], beta[0]) if shared else (alpha, beta),
+        "stop": "none" if report["rule"] == "uniform" else config.allocation.stop,
+        "max_group_size": config.allocation.max_group_size,
+    }
+
+
+def _again(config: Config, report: Report) -> Iterator[Int]:
+    n, rollout, rounds = len(report["groups"]), config.rollout, report["rounds"]
+    budget = n * (rollout.group_size - rollout.pre_rollouts)
+    session = Session(n, budget, rounds=len(rounds), **_terms(config, report))
+    trials: int | list[int] = report["trials"]
+    for recorded in rounds:
+        session.tell(recorded["successes"], trials)
+        yield session.ask()
         trials = recorded["extra"]
 
 
-def _session(config: Config, report: Mapping[str, Any], due: int) -> Session:
-    alpha, beta = zip(*report["priors"], strict=True)
-    shared = len(set(alpha)) == len(set(beta)) == 1
-    n, rollout = len(report["groups"]), config.rollout
-    return Session(
-        prompts=n,
-        budget=n * (rollout.group_size - rollout.pre_rollouts),
-        rule=report["rule"],
-        prior=(alpha[0], beta[0]) if shared else (alpha, beta),
-        rounds=due,
-        stop="none" if report["rule"] == "uniform" else config.allocation.stop,
-        max_group_size=config.allocation.max_group_size,
+def _again_in_tokens(config: Config, report: Report, reports: Sequence[Report]) -> Iterator[Int]:
+    rounds, trials = report["rounds"], report["trials"]
+    first = rounds[0]
+    lengths = _lengths_known(config, report["batch"], reports) or expected_lengths(
+        first["successes"], first["tokens"], trials
     )
+    left, told = len(report["groups"]) * config.rollout.group_size * lengths.mean, []
+    for number, recorded in enumerate(rounds):
+        told.append((recorded["successes"], trials))
+        left -= sum(recorded["tokens"])
+        yield ask_tokens(told, left / (len(rounds) - number), lengths, **_terms(config, report))
+        trials = recorded["extra"]
+
+
+def _lengths_known(config: Config, batch: int, reports: Sequence[Report]) -> Lengths | None:
+    """Those of the cycles that the allocation of `batch` knows, in batch order."""
+    cycles: dict[int, list[Report]] = defaultdict(list)
+    for report in sorted(reports, key=lambda r: (r["batch"], r["shard"])):
+        cycles[report["batch"]].append(report["rounds"][0])
+    running, end = RunningLengths(config.rollout.pre_rollouts), batch - config.rollout.max_staleness
+    for cycle in range(max(0, end - WINDOW), end):
+        running.observe(*([x for r in cycles[cycle] for x in r[name]] for name in ("successes", "tokens")))
+    return running.now

@@ -80,8 +80,15 @@ class Run:
         name = {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
         prior = self.setting("allocation.prior", "fixed")
         trials = self.setting("rollout.pre_rollouts", 8)
-        remarks = [prior] * (prior != "fixed") + [f"G0={trials}"] * (trials != 8)
+        remarks = [prior] * (prior != "fixed") + [f"G0={trials}"] * (trials != 8) + self._rounds()
         return f"{advantage} + {name}" + (f" ({', '.join(remarks)})" if remarks else "")
+
+    def _rounds(self) -> list[str]:
+        """How Phase B was divided, where not as in the paper."""
+        rounds, stop = self.setting("allocation.rounds", 1), self.setting("allocation.stop", "none")
+        by_tokens = self.setting("allocation.budget", "rollouts") == "tokens"
+        parts = [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
+        return parts + ["tokens"] * by_tokens
 
     def latest(self) -> list[Result]:
         """The newest result of each benchmark on trained weights."""

@@ -65,7 +65,8 @@ def samples_of(
 
     Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on them too.
     """
-    samples, every = [], estimator.objective.kl > 0.0
+    objective, samples = estimator.objective, []
+    every = objective.kl > 0.0 or objective.rewards_entropy
     for group in groups:
         for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
             if (a != 0.0 or every) and estimator.trains(rollout):

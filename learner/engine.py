@@ -24,9 +24,10 @@ from common.config import Config
 from common.errors import ConfigError
 from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
+from learner.entropy import EntropyControl, threshold
 from learner.logprobs import Policy, without_dropout
-from learner.objective import policy_loss
 from learner.optimizer import ClippedAdamW, schedule
+from learner.task import Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,6 +67,8 @@ class Engine:
         with sharded_loading(self._ds_config):
             self._policy = Policy(load_model(config))
             self._reference = self._frozen_policy() if config.learner.objective.kl else None
+        self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
+        self._entropy = EntropyControl(config.learner.objective)
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
         plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
@@ -101,15 +104,11 @@ class Engine:
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
-        rounds = self._aligned([m.to(self.device) for m in micro_batches])
-        prox = [self._frozen(self._engine, m) for m in rounds] if objective.updates_per_batch > 1 else None
-        reference = (
-            [self._frozen(self._reference, m) for m in rounds] if self._reference is not None else None
-        )
+        tasks = self._tasks(self._aligned([m.to(self.device) for m in micro_batches]))
         sums: dict[str, float] = {}
         applied, bad = True, False
         for update in range(objective.updates_per_batch):
-            update_sums, finite = self._accumulate(rounds, prox, reference)
+            update_sums, finite = self._accumulate(tasks)
             if update == 0 and self._everywhere(update_sums["drift_tokens"] == 0.0):
                 update_sums |= self._drift(fresh())
             done = self._apply(finite)
@@ -148,7 +147,9 @@ class Engine:
             yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> None:
-        self._engine.save_checkpoint(str(folder), tag=tag, client_state={}, save_latest=False)
+        self._engine.save_checkpoint(
+            str(folder), tag=tag, client_state={"entropy": self._entropy.state_dict()}, save_latest=False
+        )
 
     def agree(self, value: int) -> int:
         """Rank 0's `value`, on every rank. A collective."""
@@ -159,7 +160,9 @@ class Engine:
         return int(shared.item())
 
     def load(self, folder: Path, tag: str) -> None:
-        self._engine.load_checkpoint(str(folder), tag=tag)
+        _, state = self._engine.load_checkpoint(str(folder), tag=tag)
+        if "entropy" in state:
+            self._entropy.load_state_dict(state["entropy"])
 
     def _frozen_policy(self) -> Any:
         """The initial policy, to be called and never trained. Under ZeRO-3 it is sharded like the policy itself."""
@@ -183,32 +186,42 @@ class Engine:
             torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
         return micro_batches + [empty_micro_batch(self.device)] * (int(count.item()) - len(micro_batches))
 
-    def _accumulate(
-        self, rounds: list[MicroBatch], prox: list[torch.Tensor] | None, reference: list[torch.Tensor] | None
-    ) -> tuple[dict[str, float], bool]:
-        sums: dict[str, float] = {}
-        finite = True
-        for i, micro in enumerate(rounds):
-            logprobs, entropy = self._forward(self._engine, micro)
-            loss, stats = policy_loss(
-                logprobs,
-                logprobs.detach() if prox is None else prox[i],
-                micro,
-                self._config.learner.objective,
-                None if reference is None else reference[i],
-            )
+    def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
+        """The micro-batches with what must be known of them before the first update."""
+        objective = self._config.learner.objective
+        several, share = objective.updates_per_batch > 1, objective.top_entropy_quantile
+        frozen = [self._frozen(self._engine, m) for m in rounds] if several or share < 1.0 else []
+        prox = [logprobs for logprobs, _ in frozen] if several else [None] * len(rounds)
+        reference = [self._frozen(self._reference, m)[0] if self._reference else None for m in rounds]
+        keep: list[torch.Tensor | None] = [None] * len(rounds)
+        if share < 1.0:
+            real = [entropy[m.scale > 0] for (_, entropy), m in zip(frozen, rounds, strict=True)]
+            least = threshold(real, share, self._world)
+            keep = [entropy >= least for _, entropy in frozen]
+        return [Task(*parts) for parts in zip(rounds, prox, reference, keep, strict=True)]
+
+    def _accumulate(self, tasks: list[Task]) -> tuple[dict[str, float], bool]:
+        objective, sums, finite = self._config.learner.objective, dict[str, float](), True
+        acted = (
+            self._over_ranks(sum(float(t.acted.sum()) for t in tasks)) if objective.rewards_entropy else 0.0
+        )
+        for task in tasks:
+            logprobs, entropy = self._forward(self._engine, task.micro)
+            loss, stats = task.loss(logprobs, entropy, objective, self._entropy.coefficient, acted)
             finite = finite and bool(torch.isfinite(loss))
             self._engine.backward(loss * self._world)
-            stats = {**stats, "entropy": float(entropy[micro.scale > 0].sum())}
             for name, value in stats.items():
                 old = sums.get(name, 0.0)
                 sums[name] = max(old, value) if name.endswith("max") else old + value
-        return sums, self._everywhere(finite)
+        finite = self._everywhere(finite)
+        if acted and finite:
+            self._entropy.observe(self._over_ranks(sums["entropy_acted"]))
+        return sums, finite
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
         """Sums of the drift on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters in it."""
         micro = empty_micro_batch(self.device) if micro is None else micro.to(self.device)
-        gap = (self._frozen(self._engine, micro) - micro.logprobs)[micro.match]
+        gap = (self._frozen(self._engine, micro)[0] - micro.logprobs)[micro.match]
         return {"drift": float(gap.abs().sum()), "drift_tokens": float(gap.numel())}
 
     def _apply(self, finite: bool) -> bool:
@@ -225,6 +238,13 @@ class Engine:
             torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
         return bool(flag.item())
 
+    def _over_ranks(self, value: float) -> float:
+        """The sum over all ranks. A collective."""
+        total = torch.tensor([value], dtype=torch.float64, device=self.device)
+        if self._world > 1:
+            torch.distributed.all_reduce(total)
+        return float(total.item())
+
     def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         result: tuple[torch.Tensor, torch.Tensor] = module(
             micro, self._config.rollout.temperature, self._config.learner.logit_chunk
@@ -232,8 +252,8 @@ class Engine:
         return result
 
     @torch.no_grad()
-    def _frozen(self, module: Callable[..., Any], micro: MicroBatch) -> torch.Tensor:
-        return self._forward(module, micro)[0]
+    def _frozen(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._forward(module, micro)
 
 
 def effective_stage(config: Config) -> int:

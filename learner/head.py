@@ -89,11 +89,13 @@ class Head(torch.nn.Module):
         super().__init__()
         self._path = path
         self.weight, self.bias = path.head.weight, path.head.bias
+        self.entropy_gradient = False
 
     def forward(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float, chunk: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 without gradient, for states (N, H).
+        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 for states (N, H); the entropy has a gradient
+        where `entropy_gradient` is set.
 
         Logits of at most `chunk` tokens exist at a time; the backward pass computes them again.
         """
@@ -108,7 +110,8 @@ class Head(torch.nn.Module):
     def _chunk(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return scored(self._path.logits(states, self.weight, self.bias), targets, temperature)
+        logits = self._path.logits(states, self.weight, self.bias)
+        return scored(logits, targets, temperature, self.entropy_gradient)
 
     # The parameters are saved and loaded under the names of the model's own head.
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -119,13 +122,13 @@ class Head(torch.nn.Module):
 
 
 def scored(
-    logits: torch.Tensor, targets: torch.Tensor, temperature: float
+    logits: torch.Tensor, targets: torch.Tensor, temperature: float, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π(targets) (N,) at `temperature`, and entropy (N,) without gradient, of logits (N, V)."""
+    """log π(targets) (N,) at `temperature`, and entropy (N,), of logits (N, V)."""
     logits = logits.float() / temperature
     log_z = logits.logsumexp(-1)
     chosen = logits.gather(-1, targets[:, None])[:, 0] - log_z
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
     return chosen, entropy
 

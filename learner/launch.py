@@ -14,6 +14,8 @@ from common.config import Config
 from common.errors import HoraError, RunError
 
 RESTARTS = 10
+# Each try to place all ranks takes Ray Train a minute: what is busy has five to become free.
+PLACEMENTS = 4
 STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the driver and for a next attempt
 
 
@@ -23,7 +25,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     Raises RunError with the learner's own reason when it cannot go on.
     """
     import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     stopped = Path(run_dir) / STOPPED
@@ -44,13 +46,15 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         run_config=RunConfig(
             name=config.run.name,
             storage_path=str(Path(run_dir) / "ray-train"),
-            failure_config=FailureConfig(max_failures=RESTARTS),
+            failure_config=FailureConfig(max_failures=RESTARTS, controller_failure_limit=PLACEMENTS),
         ),
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
     )
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
         trainer.fit()
+    except ControllerError as error:
+        raise RunError(_unplaced(config, error)) from error
     except Exception as error:
         raise RunError(reason(error)) from error
     finally:
@@ -89,6 +93,18 @@ def _worker(arguments: dict[str, Any]) -> None:
         # another try would meet the same wall, so they find the reason and return, and the driver raises it.
         stopped.write_text(str(error))
         raise
+
+
+def _unplaced(config: Config, error: BaseException) -> str:
+    """Why the ranks did not start, with what the cluster has free."""
+    import ray
+
+    free = ray.available_resources()
+    return (
+        f"the learner's ranks did not start: learner.workers = {config.learner.workers} need a CPU each, and a GPU each "
+        f"where there are GPUs; {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free. Lower learner.workers "
+        f"or the replicas, or wait until the cluster is less busy ({reason(error)})"
+    )
 
 
 def reason(error: BaseException) -> str:

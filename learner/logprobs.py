@@ -29,7 +29,8 @@ class Policy(torch.nn.Module):
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32 without gradient.
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32, with gradient where the head's
+        `entropy_gradient` is set.
 
         With `own` all logits exist at once and come from the model's own forward, for comparison.
         """

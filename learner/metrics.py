@@ -50,6 +50,7 @@ def step_metrics(
         "importance/max": sums.get("importance_max", math.nan),
         "kl/generator": sums.get("kl_generator", math.nan) / n,
         "entropy": sums.get("entropy", math.nan) / n,
+        **_coefficient(sums),
         "drift": sums.get("drift", math.nan) / matched,
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
@@ -68,6 +69,12 @@ def step_metrics(
         # How much more the busiest rank computes than the mean rank.
         "imbalance": busiest * ranks / sums["packing/flops"] - 1.0 if sums.get("packing/flops") else 0.0,
     }
+
+
+def _coefficient(sums: Mapping[str, float]) -> dict[str, float]:
+    """Coefficient of the entropy bonus, where there is one."""
+    found = sums.get("entropy_coefficient_max")
+    return {} if found is None else {"entropy/coefficient": found}
 
 
 def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from actors.coordinator.cycles import BatchAllocation
-from actors.coordinator.shard import Allocation, Draw, Round
+from actors.coordinator.shard import Allocation, Draw, Found, Round
 from allocator import Session, allocate
+from allocator.lengths import ask_tokens, expected_lengths
+from allocator.posterior import Int
 from common.config import Config
 
 Float = NDArray[np.float64]
+# Successes (n,) and trials of Phase A and of each round since.
+Told = Sequence[tuple[Sequence[int], int | Sequence[int]]]
+
+
+class Terms(TypedDict):
+    """What stays the same from round to round, as the allocator takes it."""
+
+    rule: str
+    prior: tuple[ArrayLike, ArrayLike]
+    stop: str
+    max_group_size: int | None
 
 
 def rounds_of(config: Config, rule: str) -> int:
@@ -25,31 +39,52 @@ def divide_round(
     batch: BatchAllocation,
     prompts: Sequence[int],
     earlier: Sequence[Round],
-    successes: Sequence[int],
+    found: Found,
 ) -> Allocation:
-    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and `successes` (n,) since."""
+    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and what was found since."""
     prior = batch.priors_of(prompts)
-    rollout, settings = config.rollout, config.allocation
-    session = Session(
-        prompts=len(prompts),
-        budget=len(prompts) * (rollout.group_size - rollout.pre_rollouts),
-        rule=batch.rule,
-        prior=_shared(*prior),
-        rounds=rounds_of(config, batch.rule),
-        stop=settings.stop if batch.rule != "uniform" else "none",
-        max_group_size=settings.max_group_size,
-    )
-    trials: int | tuple[int, ...] = rollout.pre_rollouts
-    for done in earlier:
-        session.tell(done.successes, trials)
-        trials = done.extra
-    session.tell(successes, trials)
+    terms: Terms = {
+        "rule": batch.rule,
+        "prior": _shared(*prior),
+        "stop": "none" if batch.rule == "uniform" else config.allocation.stop,
+        "max_group_size": config.allocation.max_group_size,
+    }
+    trials: list[int | Sequence[int]] = [config.rollout.pre_rollouts, *(r.extra for r in earlier)]
+    told: Told = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
+    if config.allocation.budget == "tokens" and batch.rule != "uniform":
+        extra = _by_tokens(config, batch, told, [*(r.tokens for r in earlier), found.tokens], terms)
+    else:
+        extra = _by_rollouts(config, batch, told, terms)
     return Allocation(
-        extra=session.ask(),
+        extra=extra,
         rule=batch.rule,
         priors=tuple((float(a), float(b)) for a, b in zip(*prior, strict=True)),
-        sizes_as_if=sizes_as_if(config, batch, prompts, successes) if not earlier else None,
+        sizes_as_if=sizes_as_if(config, batch, prompts, found.successes) if not earlier else None,
     )
+
+
+def _by_rollouts(config: Config, batch: BatchAllocation, told: Told, terms: Terms) -> Int:
+    n, rollout = len(told[0][0]), config.rollout
+    budget = n * (rollout.group_size - rollout.pre_rollouts)
+    session = Session(n, budget, rounds=rounds_of(config, batch.rule), **terms)
+    for successes, trials in told:
+        session.tell(successes, trials)
+    return session.ask()
+
+
+def _by_tokens(
+    config: Config,
+    batch: BatchAllocation,
+    told: Told,
+    spent: Sequence[Sequence[int]],
+    terms: Terms,
+) -> Int:
+    """The shard has n·G times the mean length to spend; before the first cycle, that of its own Phase A."""
+    trials = config.rollout.pre_rollouts
+    lengths = batch.lengths or expected_lengths(told[0][0], spent[0], trials)
+    budget = len(told[0][0]) * config.rollout.group_size * lengths.mean
+    left = budget - sum(map(sum, spent))
+    return ask_tokens(told, left / (config.allocation.rounds - len(told) + 1), lengths, **terms)
 
 
 def sizes_as_if(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from allocator.lengths import Lengths, RunningLengths
 from allocator.priors import Prior
 from allocator.warmup import WarmUpGate
 from common.config import Config
@@ -30,7 +31,7 @@ from common.state import changed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule and per-prompt prior by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,).
+    """Rule, per-prompt prior and lengths by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,).
 
     `as_if` is the rule whose sizes weigh its groups (`learner.objective.group_weight.as_if`): uniform while the gate is shut.
     """
@@ -40,6 +41,7 @@ class BatchAllocation:
     alpha: NDArray[np.float64]
     beta: NDArray[np.float64]
     as_if: str | None = None
+    lengths: Lengths | None = None  # of the cycles it knows, where the budget is in tokens
 
     def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """α0 (n,) and β0 (n,) of `prompts` (n,), which are of this batch."""
@@ -62,6 +64,7 @@ class Cycles:
             cycles=config.allocation.warmup.cycles,
             enabled=config.gate is not None,
         )
+        self._lengths = RunningLengths(config.rollout.pre_rollouts)
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
         self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
@@ -98,7 +101,8 @@ class Cycles:
     @property
     def _settled(self) -> bool:
         """No cycle can change the allocation any more: every batch is known."""
-        return self._gate.open and not self._prior.learns
+        learns = self._prior.learns or self._config.allocation.budget == "tokens"
+        return self._gate.open and not learns
 
     async def _reports(self, batch: int) -> list[dict[str, Any]]:
         """All shard reports of `batch`, or nothing while one is missing."""
@@ -115,6 +119,8 @@ class Cycles:
             np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),
             self._config.rollout.pre_rollouts,
         )
+        if self._config.allocation.budget == "tokens":
+            self._lengths.observe(*_lengths(reports))
         self._observed += 1
         batch = self._observed + self._config.rollout.max_staleness
         self._batches[batch] = self._now(batch)
@@ -132,7 +138,18 @@ class Cycles:
         rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
         if not self._gate.open:
             rule, as_if = "uniform", as_if and "uniform"
-        return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if)
+        return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if, self._lengths.now)
+
+
+def _lengths(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+    """Successes and tokens of each prompt of a cycle in Phase A."""
+    if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
+        raise RunError(
+            f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are of an older hora and "
+            "have none: end this run with that version, or start anew under another run.name"
+        )
+    first = [r["rounds"][0] for r in reports]
+    return [c for r in first for c in r["successes"]], [t for r in first for t in r["tokens"]]
 
 
 def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +23,7 @@ from common.types import Group
 from common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
 
 log = structlog.get_logger(__name__)
+ROUND = [field.name for field in fields(Round)]
 
 # KEYS: the plans, then for each message where it was set in the same transaction, and where it belongs.
 STORE = """
@@ -67,7 +68,7 @@ class Plans:
         for group in plan.groups:
             if not last:
                 yield self._keys.pre_rollouts(group.id), encode_pre_rollouts(group)
-            elif drawn := tuple(r for r in group.rollouts if r.round == last):
+            elif drawn := tuple(r for r in group.rollouts if r.phase == "B" and r.round == last):
                 yield self._keys.drawn(group.id, last), encode_additional(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
@@ -75,8 +76,8 @@ class Plans:
 
         A group whose rollouts are damaged or gone is left out, to be sampled again at its plan's size.
         """
-        fields = [_field(shard, number) for number in range(1, self._rounds + 1)]
-        stored = await self._redis.hmget(self._keys.plans, fields)
+        names = [_field(shard, number) for number in range(1, self._rounds + 1)]
+        stored = await self._redis.hmget(self._keys.plans, names)
         facts = [json.loads(text) for text in takewhile(lambda text: text is not None, stored)]
         if not facts:
             return None
@@ -88,7 +89,7 @@ class Plans:
         plan = Plan(
             rule=facts[0]["rule"],
             priors=tuple((alpha, beta) for alpha, beta in facts[0]["priors"]),
-            rounds=tuple(Round(tuple(f["successes"]), tuple(f["extra"])) for f in facts),
+            rounds=tuple(Round(*(tuple(f.get(name, ())) for name in ROUND)) for f in facts),
             rewards=facts[0]["rewards"],
             groups=(),
         )
@@ -122,7 +123,7 @@ def _field(shard: str, number: int) -> str:
 def _facts(plan: Plan) -> str:
     """What a plan adds to the one before it; the first round's says by what all rounds are divided."""
     last = plan.rounds[-1]
-    facts: dict[str, Any] = {"successes": last.successes, "extra": last.extra}
+    facts: dict[str, Any] = asdict(last)
     if len(plan.rounds) == 1:
         facts |= {"rule": plan.rule, "priors": plan.priors, "rewards": plan.rewards}
     return json.dumps(facts)

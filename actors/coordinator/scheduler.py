@@ -28,6 +28,7 @@ from actors.coordinator.sampling import Generate, Sampler, Score, begun
 from actors.coordinator.shard import (
     Allocation,
     Divide,
+    Found,
     Plan,
     Round,
     Sample,
@@ -210,10 +211,11 @@ class Coordination:
         row = report["groups"].index(group_id)
         rounds = [r["extra"][row] for r in report.get("rounds", [report])]
 
+        await self._known(report["batch"])  # it is, once this coordinator has observed the reports
         shard, batch = self._shard(report["batch"], report["shard"]), self._with.cycles.of(report["batch"])
         sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
 
-        def as_before(earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
+        def as_before(earlier: Sequence[Round], found: Found) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
             prior = tuple(report["priors"][row])
             return Allocation(extra, report["rule"], (prior,), sizes and (sizes[row],))

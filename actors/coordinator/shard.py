@@ -49,11 +49,20 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One division of a shard's budget over its n prompts. `successes` (n,) were found by the rollouts since the division
-    before, c_i of Phase A in the first round; `extra` (n,) is this round's Δ."""
+class Found:
+    """What a shard's n prompts found in the rollouts since the last division: successes (n,), and completion tokens (n,)."""
 
     successes: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are of the rollouts since the
+    division before, of Phase A in the first round; `extra` (n,) is this round's Δ."""
+
+    successes: tuple[int, ...]
+    tokens: tuple[int, ...]
     extra: tuple[int, ...]
 
 
@@ -111,19 +120,20 @@ class Draw:
 
 
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
-# (earlier rounds, successes (n,) since the last of them) -> the next round
-Divide = Callable[[Sequence[Round], Sequence[int]], Allocation]
+Divide = Callable[
+    [Sequence[Round], Found], Allocation
+]  # earlier rounds and what was found since -> the next one
 
 
 async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
     """G0 pre-rollouts for every prompt, then the first division (lines 1-11)."""
     drawn = await all_of(sample(Draw(place, 0, 0, shard.pre_rollouts)) for place in range(len(shard.prompts)))
-    successes = _successes(drawn)
-    allocation = divide((), successes)
+    found = _found(drawn)
+    allocation = divide((), found)
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
-        rounds=(Round(successes, tuple(allocation.extra.tolist())),),
+        rounds=(_round(found, allocation),),
         rewards=_means([r.rewards for rollouts in drawn for r in rollouts]),
         groups=_groups(shard, allocation, drawn),
     )
@@ -135,12 +145,12 @@ async def next_round(shard: Shard, plan: Plan, sample: Sample, divide: Divide) -
     A prompt whose group was lost is drawn too: the budget is divided by the counts of all.
     """
     drawn = await all_of(_sample_some(sample, plan.draw(place)) for place in range(len(shard.prompts)))
-    successes = _successes(drawn)
-    allocation = divide(plan.rounds, successes)
+    found = _found(drawn)
+    allocation = divide(plan.rounds, found)
     more = dict(zip(shard.ids, drawn, strict=True))
     return replace(
         plan,
-        rounds=(*plan.rounds, Round(successes, tuple(allocation.extra.tolist()))),
+        rounds=(*plan.rounds, _round(found, allocation)),
         groups=tuple(replace(g, rollouts=(*g.rollouts, *more[g.id])) for g in plan.groups),
     )
 
@@ -168,8 +178,15 @@ async def _sample_some(sample: Sample, draw: Draw) -> list[Rollout]:
     return await sample(draw) if draw.n else []
 
 
-def _successes(drawn: Sequence[Sequence[Rollout]]) -> tuple[int, ...]:
-    return tuple(sum(r.success for r in rollouts) for rollouts in drawn)
+def _found(drawn: Sequence[Sequence[Rollout]]) -> Found:
+    return Found(
+        successes=tuple(sum(r.success for r in rollouts) for rollouts in drawn),
+        tokens=tuple(sum(len(r.tokens) for r in rollouts) for rollouts in drawn),
+    )
+
+
+def _round(found: Found, allocation: Allocation) -> Round:
+    return Round(found.successes, found.tokens, tuple(allocation.extra.tolist()))
 
 
 def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -27,6 +27,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from actors.generator.time_limit import Clock
 from common.config import Config
 from common.prompts import load_tokenizer
+from common.stop_tokens import silent_tokens, spoken, stop_tokens
 from common.types import Completion, FinishReason, Tokens, VersionSpan
 
 LOOK_S = 1.0
@@ -76,6 +77,8 @@ class Engine:
         self._cutting: asyncio.Task[None] | None = None
         _set_cpu_limits(config)
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        self._silent = silent_tokens(self._tokenizer)
+        self._stop = list(stop_tokens(config, self._tokenizer))
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
 
     async def generate(
@@ -94,6 +97,7 @@ class Engine:
             top_p=1.0,
             top_k=0,
             max_tokens=self._config.rollout.max_response_tokens,
+            stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
             # vLLM would turn every token into text twice, for the answer and for its log-prob; once at the end is enough.
@@ -112,9 +116,9 @@ class Engine:
         return [_completion(o, self._text(o)) for o in sorted(final.outputs, key=lambda o: o.index)]
 
     def _text(self, output: CompletionOutput) -> str:
-        """The answer's text without the token that ended it."""
+        """The answer's text without the token that ended it, and without special tokens."""
         ids = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return spoken(self._tokenizer, self._silent, ids)
 
     async def _cut_overdue(self) -> None:
         """Abort what is over its limit, for as long as the engine lives: a sequence ends with what it has so far."""

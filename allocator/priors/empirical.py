@@ -14,10 +14,11 @@ STEPS, TOLERANCE = 100, 1e-10
 
 
 def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[float, float]:
-    """(α, β) of the highest Beta-binomial likelihood of counts (m,), each seen `times` (m,), within LEAST..MOST.
+    """(α, β) of the highest Beta-binomial likelihood of counts (m,), each seen `times` (m,), within
+    LEAST..MOST.
 
-    Newton's method on the logarithms of α and β. As Γ(α+c)/Γ(α) = Π_{j<c} (α+j), the likelihood needs only how many
-    counts exceed each j.
+    Newton's method on the logarithms of α and β. As Γ(α+c)/Γ(α) = Π_{j<c} (α+j), the likelihood needs only
+    how many counts exceed each j.
 
     >>> fit_beta(np.array([0, 1, 2]), np.array([2, 2, 2]))
     (1.0, 1.0)
@@ -96,7 +97,9 @@ class EmpiricalPrior:
         self._refit()
 
     def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
-        """Fit to recorded counts (m,); returns the mean negative log-likelihood per prompt, without its constant."""
+        """Fit to recorded counts (m,); returns the mean negative log-likelihood per prompt, without its
+        constant.
+        """
         self._cycles = [_counted(successes, trials)]
         self._refit()
         weight = np.ones(len(successes))

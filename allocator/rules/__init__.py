@@ -1,14 +1,17 @@
-"""Rules by name. One rule, one small file; a user's own is a function, named `package.module:function` or given itself.
+"""Rules by name. One rule, one small file; a user's own is a function, named `package.module:function` or
+given itself.
 
 Such a function is the rule's marginal gain and nothing else:
 
     def gain(posterior: Posterior, level: NDArray[np.int64]) -> NDArray[np.float64]
 
-`posterior` has alpha, beta, successes, trials and mean; `level` counts the extra rollouts already given; all shapes
-broadcast. The result is what one more rollout is worth, finite and not negative, and it must not rise with the
+`posterior` has alpha, beta, successes, trials and mean; `level` counts the extra rollouts already given; all
+shapes broadcast. The result is what one more rollout is worth, finite and not negative, and it must not rise
+with the
 level: otherwise giving the next rollout to the highest gain is not optimal, and the rule is refused.
 
-A name may carry a parameter: `hit_or_miss(3)`, `first_hit(hit_utility)`.
+A name may carry a parameter: `hit_or_miss(3)`, `first_hit(hit_utility)`, `variance(dr_grpo,prior)`,
+`reinforce_ada(16)`.
 """
 
 from __future__ import annotations
@@ -20,24 +23,30 @@ from functools import lru_cache
 import numpy as np
 
 from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Division, Gain, Marginal, Rule
+from allocator.rules.base import Division, Gain, Marginal, Rule, Split
+from allocator.rules.coba_rl import COBA_RL
 from allocator.rules.even_sizes import EVEN_SIZES
 from allocator.rules.hard_first import HARD_FIRST
 from allocator.rules.hit_utility import HIT_UTILITY
 from allocator.rules.knapsack import KNAPSACK
 from allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, first_hit, hit_or_miss
+from allocator.rules.reinforce_ada import AR3PO, REINFORCE_ADA, reinforce_ada
 from allocator.rules.uniform import UNIFORM
-from allocator.rules.variance import VARIANCE
+from allocator.rules.variance import OPTIONS, VARIANCE, variance
 
 RULES: dict[str, Rule] = {
     r.name: r
-    for r in (HIT_UTILITY, UNIFORM, HARD_FIRST, VARIANCE, KNAPSACK, FIRST_HIT, MIXED, HIT_OR_MISS, EVEN_SIZES)
+    for r in (
+        *(HIT_UTILITY, FIRST_HIT, MIXED, HIT_OR_MISS),
+        *(UNIFORM, HARD_FIRST, EVEN_SIZES),
+        *(VARIANCE, KNAPSACK, COBA_RL, REINFORCE_ADA, AR3PO),
+    )
 }
 
 
 def get_rule(rule: str | Rule | Gain) -> Rule:
-    """The rule of that name, or of that function. ValueError when there is none or its parameter is not one."""
-    if isinstance(rule, Marginal | Division):
+    """The rule of that name or function. ValueError when there is none or its parameter is not one."""
+    if isinstance(rule, Marginal | Division | Split):
         return rule
     if isinstance(rule, str):
         return RULES[rule] if rule in RULES else _load(rule)
@@ -53,7 +62,7 @@ def _of_function(gain: Gain) -> Marginal:
 
 @lru_cache(maxsize=64)
 def _load(name: str) -> Rule:
-    if found := re.fullmatch(r"(hit_or_miss|first_hit)\((.*)\)", name):
+    if found := re.fullmatch(r"(hit_or_miss|first_hit|variance|reinforce_ada)\((.*)\)", name):
         return _with_parameter(name, *found.groups())
     module, colon, function = name.partition(":")
     if not colon:
@@ -70,11 +79,32 @@ def _load(name: str) -> Rule:
 def _with_parameter(name: str, rule: str, parameter: str) -> Rule:
     if rule == "first_hit":
         return first_hit(get_rule(parameter))
+    if rule == "variance":
+        options = frozenset(part.strip() for part in parameter.split(","))
+        if not options <= OPTIONS:
+            raise ValueError(f"rule: {name!r}: options are {' and '.join(sorted(OPTIONS))}, with a comma")
+        return variance(options)
     try:
-        weight = float(parameter)
+        return (
+            hit_or_miss(_number(parameter)) if rule == "hit_or_miss" else reinforce_ada(_from_one(parameter))
+        )
+    except ValueError as error:
+        raise ValueError(f"rule: {name!r}: {error}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
     except ValueError:
-        raise ValueError(f"rule: {name!r} needs a number, the weight of a hit against a miss") from None
-    return hit_or_miss(weight)
+        raise ValueError(f"needs a number, the weight of a hit against a miss, not {text!r}") from None
+
+
+def _from_one(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise ValueError(
+            f"needs a whole number from 1, the successes and failures to leave with, not {text!r}"
+        )
+    return int(text)
 
 
 def from_gain(name: str, gain: Gain) -> Marginal:
@@ -87,7 +117,8 @@ def from_gain(name: str, gain: Gain) -> Marginal:
             raise ValueError(f"rule {name}: must return shape {shape}, not {values.shape}")
         if not np.all(np.isfinite(values) & (values >= 0)):
             raise ValueError(f"rule {name}: gains must be finite and not negative")
-        # The smallest float64 above zero has a logarithm of -745; a finite one for zero keeps differences defined.
+        # The smallest float64 above zero has a logarithm of -745; a finite one for zero keeps differences
+        # defined.
         with np.errstate(divide="ignore"):
             return np.maximum(np.log(values), -1000.0)
 

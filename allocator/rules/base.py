@@ -1,4 +1,6 @@
-"""What a rule is. Either its marginal gain, which the shared solver maximises exactly, or a division in closed form."""
+"""What a rule is. Either its marginal gain, which the shared solver maximises exactly, or a division in
+closed form.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What was sampled of n prompts: `successes` among `trials`, `extra` of which are Phase B's. All (n,) int64."""
+    """What was sampled of n prompts: `successes` among `trials`, `extra` of which are Phase B's. All (n,)
+    int64.
+    """
 
     successes: Int
     trials: Int
@@ -33,11 +37,12 @@ class Sampled:
 class Marginal:
     """A rule that maximises Σ_i U_i(Δ_i) with concave U_i; `level` l counts the extra rollouts already given.
 
-    log_gain(posterior, level) -> log of U(l+1) - U(l), elementwise over broadcast shapes; must not increase in l.
-    exact(alpha, beta, successes, trials, level) -> the same gain as a Fraction, to decide what float64 cannot.
-    table(posterior, depth) -> (n, depth) log gains of levels 0..depth-1, where that is cheaper than log_gain.
-    guess(posterior, x) -> about how many levels have a log gain of at least x, where a formula is known.
-    useful(sampled) -> (n,) which prompts gain anything at all; only these are passed to the functions above.
+    log_gain(posterior, level) -> log of U(l+1) - U(l), elementwise over broadcast shapes; must not increase
+    in l. exact(alpha, beta, successes, trials, level) -> the same gain as a Fraction, to decide what float64
+    cannot. table(posterior, depth) -> (n, depth) log gains of levels 0..depth-1, where that is cheaper than
+    log_gain. guess(posterior, x) -> about how many levels have a log gain of at least x, where a formula is
+    known. useful(sampled) -> (n,) which prompts gain anything at all; only these are passed to the functions
+    above.
     rest: divides what the useful prompts cannot take, among the others. Both or neither.
     """
 
@@ -48,7 +53,7 @@ class Marginal:
     guess: Callable[[Posterior, float | Float], Float] | None = None
     least_trials: int = 0
     useful: Callable[[Sampled], Mask] | None = None
-    rest: Marginal | Division | None = None
+    rest: Marginal | Division | Split | None = None
 
     def log_table(self, posterior: Posterior, depth: int) -> Float:
         """(n, depth) log gains of levels 0..depth-1."""
@@ -68,7 +73,22 @@ class Division:
     divide: Callable[[Sampled, Int, int], Int]
 
 
-Rule = Marginal | Division
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A rule that cuts the budget first: parts(sampled, room (n,), budget) -> who, by which rule, how much,
+    in this order.
+
+    A part gets at most what it has room for; what no part takes goes to the smallest groups. A prompt that
+    was given rollouts by one part may stand in a later one only if that is a `Division`.
+    """
+
+    name: str
+    parts: Callable[[Sampled, Int, int], list[Part]]
+    least_trials: int = 0
+
+
+Rule = Marginal | Division | Split
+Part = tuple[Mask, Rule, int]
 Gain = Callable[[Posterior, Int], Float]
 
 
@@ -95,7 +115,8 @@ def _level(start: Int, end: Int, budget: int) -> int:
     low, n = int(start.min()), len(start)
     if low == int(start.max()):
         sizes = np.sort(end) - low
-        # With t each, prompts whose room is below t are full: spent(t) = Σ_{room < t} room + t · (how many others).
+        # With t each, prompts whose room is below t are full: spent(t) = Σ_{room < t} room + t · (how many
+        # others).
         before = np.concatenate(([0], np.cumsum(sizes)[:-1]))
         full = int(np.searchsorted(before + sizes * (n - np.arange(n)), budget, side="right"))
         return int(end.max()) if full == n else low + (budget - int(before[full])) // (n - full)

@@ -1,4 +1,6 @@
-"""The smallest groups first: where rollouts go that no gain asks for. A group's size counts Phase A's rollouts too."""
+"""The smallest groups first: where rollouts go that no gain asks for. A group's size counts Phase A's
+rollouts too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """HORA's rule: the probability that the extra rollouts hit, 1 - (1-p)^Δ, in expectation under the posterior.
 
-Its marginal gain is E[p(1-p)^l] = B(α+1, β+l)/B(α, β): what one more rollout adds after l misses (paper, section 3.2).
+Its marginal gain is E[p(1-p)^l] = B(α+1, β+l)/B(α, β): what one more rollout adds after l misses (paper,
+section 3.2).
 """
 
 from __future__ import annotations

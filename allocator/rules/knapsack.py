@@ -1,6 +1,11 @@
-"""Knapsack RL's rule (Li et al., arXiv 2509.25849): the gain in the chance of a group that is not all right or wrong.
+"""Knapsack RL as published (Li et al., arXiv 2509.25849, and its code): empirical rates, a minimum, and a
+fallback.
 
-v(p̂) · [p̂ⁿ(1-p̂) + (1-p̂)ⁿ p̂] with value v(p) = p(1-p)², n the group's size so far, p̂ the posterior mean.
+The value of N rollouts of a prompt with rate p = c/n is (1 - pᴺ - (1-p)ᴺ) · p(1-p)²: the probability of a
+mixed group times what it teaches. The minimum is what was sampled already. Prompts with c = 0 or c = n have
+no value; they get what the others do not need, an estimate of Σ log(1-0.9)/log(max(p, 1-p)): first those with
+c = 0, else those with c = n. The paper takes rates from the epoch before; here they are those of this batch's
+rollouts so far.
 """
 
 from __future__ import annotations
@@ -10,22 +15,44 @@ from fractions import Fraction
 import numpy as np
 
 from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal
+from allocator.rules.base import Marginal, Part, Sampled, Split
+from allocator.rules.uniform import UNIFORM
+
+CONFIDENCE = 0.9
 
 
 def _log_gain(posterior: Posterior, level: Int) -> Float:
-    total = np.log(posterior.alpha + posterior.beta)
-    right, wrong = np.log(posterior.alpha) - total, np.log(posterior.beta) - total
+    right = np.log(posterior.successes / posterior.trials)
+    wrong = np.log1p(-posterior.successes / posterior.trials)
     size = posterior.trials + level
-    return right + 2 * wrong + np.logaddexp(size * right + wrong, size * wrong + right)
+    return np.asarray(right + 2 * wrong + np.logaddexp(size * right + wrong, size * wrong + right))
 
 
 def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-    right = alpha / (alpha + beta)
+    right = Fraction(successes, trials)
     wrong = 1 - right
     size = trials + level
     return right * wrong**2 * (right**size * wrong + wrong**size * right)
 
 
-# For a group of none the chance is still zero after one rollout, and the gain would rise before it falls.
-KNAPSACK = Marginal("knapsack", _log_gain, _exact, least_trials=1)
+VALUE = Marginal("knapsack_value", _log_gain, _exact)
+
+
+def needed(sampled: Sampled, room: Int) -> int:
+    """Rollouts that mixed prompts need to be mixed again at 90%, each rounded down and capped."""
+    rate = sampled.successes / sampled.trials
+    cost = np.log(1 - CONFIDENCE) / np.log(np.maximum(rate, 1 - rate))
+    return int(np.floor(np.minimum(cost, sampled.trials + room)).sum())
+
+
+def _parts(sampled: Sampled, room: Int, budget: int) -> list[Part]:
+    unsolved, solved = sampled.successes == 0, sampled.successes == sampled.trials
+    mixed = ~(unsolved | solved)
+    without = unsolved if unsolved.any() else solved
+    if not mixed.any():
+        return [(without, UNIFORM, budget)]
+    spare = max(0, budget - needed(sampled[mixed], room[mixed])) if without.any() else 0
+    return [(without, UNIFORM, spare), (mixed, VALUE, budget - spare)]
+
+
+KNAPSACK = Split("knapsack", _parts, least_trials=1)

@@ -1,10 +1,11 @@
-"""Rules that stop at an outcome: the next rollout is worth the probability that it is the prompt's first of its kind.
+"""Rules that stop at an outcome: the next rollout is worth the probability that it is the prompt's first of
+its kind.
 
-`first_hit`: the first success. Under a maximum-likelihood objective Σ_i P(c_i >= 1) is the share of the likelihood's
-gradient that a batch realises, and this is its marginal: E[p(1-p)^l] while the prompt has no success, 0 afterwards.
-`mixed`: the probability that the group becomes mixed, so that a group-relative advantage is not zero. E[p(1-p)^l] for an
-all-wrong group, E[(1-p)p^l] for an all-right one, 0 for a mixed one.
-`hit_or_miss`: as `mixed`, a first success worth `weight` first failures.
+`first_hit`: the first success. Under a maximum-likelihood objective Σ_i P(c_i >= 1) is the share of the
+likelihood's gradient that a batch realises, and this is its marginal: E[p(1-p)^l] while the prompt has no
+success, 0 afterwards. `mixed`: the probability that the group becomes mixed, so that a group-relative
+advantage is not zero. E[p(1-p)^l] for an all-wrong group, E[(1-p)p^l] for an all-right one, 0 for a mixed
+one. `hit_or_miss`: as `mixed`, a first success worth `weight` first failures.
 
 With rounds these are sampling until the outcome. What no prompt gains from goes to `rest`.
 """
@@ -77,8 +78,8 @@ def _variance_exact(alpha: Fraction, beta: Fraction, successes: int, trials: int
     return mean / (hits * (hits + 1))
 
 
-# The mean over c hits has variance σ²/c. One more hit lowers it by 1/(c(c+1)) and comes with probability p̂; after l more
-# rollouts c is taken at its expectation c + l·p̂.
+# The mean over c hits has variance σ²/c. One more hit lowers it by 1/(c(c+1)) and comes with probability p̂;
+# after l more rollouts c is taken at its expectation c + l·p̂.
 HITS_VARIANCE = Marginal("hits_variance", _variance_log_gain, _variance_exact)
 
 
@@ -90,7 +91,9 @@ def first_hit(rest: Rule = HITS_VARIANCE) -> Marginal:
 
 @lru_cache(maxsize=64)
 def hit_or_miss(weight: float = 2.0) -> Marginal:
-    """`hit_or_miss` with a first success worth `weight` first failures. ValueError for a weight that is not positive."""
+    """`hit_or_miss` with a first success worth `weight` first failures. ValueError for a weight that is not
+    positive.
+    """
     if not (np.isfinite(weight) and weight > 0):
         raise ValueError(f"rule hit_or_miss: the weight of a hit must be positive and finite, not {weight}")
     name = "mixed" if weight == 1 else "hit_or_miss" if weight == 2 else f"hit_or_miss({weight:g})"

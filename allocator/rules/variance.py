@@ -1,30 +1,53 @@
-"""VIP's rule (Nguyen et al., arXiv 2602.01601) for RLOO: how much one more rollout lowers the gradient's variance.
+"""VIP's rule (Nguyen et al., arXiv 2602.01601): how much one more rollout lowers the variance of the
+gradient.
 
-The variance of a group of n is p(1-p)/(n-1) up to a common factor, hence the gain p̂(1-p̂)/(n(n-1)), n the size so
-far and p̂ the posterior mean. VIP's Dr.GRPO form, p(1-p)(n-1)/n², is not concave: its gain rises from n=2 to n=3,
-so no greedy order is optimal for it and it is not offered.
+Up to a factor that all prompts share, a group of n has variance p(1-p)/(n-1) under RLOO and p(1-p)(n-1)/n²
+under Dr. GRPO, hence the gains p(1-p)/(n(n-1)) and p(1-p)(n²-n-1)/(n²(n+1)²), n the size so far. The second
+rises from n=2 to n=3 and falls afterwards, so it is offered from three pre-rollouts on.
+
+VIP predicts p before it samples and knows no Phase A. `variance` takes the posterior mean, `variance(prior)`
+the prior's mean alone: with `prior: gp` that is VIP's own prediction.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
 from allocator.posterior import Float, Int, Posterior
 from allocator.rules.base import Marginal
 
-
-def _log_gain(posterior: Posterior, level: Int) -> Float:
-    size = (posterior.trials + level).astype(np.float64)
-    spread = np.log(posterior.alpha) + np.log(posterior.beta) - 2 * np.log(posterior.alpha + posterior.beta)
-    return spread - np.log(size) - np.log(size - 1)
+OPTIONS = {"dr_grpo", "prior"}
 
 
-def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
-    size = trials + level
-    return alpha * beta / ((alpha + beta) ** 2 * size * (size - 1))
+@lru_cache(maxsize=8)
+def variance(options: frozenset[str] = frozenset()) -> Marginal:
+    """`variance` with some of the options `dr_grpo` and `prior`."""
+    of_dr_grpo, of_prior = "dr_grpo" in options, "prior" in options
+
+    def log_gain(posterior: Posterior, level: Int) -> Float:
+        right, wrong = posterior.alpha, posterior.beta
+        if of_prior:
+            right = right - posterior.successes
+            wrong = wrong - (posterior.trials - posterior.successes)
+        spread = np.log(right) + np.log(wrong) - 2 * np.log(right + wrong)
+        n = (posterior.trials + level).astype(np.float64)
+        if of_dr_grpo:
+            return np.asarray(spread + np.log(n * n - n - 1) - 2 * np.log(n) - 2 * np.log(n + 1))
+        return np.asarray(spread - np.log(n) - np.log(n - 1))
+
+    def exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+        if of_prior:
+            alpha, beta = alpha - successes, beta - (trials - successes)
+        n = trials + level
+        falls = Fraction(n * n - n - 1, (n * (n + 1)) ** 2) if of_dr_grpo else Fraction(1, n * (n - 1))
+        return alpha * beta / (alpha + beta) ** 2 * falls
+
+    name = f"variance({','.join(sorted(options))})" if options else "variance"
+    # A group of one has no leave-one-out baseline: its variance, and with it the first gain, is not finite.
+    return Marginal(name, log_gain, exact, least_trials=3 if of_dr_grpo else 2)
 
 
-# A group of one has no leave-one-out baseline: its variance, and with it the first gain, is not finite.
-VARIANCE = Marginal("variance", _log_gain, _exact, least_trials=2)
+VARIANCE = variance()

@@ -146,6 +146,24 @@ class Objective(Section):
         "k3",
         description="With d = log π_ref/π: -d (whose gradient is zero in expectation), d²/2, or exp(d) - d - 1.",
     )
+    entropy_coef: float = Field(
+        0.0,
+        ge=0,
+        description="Coefficient of the bonus for the mean entropy of a token; where entropy_target is set, that of the start.",
+    )
+    entropy_target: float | None = Field(
+        None, gt=0, description="Mean entropy (nats) below which the coefficient grows; none: it is constant."
+    )
+    entropy_coef_min: float = Field(0.0, ge=0, description="Least coefficient with entropy_target.")
+    entropy_coef_max: float = Field(1.0, gt=0, description="Largest coefficient with entropy_target.")
+    entropy_coef_delta: float = Field(0.005, gt=0, description="Change of the coefficient after an update.")
+    top_entropy_quantile: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the batch's trained tokens, those of the highest entropy, that move the policy; below 1 it costs one "
+        "more forward pass.",
+    )
     updates_per_batch: Count = Field(
         1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
     )
@@ -179,6 +197,13 @@ class Objective(Section):
             raise ValueError(
                 f"{name}.clip_dual ({self.clip_dual}) belongs to loss clip and must exceed 1 + clip_high = {1 + self.clip_high}, "
                 f"and {name}.loss is {self.loss}"
+            )
+        if self.entropy_target is not None and not (
+            self.entropy_coef_min <= self.entropy_coef <= self.entropy_coef_max
+        ):
+            raise ValueError(
+                f"{name}.entropy_coef ({self.entropy_coef}) must start within entropy_coef_min and entropy_coef_max "
+                f"({self.entropy_coef_min} to {self.entropy_coef_max})"
             )
         if self.overlong_cache is not None and self.overlong != "soft":
             raise ValueError(
@@ -228,6 +253,11 @@ class Objective(Section):
     def binary(self) -> bool:
         """Whether the advantage is one of successes."""
         return self.advantage in BINARY
+
+    @property
+    def rewards_entropy(self) -> bool:
+        """Whether there is an entropy bonus, now or later."""
+        return self.entropy_coef > 0.0 or self.entropy_target is not None
 
     @property
     def over_batch(self) -> bool:

@@ -27,6 +27,11 @@ class Rollout(Section):
     max_response_tokens: Count = Field(
         2048, description="A completion is cut here; Z of `constant` normalisation."
     )
+    stop: tuple[str, ...] = Field(
+        (),
+        description="Further tokens that end a completion, by their text; each must be one token. Those of the model's generation "
+        "configuration, its tokenizer and the end of a turn in its chat template end one anyway.",
+    )
     samples_per_request: Count = Field(
         16,
         description="Most completions of one request: a large Δ_i is split so that no replica keeps the tail.",

@@ -16,6 +16,7 @@ from common.load import differences
 from common.redis import connect
 from common.state import read_state
 from deploy.app import APP
+from deploy.launch.placement import telling_unplaced
 from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
 from deploy.preflight.checks import require
@@ -52,7 +53,7 @@ def train_on_cluster(config: Config) -> None:
     with RunFile(run_dir).recorded(config.run.name, f"hora train {run_dir / CONFIG}", console):
         write_config(run_dir, config)
         try:
-            with progress(config, url, console):
+            with progress(config, url, console), telling_unplaced(config, url):
                 launch.run(config, url, str(run_dir))
         finally:
             ray.shutdown()

@@ -27,10 +27,12 @@ from common.keys import Keys
 from common.load import differences, load
 from common.redis import connect
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
+from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
 from deploy.preflight.checks import require
@@ -63,10 +65,10 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     with RunFile(run_dir).recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
         with stack(config, run_dir, console) as url:
             evaluate_run(config, url, run_dir, 0, console)
-            _train(config, url, run_dir, console)
+            pace = _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
             time.sleep(LAST_LOOK_S)
-        summarise(config, run_dir, console)
+        summarise(config, run_dir, pace, console)
 
 
 def evaluate_local(
@@ -217,11 +219,12 @@ def _start_ray(config: Config) -> None:
         ) from error
 
 
-def _train(config: Config, url: str, run_dir: Path, console: Console) -> None:
+def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
     from learner import launch
 
-    with progress(config, url, console):
+    with progress(config, url, console) as pace, telling_unplaced(config, url):
         launch.run(config, url, str(run_dir))
+    return pace
 
 
 def _cpus(config: Config) -> int:

@@ -24,14 +24,6 @@ def check_port(host: str, port: int) -> None:
         ) from None
 
 
-def port_is_free(host: str, port: int) -> bool:
-    try:
-        _bind(host, port)
-    except OSError:
-        return False
-    return True
-
-
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that is free on `host`, and that nobody is given by chance."""
     for port in random.sample(CANDIDATES, 100):

@@ -16,11 +16,12 @@ from rich.table import Table
 
 from common.config import Config
 from deploy.launch.evaluation import read_run_results
+from deploy.monitor.pace import Pace
 from evaluation.results import Result
 
 
-def summarise(config: Config, run_dir: Path, console: Console) -> dict[str, Any]:
-    """Read the run's records, write RUN/summary.json, print it as tables."""
+def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, Any]:
+    """Read the run's records, write RUN/summary.json, print it as tables. The rates are those of `pace`, this start's."""
     groups = _lines(run_dir / "groups.jsonl")
     steps = _lines(run_dir / "steps.jsonl")
     seconds = sum(s["time/step"] for s in steps)
@@ -32,8 +33,8 @@ def summarise(config: Config, run_dir: Path, console: Console) -> dict[str, Any]
         "rollouts": rollouts,
         "tokens": tokens,
         "seconds": seconds,
-        "rollouts_per_second": rollouts / seconds if seconds else 0.0,
-        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "rollouts_per_second": pace.per_second("rollouts_in"),
+        "tokens_per_second": pace.per_second("tokens_in"),
         "evaluation": [_evaluation(r) for r in read_run_results(config, run_dir)],
         "allocation": phase_b_share(groups),
         "model": str(run_dir / "model"),
@@ -88,10 +89,13 @@ def _show(summary: dict[str, Any], console: Console) -> None:
     for row in summary["allocation"]:
         table.add_row(str(row["successes"]), f"{row['prompts']:.1%}", f"{row['phase_b']:.1%}")
     console.print(table)
-    console.print(
-        f"{summary['steps']} steps, {summary['rollouts']} rollouts in {summary['seconds']:.0f} s: "
-        f"{summary['rollouts_per_second']:.0f} rollouts/s, {summary['tokens_per_second']:.0f} tokens/s, training included"
-    )
+    rate = ""
+    if summary["rollouts_per_second"] is not None:
+        rate = (
+            f"; from the first step on {summary['rollouts_per_second']:.0f} rollouts/s, "
+            f"{summary['tokens_per_second']:.0f} tokens/s, training included"
+        )
+    console.print(f"{summary['steps']} steps, {summary['rollouts']} rollouts{rate}", soft_wrap=True)
     console.print(f"checkpoint (Hugging Face folder): {summary['model']}", markup=False, soft_wrap=True)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import redis
@@ -117,6 +118,8 @@ class Feed:
 
     def _read(self, client: Any) -> RunState:
         state = read_run(client, self.run)
+        if os.environ.get("HORA_TOKEN"):
+            state = replace(state, controls=True)
         with self._history_lock:
             self._history.read(client, read_config(client.get(Keys(self.run).config), self.run))
         return state

@@ -9,13 +9,21 @@ from contextlib import contextmanager
 from redis.exceptions import RedisError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from common.config import Config
 from common.errors import RunError
 from common.redis import connect
+from deploy.monitor.pace import Pace
 from deploy.monitor.run_state import RunState, read_run
+from deploy.monitor.warnings import Kind
 
 EVERY_S = 1.0
+QUIET_S = 300.0
+BESIDE = 46
+"""Columns that state, bar, step and time left of the longest runs take."""
+FIGURES = {Kind.LEARNER_STARVING}
+"""What the line of progress has as a figure."""
 
 
 @contextmanager
@@ -74,58 +82,108 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 
 
 @contextmanager
-def progress(config: Config, url: str, console: Console) -> Iterator[None]:
-    """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere."""
-    done = threading.Event()
+def progress(config: Config, url: str, console: Console) -> Iterator[Pace]:
+    """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields its pace."""
+    done, pace = threading.Event(), Pace()
     show = _bar if console.is_terminal else _lines
-    thread = threading.Thread(target=show, args=(config, url, console, done), daemon=True)
+    thread = threading.Thread(target=show, args=(config, url, console, done, pace), daemon=True)
     thread.start()
     try:
-        yield
+        yield pace
     finally:
         done.set()
         thread.join(5.0)
 
 
-def _bar(config: Config, url: str, console: Console, done: threading.Event) -> None:
+def _bar(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
+    """Bar, step, time left and rate fit 80 columns; of what follows them, what has room."""
     columns = (
-        TextColumn("training"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
     )
+    told: dict[Kind, float] = {}
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("training", total=config.learner.steps, text="waiting for the first groups")
-        for state in _readings(config, url, done):
-            bar.update(task, completed=state.step, text=_text(state))
+        task = bar.add_task("starting", total=config.learner.steps, left="", text="")
+        for state in _snapshots(config, url, done, pace):
+            _tell(state, told, console)
+            what = "training" if state.step or state.of("learner") else "starting"
+            bar.update(
+                task,
+                completed=state.step,
+                description=what,
+                left=_left(pace),
+                text=_text(state, console.width - BESIDE),
+            )
 
 
-def _lines(config: Config, url: str, console: Console, done: threading.Event) -> None:
-    last = -1
-    for state in _readings(config, url, done):
+def _lines(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
+    last, told = -1, dict[Kind, float]()
+    for state in _snapshots(config, url, done, pace):
+        _tell(state, told, console)
         if state.step != last:
             last = state.step
-            console.print(f"step {state.step}/{state.steps} {_text(state)}", markup=False)
+            console.print(
+                f"step {state.step}/{state.steps} {_left(pace)}  {_text(state)}", markup=False, soft_wrap=True
+            )
 
 
-def _readings(config: Config, url: str, done: threading.Event) -> Iterator[RunState]:
-    """One reading a second, and one at the very end; a Redis that is away for a moment only delays the next."""
+def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
+    """One state a second, and one at the very end; a Redis that is away for a moment only delays the next."""
     client = connect(url)
     last_look = False
     while not last_look:
         last_look = done.wait(EVERY_S)
         try:
-            yield read_run(client, config.run.name)
+            state = read_run(client, config.run.name)
         except (RedisError, RunError):
             continue
+        pace.see(state)
+        yield state
 
 
-def _text(state: RunState) -> str:
+def _tell(state: RunState, told: dict[Kind, float], console: Console) -> None:
+    """Print each kind of warning once, on a line of its own, and again when it was away for QUIET_S. `told`: when each
+    was last there."""
+    for warning in state.warnings:
+        if warning.kind in FIGURES or _starting(state, warning.kind):
+            continue
+        if state.time - told.get(warning.kind, -QUIET_S) >= QUIET_S:
+            console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        told[warning.kind] = state.time
+
+
+def _starting(state: RunState, kind: Kind) -> bool:
+    """Whether a part is not there because the run begins: before the first step, while nothing has stalled."""
+    return kind is Kind.NOT_ALIVE and state.last_step_s is None and not state.warns(Kind.STALLED)
+
+
+def _left(pace: Pace) -> str:
+    seconds = pace.left_s()
+    if seconds is None:
+        return "-:-- left"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left"
+
+
+def _text(state: RunState, room: int = 1000) -> str:
+    """What the run does, in at most `room` columns: the figures that fit, the rate first."""
+    if not state.learner:
+        up = [kind for kind in ("generator", "verifier", "coordinator", "learner") if state.of(kind)]
+        missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if kind not in up]
+        waits = f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"
+        return waits[:room]
     parts = [f"{state.rates['rollouts_in']:.0f} rollouts/s"]
     if "reward" in state.learner:
         parts.append(f"reward {state.learner['reward']:.2f}")
-        parts.append(f"accuracy {state.learner['reward/accuracy']:.2f}")
-        parts.append(f"lag {state.lag['mean']:.1f}")
-    parts += [f"! {w}" for w in state.warnings[:1]]
-    return "  ".join(parts)
+    step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
+    if step:
+        parts.append(f"learner waits {wait / step:.0%}")
+    text, *more = [*parts, f"lag {state.lag['mean']:.1f}"]
+    for part in more:
+        if len(text) + 2 + len(part) <= room:
+            text += f"  {part}"
+    return text

@@ -60,7 +60,8 @@ class RunState:
 
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer steps are
     done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last step, the learner's start
-    or the end of a pause, whichever was last (None where no learner was seen). `phase_a[c]` prompts had c of `pre_rollouts` correct
+    or the end of a pause, whichever was last (None where no learner was seen). `controls`: whether a token for pause and resume
+    was issued. `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
     """
 
@@ -74,6 +75,8 @@ class RunState:
     version: int
     max_staleness: int
     paused: bool
+    controls: bool
+    unplaced: str
     error: str | None
     rule: str
     warm_up: bool
@@ -98,6 +101,10 @@ class RunState:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("finished", "stopped")
 
     def warns(self, kind: Kind) -> bool:
         return any(w.kind == kind for w in self.warnings)
@@ -180,6 +187,8 @@ def _progress(config: Config, state: SharedState) -> dict[str, Any]:
         "status": _status(config, state),
         "step": state.step,
         "paused": state.paused,
+        "controls": state.token_sha256 is not None,
+        "unplaced": state.unplaced,
         "error": state.error,
         "warm_up": config.gate is not None and not state.gate_open,
     }

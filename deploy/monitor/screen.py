@@ -156,11 +156,12 @@ def _replicas(state: RunState) -> RenderableType:
         if parts:
             table = _table(kind, names)
             for part in parts[:REPLICAS]:
-                seen = Text(f"{_span(part.silent_s)} ago", "red" if part.silent_s >= SILENT_S else "dim")
+                late = part.silent_s >= SILENT_S and not state.ended
+                seen = Text(f"{_span(part.silent_s)} ago", "red" if late else "dim")
                 table.add_row(Text(part.name), *row(part, state), seen)
             found += [table, *_more(parts[REPLICAS:])]
     others = [
-        Text(_other(p.kind, p.name, p.silent_s, p.state), "dim", no_wrap=True)
+        Text(_other(p, state), "dim", no_wrap=True)
         for p in state.parts
         if p.kind not in ("generator", "verifier")
     ]
@@ -200,7 +201,9 @@ def _behind(part: Part, state: RunState) -> bool:
 
 
 def _troubled(part: Part, state: RunState) -> bool:
-    return part.silent_s >= SILENT_S or (part.kind == "generator" and _behind(part, state))
+    return (part.silent_s >= SILENT_S and not state.ended) or (
+        part.kind == "generator" and _behind(part, state)
+    )
 
 
 def _more(parts: Sequence[Part]) -> list[Text]:
@@ -211,14 +214,15 @@ def _more(parts: Sequence[Part]) -> list[Text]:
     return [Text(text, "dim")]
 
 
-def _other(kind: str, name: str, silent_s: float, said: dict[str, object]) -> str:
-    waits = said.get("waiting_for")
-    doing = (
-        f"waits for {waits}"
-        if waits and not str(waits).startswith("nothing")
-        else str(said.get("state", "alive"))
+def _other(part: Part, state: RunState) -> str:
+    who, waits = f"{part.kind} {part.name[:16]}: ", str(part.state.get("waiting_for") or "nothing")
+    if state.ended:
+        return who + "ended"
+    if part.silent_s >= SILENT_S:
+        return f"{who}silent for {_span(part.silent_s)}"
+    return who + (
+        str(part.state.get("state", "alive")) if waits.startswith("nothing") else f"waits for {waits}"
     )
-    return f"{kind} {name[:16]}: " + (f"silent for {_span(silent_s)}" if silent_s >= SILENT_S else doing)
 
 
 def _allocation(state: RunState, width: int) -> Table:

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     PAUSED = "paused"
     OTHER_VERSION = "other_version"
     WEIGHTS_DISAGREE = "weights_disagree"
+    UNPLACED = "unplaced"
     NOT_ALIVE = "not_alive"
     SILENT = "silent"
     LEARNER_STARVING = "learner_starving"
@@ -53,6 +54,8 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
     found = [Warning(Kind.STOPPED, f"stopped: {state.error}")] if state.error else []
     if state.paused:
         found.append(Warning(Kind.PAUSED, "paused by an operator"))
+    if state.unplaced:
+        found.append(Warning(Kind.UNPLACED, state.unplaced))
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
     return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -15,12 +16,13 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, machine, services
+from deploy.preflight import configuration, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data)
+TASK: tuple[Check, ...] = (task.stops, task.task)
+CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data, *TASK)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -39,7 +41,9 @@ CHECKS: tuple[Check, ...] = (
     machine.port,
     machine.disk,
     configuration.data,
+    *TASK,
 )
+SHOWN_BY_CHECK = ("stop tokens", "prompt", "right answer", "wrong answer")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -86,15 +90,13 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
         markup=False,
         soft_wrap=True,
     )
+    for finding in (f for f in found if f.level == "ok" and f.what in SHOWN_BY_CHECK):
+        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
-    """`hora doctor`: print every finding; whether a run would come up."""
-    return show(list(examine(target_of(source, overrides))), Console())
-
-
-def show(findings: Sequence[Finding], console: Console) -> bool:
-    """Print `findings` with what to do about each; whether none would stop a run."""
+    """`hora doctor`: print every finding with what to do about it; whether none would stop a run."""
+    console, findings = Console(), list(examine(target_of(source, overrides)))
     for finding in findings:
         mark, colour = MARKS[finding.level]
         console.print(f"[{colour}]{mark:>4}[/]", end="  ")
@@ -124,17 +126,11 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
 
 
-def _with_replicas(config: Config, application: dict[str, object]) -> Config:
+def _with_replicas(config: Config, application: dict[str, Any]) -> Config:
     """`config` with the numbers of replicas under `deployments:`, which Serve prefers to the arguments."""
-    given = application.get("deployments")
-    numbers = {
-        str(d["name"]): d["num_replicas"]
-        for d in (given if isinstance(given, list) else [])
-        if isinstance(d, dict) and isinstance(d.get("num_replicas"), int)
-    }
-    sections = (
-        (name, getattr(config, name)) for name in ("generator", "verifier", "coordinator") if name in numbers
-    )
-    return config.model_copy(
-        update={name: section.model_copy(update={"replicas": numbers[name]}) for name, section in sections}
-    )
+    sections = {}
+    for deployment in application.get("deployments") or []:
+        name, replicas = deployment.get("name"), deployment.get("num_replicas")
+        if name in ("generator", "verifier", "coordinator") and isinstance(replicas, int):
+            sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
+    return config.model_copy(update=sections)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -49,7 +50,7 @@ def names(target: Target) -> Iterator[Finding]:
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
-    with _working_folder():
+    with working_folder():
         _try_rule(config, "allocation.rule", allocation.rule)
         if (as_if := config.learner.objective.group_weight.as_if) is not None:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
@@ -100,6 +101,7 @@ def context(target: Target) -> Iterator[Finding]:
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
             f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: lower one"
         )
+    _check_entropy_target(target.config, getattr(found, "vocab_size", None))
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
 
 
@@ -111,23 +113,26 @@ def family(target: Target) -> Iterator[Finding]:
         yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
 
 
+def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
+    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would only grow."""
+    target = config.learner.objective.entropy_target
+    if target is not None and vocabulary and target > math.log(vocabulary):
+        raise ConfigError(
+            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = {math.log(vocabulary):.2f} nats, the entropy of "
+            f"a uniform choice from the vocabulary of {config.model.path}: lower it"
+        )
+
+
 def packages(target: Target) -> Iterator[Finding]:
     """Packages that this configuration asks for and `make setup` does not install."""
     learner = target.config.learner
-    if not target.trains:
-        return
-    # transformers takes flash attention from either.
-    if learner.attention == "flash_attention_2" and not (find_spec("flash_attn") or find_spec("kernels")):
-        raise ConfigError(
-            f"learner.attention = {learner.attention}: neither flash_attn nor kernels is installed here, for they are "
-            "no part of `make setup`; install one (.venv/bin/pip install kernels) or set learner.attention to sdpa"
-        )
-    if learner.wandb and find_spec("wandb") is None:
-        raise ConfigError(
-            f"learner.wandb = {learner.wandb}: the package wandb is not installed here, for it is no part of "
-            "`make setup`; install it (.venv/bin/pip install wandb, then wandb login) or set learner.wandb to null"
-        )
-    yield from ()
+    flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
+    if learner.attention == "flash_attention_2" and target.trains:
+        fix = "neither flash_attn nor kernels is installed: .venv/bin/pip install kernels, or use sdpa"
+        yield must(bool(flash), "learner.attention", learner.attention, fix)
+    if learner.wandb and target.trains:
+        fix = "wandb is not installed: .venv/bin/pip install wandb, then wandb login, or set it to null"
+        yield must(find_spec("wandb") is not None, "learner.wandb", learner.wandb, fix)
 
 
 def data(target: Target) -> Iterator[Finding]:
@@ -141,11 +146,15 @@ def data(target: Target) -> Iterator[Finding]:
         load_held_out(config)
     lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
     usable = [n for n in lengths if n <= rollout.max_prompt_tokens]
-    for says in (
-        *_left_out(dataset, len(lengths) - len(usable), rollout.max_prompt_tokens),
-        *_leaks(config, dataset),
-    ):
-        yield Finding("warn", "data", says)
+    left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
+    too_long = len(lengths) - len(usable)
+    yield from _some(left_out, "rows are left out")
+    yield from _some(
+        _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
+    )
+    if too_long:
+        longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
+        yield Finding("warn", "data", longer)
     if len(usable) < rollout.prompts_per_batch:
         raise ConfigError(
             f"data.path {config.data.path}: {plural(len(usable), 'usable prompt')}, fewer than "
@@ -154,29 +163,20 @@ def data(target: Target) -> Iterator[Finding]:
     yield ok("data", f"{plural(len(usable), 'prompt')} of {min(usable)} to {max(usable)} tokens")
 
 
-def _left_out(dataset: Dataset, too_long: int, limit: int) -> Iterator[str]:
-    yield from _some(
-        [f"left out: {row.place}: {row.reason}" for row in dataset.rejected], "rows are left out"
-    )
-    if too_long:
-        yield f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
-
-
-def _leaks(config: Config, dataset: Dataset) -> Iterator[str]:
+def _leaks(config: Config, dataset: Dataset) -> list[str]:
     """Training problems that are problems of a benchmark, or of the run's own held-out set."""
     found = known_leaks(config, dataset.rows)
-    lines = [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
-    yield from _some(lines, "training rows equal benchmark problems; Pass@K on these measures memory")
+    return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
 
 
-def _some(lines: list[str], summary: str) -> Iterator[str]:
-    yield from lines[:SHOWN]
-    if len(lines) > SHOWN:
-        yield f"{len(lines)} {summary}"
+def _some(lines: list[str], summary: str) -> Iterator[Finding]:
+    """The first few as warnings, and how many there are."""
+    more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
+    yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
 
 
 @contextmanager
-def _working_folder() -> Iterator[None]:
+def working_folder() -> Iterator[None]:
     """Ray's workers import from the folder that they were started in; a console script does not."""
     before = list(sys.path)
     sys.path.append(os.getcwd())

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 import common
-from common.errors import ConfigError
+from common.errors import ConfigError, RunError
 from common.load import ROOT
-from deploy.launch.ports import check_port, port_is_free
+from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
 
@@ -29,7 +29,7 @@ OPTIMIZER = {"float32": 2.0, "bfloat16": 6.0, "float16": 6.0}
 SHARED_GIB = 1.0
 OPEN_FILES = 4096
 # Versions that must agree with each other.
-PINNED = (
+PINNED = [
     "ray",
     "torch",
     "transformers",
@@ -39,7 +39,7 @@ PINNED = (
     "math-verify",
     "safetensors",
     "pydantic",
-)
+]
 
 
 def python(target: Target) -> Iterator[Finding]:
@@ -56,11 +56,7 @@ def versions(target: Target) -> Iterator[Finding]:
     yield must(engines == [wanted], "vLLM", f"{' and '.join(engines) or 'none'} installed", fix)
     pins = _pins(ROOT / "requirements" / f"{which}.txt")
     has = {name: _version(name) or "missing" for name in (*PINNED, *engines)}
-    off = [
-        f"{name} {found} (pinned {pins[name]})"
-        for name, found in has.items()
-        if pins.get(name, found) != found
-    ]
+    off = [f"{name} {v} (pinned {pins[name]})" for name, v in has.items() if pins.get(name, v) != v]
     says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
     yield should(not off, "packages", says, "make setup installs the versions that are tested together")
 
@@ -126,16 +122,9 @@ def memory_gib(target: Target) -> float:
 
 
 def shared_memory(target: Target) -> Iterator[Finding]:
-    try:
-        usage = shutil.disk_usage("/dev/shm")
-    except OSError as error:
-        yield should(False, "/dev/shm", f"cannot be read ({error.strerror})", "mount a tmpfs there")
-        return
-    says = f"{usage.free / GIB:.1f} of {usage.total / GIB:.1f} GiB free"
-    fix = (
-        f"{SHARED_GIB:g} GiB needed: docker --shm-size=8g; Kubernetes: an emptyDir with medium: Memory there"
-    )
-    yield must(usage.free >= SHARED_GIB * GIB, "/dev/shm", says, fix)
+    free = shutil.disk_usage("/dev/shm").free / GIB
+    fix = f"{SHARED_GIB:g} GiB needed: docker --shm-size=8g; Kubernetes: an emptyDir with medium: Memory"
+    yield must(free >= SHARED_GIB, "/dev/shm", f"{free:.1f} GiB free", fix)
 
 
 def limits(target: Target) -> Iterator[Finding]:
@@ -146,18 +135,19 @@ def limits(target: Target) -> Iterator[Finding]:
 
 def port(target: Target) -> Iterator[Finding]:
     """The address of the page: Serve's own options in a Serve file, telemetry.http_* for `hora run`."""
-    if target.http is not None:
-        key, (host, number) = "http_options.host", target.http
-        fix = (
-            "taken or no address of this machine: choose another, unless this application is up and holds it"
-        )
-        yield should(port_is_free(host, number), "HTTP port", f"http_options.port = {number}", fix)
-    elif target.command == "run":
-        key, host = "telemetry.http_host", target.config.telemetry.http_host
-        check_port(host, target.config.telemetry.http_port)
-    else:
+    telemetry, served = target.config.telemetry, target.http is not None
+    if target.command != "run" and not served:
         return
+    host, number = target.http or (telemetry.http_host, telemetry.http_port)
+    try:
+        check_port(host, number)
+    except RunError:
+        if not served:
+            raise
+        fix = "not free: choose another http_options.port, unless this application is up and holds it"
+        yield should(False, "HTTP port", f"{host}:{number}", fix)
     fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or put a proxy with a login before it"
+    key = "http_options.host" if served else "telemetry.http_host"
     yield should(host in ("127.0.0.1", "localhost", "::1"), "HTTP address", f"{key} = {host}", fix)
 
 

@@ -24,6 +24,10 @@ from deploy.monitor.progress import working
 from evaluation.report.figures import reliability_figure, save
 
 
+SENTENCE = ("mpnet-dual", "gp")
+"""Priors whose features come from a sentence-embedding model; those of the others are the policy's."""
+
+
 def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for allocation.prior_state."""
     if name == "fixed":
@@ -100,6 +104,12 @@ def _replayed(run: Path, records: list[dict], name: str, features: str | None) -
 
 def _configured(run: Path, name: str, features: str | None) -> Config:
     """The run's configuration with prior `name`; a fitted state is that of the run's own prior."""
+    used = load(str(run / "config.yaml")).allocation
+    if name in SENTENCE and not (features or used.features):
+        raise ConfigError(
+            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, with --features "
+            "(the paper's: --features sentence-transformers/all-mpnet-base-v2)"
+        )
     overrides = [
         f"allocation.prior={name}",
         f"run.folder={run.resolve().parent}",
@@ -107,7 +117,7 @@ def _configured(run: Path, name: str, features: str | None) -> Config:
     ]
     if features:
         overrides.append(f"allocation.features={features}")
-    if load(str(run / "config.yaml")).allocation.prior != name:
+    if used.prior != name:
         overrides.append("allocation.prior_state=null")
     return load(str(run / "config.yaml"), overrides)
 

@@ -213,6 +213,11 @@ def settled(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
 
 
+def has_run(config: Config) -> bool:
+    """Whether the folder of `config` holds a run that can be resumed."""
+    return (Path(config.run.folder) / config.run.name / CONFIG).is_file()
+
+
 def write_config(run_dir: Path, config: Config) -> None:
     """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
     run_dir.mkdir(parents=True, exist_ok=True)

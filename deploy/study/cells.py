@@ -26,6 +26,7 @@ STUDIES = ROOT / "deploy" / "studies"
 COMMON = (
     "rollout.prompts_per_batch",
     "rollout.group_size",
+    "allocation.budget",
     "rollout.max_prompt_tokens",
     "rollout.max_response_tokens",
     "rollout.time_limit_s",

@@ -22,7 +22,8 @@ def plan(
     json_: bool,
     out: Path | None,
 ) -> Plan:
-    """Read counts, forecast every combination, print it (as JSON with `json_`) and draw it into `out` where that is given.
+    """Read counts, forecast every combination, print it (as JSON with `json_`) and draw it into `out` where
+    that is given.
 
     rules: names with commas, each with its stop behind a slash where it has one: `hit_utility/hit`.
     """
@@ -47,8 +48,8 @@ def _sizes(text: str | None, counts: Counts) -> list[int]:
     within = [g for g in SIZES if 8 < g <= counts.reach]
     if not within:
         raise CountsError(
-            f"{counts.reach} trials a prompt are too few to plan with: sample 16 or more, or give --group-size and "
-            "--pre-rollouts within them"
+            f"{counts.reach} trials a prompt are too few to plan with: sample 16 or more, or "
+            "give --group-size and --pre-rollouts within them"
         )
     return within
 

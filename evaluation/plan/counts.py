@@ -23,7 +23,9 @@ class CountsError(ConfigError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """`successes` (m,) among `trials` (m,) of m prompts; `tokens` (m,) of all trials of each, where they were recorded."""
+    """`successes` (m,) among `trials` (m,) of m prompts; `tokens` (m,) of all trials of each, where they were
+    recorded.
+    """
 
     successes: Int
     trials: Int
@@ -49,11 +51,11 @@ def read_counts(source: Path) -> Counts:
         counts = _of_result(source) if source.suffix == ".json" else _of_lines(source)
     if len(counts.trials) < LEAST_PROMPTS:
         raise CountsError(
-            f"{source}: {len(counts.trials)} prompts say too little about how rates are distributed: a plan needs "
-            f"{LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
+            f"{source}: {len(counts.trials)} prompts say too little about how rates are distributed: "
+            f"a plan needs {LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
         )
     if len(counts.trials) < ENOUGH_PROMPTS:
-        note = f"{len(counts.trials)} prompts are few; {ENOUGH_PROMPTS} make the intervals a plan can be built on"
+        note = f"{len(counts.trials)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
         return Counts(counts.successes, counts.trials, counts.tokens, (*counts.notes, note))
     return counts
 
@@ -98,14 +100,17 @@ def _counts(path: Path, rows: Sequence[tuple[int, int, float | None]], notes: tu
     lengths = [tokens for _, _, tokens in rows if tokens is not None]
     if lengths and len(lengths) < len(rows):
         raise CountsError(
-            f"{path}: {len(rows) - len(lengths)} of {len(rows)} lines have no tokens: give them for all prompts or for none"
+            f"{path}: {len(rows) - len(lengths)} of {len(rows)} lines have no tokens: "
+            "give them for all prompts or for none"
         )
     counts = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2)
     return Counts(counts[:, 0], counts[:, 1], np.array(lengths) if lengths else None, notes)
 
 
 def _of_run(folder: Path) -> Counts:
-    """The newest group of every prompt: all its rollouts, for what decided their number looked at counts only."""
+    """The newest group of every prompt: all its rollouts, for what decided their number looked at counts
+    only.
+    """
     path, newest = folder / "groups.jsonl", {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -134,8 +139,8 @@ def _only_result(folder: Path) -> Path:
 def _of_result(path: Path) -> Counts:
     result = read_result(path)
     note = (
-        f"these are counts of {result.title}: held-out problems are not training prompts, and what they foretell is not "
-        "what training will meet"
+        f"these are counts of {result.title}: held-out problems are not training prompts, and what they "
+        "foretell is not what training will meet"
     )
     rows = [(correct, result.samples, None) for correct in result.correct]
     return _counts(path, rows, (note,))

@@ -1,8 +1,8 @@
 """The plan: what every arm would yield on prompts like those counted, with intervals, and which arm to take.
 
-The rates' distribution F is fitted, each arm's outcome on it computed (`outcome`). Intervals resample prompts and refit F.
-An arm's outcome on another F' is its outcome by rate, weighted anew, less what the budget then lacks at the arm's own
-marginal worth of a rollout: exact to first order, and it needs no second simulation.
+The rates' distribution F is fitted, each arm's outcome on it computed (`outcome`). Intervals resample prompts
+and refit F. An arm's outcome on another F' is its outcome by rate, weighted anew, less what the budget then
+lacks at the arm's own marginal worth of a rollout: exact to first order, and it needs no second simulation.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 from allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
 from allocator.posterior import Float
 from allocator.rules import get_rule
-from allocator.rules.base import Marginal
+from allocator.rules.base import Division
 from evaluation.plan.counts import Counts, CountsError
 from evaluation.plan.outcome import Arm, Outcome, outcome
 
 SAMPLES = 120
 WIDEN = 1.25
-"""Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow (docs/evaluation.md)."""
+"""Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow
+(docs/evaluation.md).
+"""
 PAD = 0.003
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
 """Upper ends of the classes of success rate."""
@@ -39,7 +41,8 @@ ARMS = (
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """Prompts with a rate up to `up_to`: their share, what becomes of them, and their update over uniform's at equal G.
+    """Prompts with a rate up to `up_to`: their share, what becomes of them, and their update over uniform's
+    at equal G.
 
     `hits` is also the share of the likelihood's gradient Σ ∇log p that a batch realises there.
     """
@@ -53,10 +56,12 @@ class Class:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm. Shares of prompts with a hit and of groups with signal, with 90% intervals; per prompt rollouts and tokens.
+    """One arm. Shares of prompts with a hit and of groups with signal, with 90% intervals; per prompt
+    rollouts and tokens.
 
     `gain`: hits less those of uniform sampling at equal G.
-    `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit; None beyond the counts' reach.
+    `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit; None beyond the
+    counts' reach.
     """
 
     rule: str
@@ -129,11 +134,11 @@ def check(counts: Counts, chosen: Sequence[Arm]) -> None:
     for arm in chosen:
         if arm.group_size > counts.reach:
             raise CountsError(
-                f"group size {arm.group_size} is beyond these counts: of {counts.reach} trials a prompt nothing is known "
-                f"beyond {counts.reach}; sample more, or ask for --group-size {counts.reach}"
+                f"group size {arm.group_size} is beyond these counts: of {counts.reach} trials a prompt nothing is "
+                f"known beyond {counts.reach}; sample more, or ask for --group-size {counts.reach}"
             )
         rule = get_rule(arm.rule)
-        if isinstance(rule, Marginal) and arm.pre_rollouts < rule.least_trials:
+        if not isinstance(rule, Division) and arm.pre_rollouts < rule.least_trials:
             raise CountsError(
                 f"rule {arm.rule} needs {rule.least_trials} pre-rollouts, not {arm.pre_rollouts}"
             )
@@ -234,8 +239,8 @@ def _classes(found: Outcome, uniform: Outcome, weights: Float) -> tuple[Class, .
 
 
 def recommend(rows: Sequence[Row]) -> Row:
-    """Of the rows with the largest G: most prompts with a hit among those that lose no more than half a point of signal to
-    uniform sampling; fewest rounds where they tie within a tenth of a point."""
+    """Of the rows with the largest G: most prompts with a hit among those that lose no more than half a point
+    of signal to uniform sampling; fewest rounds where they tie within a tenth of a point."""
     largest = [row for row in rows if row.group_size == max(r.group_size for r in rows)]
     plain = [row.signal for row in largest if row.rule == "uniform"]
     fit = [row for row in largest if not plain or row.signal >= max(plain) - 0.005] or largest

@@ -1,8 +1,9 @@
-"""What one rule does to prompts of every rate: the distribution of a group's successes and size after all rounds.
+"""What one rule does to prompts of every rate: the distribution of a group's successes and size after all
+rounds.
 
-Exact for a large batch. A prompt's state is its successes and rollouts; each round the allocator divides its budget over the
-states in the shares that the mixture gives them, and every state moves on by a binomial. No sampling, so rules can be
-compared to the last digit.
+Exact for a large batch. A prompt's state is its successes and rollouts; each round the allocator divides its
+budget over the states in the shares that the mixture gives them, and every state moves on by a binomial. No
+sampling, so rules can be compared to the last digit.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class Arm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Per rate of GRID, all (K,): probability of a hit and of a mixed group, mean group size, expected GRPO update.
+    """Per rate of GRID, all (K,): probability of a hit and of a mixed group, mean group size, expected GRPO
+    update.
 
-    The update is E[√(q(1-q)(n-1)/n)] with q the group's share of successes: how far a group of n moves the logit of its
-    success rate under advantages divided by the deviation.
+    The update is E[√(q(1-q)(n-1)/n)] with q the group's share of successes: how far a group of n moves the
+    logit of its success rate under advantages divided by the deviation.
     """
 
     hits: Float
@@ -84,7 +86,9 @@ def _binomial(trials: Int, successes: Int) -> Float:
 
 
 def _mean_extra(arm: Arm, states: States, weights: Float, share: float) -> Float:
-    """(S,) rollouts that a prompt of each state gets in a round of `share` per prompt, on average over its members."""
+    """(S,) rollouts that a prompt of each state gets in a round of `share` per prompt, on average over its
+    members.
+    """
     members = (
         np.floor((PROMPTS + PER_STATE * len(states.trials)) * (weights @ states.probability)).astype(np.int64)
         + 1

@@ -17,7 +17,9 @@ from evaluation.report.figures import COLORS, MARKERS, save
 
 
 def as_json(plan: Plan) -> str:
-    """{"rows": [...], "recommended": {...}, "notes": [...]}; a row's keys are the fields of `Row`, shares between 0 and 1."""
+    """{"rows": [...], "recommended": {...}, "notes": [...]}; a row's keys are the fields of `Row`, shares
+    between 0 and 1.
+    """
     return json.dumps(
         {
             "rows": [asdict(row) for row in plan.rows],

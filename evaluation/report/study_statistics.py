@@ -14,6 +14,8 @@ from evaluation.results import Result
 from evaluation.run_folders import Run, check_same_problems
 
 Array = NDArray[np.float64]
+TOKENS_APART = 0.05
+"""Share of the median by which totals in tokens may differ: a budget in tokens is met in expectation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +88,24 @@ def half_widths(values: Array) -> Array:
     return np.sqrt(t_seeds**2 * v_seeds + t_problems**2 * np.maximum(v_problems - v_both, 0))
 
 
+def _unequal_tokens(runs: Mapping[str, Run]) -> list[str]:
+    totals = {name: float(run.groups["tokens"].sum()) for name, run in runs.items()}
+    middle = float(np.median(list(totals.values())))
+    return [
+        f"{name}: {tokens:,.0f} completion tokens, the median is {middle:,.0f}"
+        for name, tokens in totals.items()
+        if abs(tokens - middle) > TOKENS_APART * middle
+    ]
+
+
 def unmatched(runs: Mapping[str, Run]) -> list[str]:
-    """Where the records of runs show unequal compute: a batch without its Γ·G rollouts, or unequal totals.
+    """Where the records of runs show unequal compute: a batch without its Γ·G rollouts, or unequal totals; with a budget in
+    tokens, totals that are not equal within `TOKENS_APART`.
 
     Counted from groups.jsonl, by the batch that each group was generated for.
     """
+    if any(run.setting("allocation.budget", "rollouts") == "tokens" for run in runs.values()):
+        return _unequal_tokens(runs)
     problems, totals = [], dict[str, tuple[int, int]]()
     for name, run in runs.items():
         budget = int(run.setting("rollout.prompts_per_batch", 0)) * int(run.setting("rollout.group_size", 0))

@@ -13,7 +13,7 @@ import pytest
 from actors.coordinator.allocation import divide_round
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
-from actors.coordinator.shard import Allocation
+from actors.coordinator.shard import Allocation, Found
 from allocator import allocate
 from allocator.priors.base import Float, Int, State
 from allocator.priors.empirical import EmpiricalPrior, fit_beta
@@ -113,7 +113,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
-    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), c)
+    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), Found(c, ()))
 
 
 def rule(cycles: Cycles, config: Config, batch: int) -> str:
@@ -172,7 +172,7 @@ def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
         assert await knows(cycles, 1)
-        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), c.tolist())
+        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), Found(tuple(c.tolist()), ()))
         assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
@@ -187,7 +187,7 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c = coordinator(), np.array([0, 2])
         assert await knows(cycles, 0)
-        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), c.tolist())
+        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), Found(tuple(c.tolist()), ()))
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 
@@ -368,3 +368,37 @@ def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_
                 assert set(shared_out(cycles, config, batch, 0, (0, 1)).priors) == {expected}
 
     play(url, config, scenario, EmpiricalPrior)
+
+
+def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(url: str) -> None:
+    config = config_of("lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
+
+    def with_tokens(cycle: int, shard: int, each: int) -> dict[str, Any]:
+        told = report(config, cycle, shard)
+        return told | {"rounds": [{"successes": told["successes"], "tokens": [each, each], "extra": [4, 4]}]}
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        one, two = coordinator(), coordinator()
+        assert await knows(one, 0)
+        assert not await knows(one, 1), "lengths change, so a batch waits for the cycle before it"
+        for cycle, each in enumerate((20, 40)):
+            for shard in range(SHARDS):
+                await one.complete(with_tokens(cycle, shard, each))
+        await two.observe()
+        for cycles in (one, two):
+            means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
+            assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
+
+    play(url, config, scenario)
+
+
+def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(url: str) -> None:
+    config = config_of("no-lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
+
+    async def scenario(coordinator: Callable[[], Cycles]) -> None:
+        cycles = coordinator()
+        await cycles.complete(report(config, 0, 0))
+        with pytest.raises(RunError, match="batch 0 are of an older hora and have none"):
+            await cycles.complete(report(config, 0, 1))
+
+    play(url, config, scenario)

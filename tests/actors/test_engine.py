@@ -2,14 +2,18 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from common.answers import format_reward
+from common.config import Config
 from common.load import load
 from common.prompts import load_tokenizer, render
 from common.types import Completion, Tokens
+from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
 
 
 @pytest.mark.system
@@ -85,3 +89,35 @@ def test_a_pause_does_not_count_and_an_engine_that_stands_still_is_not_fit(
             engine.shutdown()
 
     asyncio.run(run())
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
+    tmp_path: Path,
+) -> None:
+    from actors.generator.vllm_engine import Engine
+
+    says = "<think>1+1</think>\n<answer>2</answer>"
+    limits = {"max_prompt_tokens": 700, "max_response_tokens": 128}
+    raw = {
+        "model": {"path": str(tmp_path), "dtype": "float32"},
+        "data": {"path": "d.jsonl"},
+        "rollout": limits,
+    }
+    config, tokenizer = Config.model_validate(raw), chat_tokenizer()
+    prompt = render(tokenizer, "1+1=?", config.data)
+    save_chat_model(tmp_path, tokenizer, prompt.tolist(), says)
+
+    async def run() -> list[Completion]:
+        engine = Engine(config)
+        try:
+            await engine.label(0)
+            return await engine.generate(prompt, 2, seed=1, temperature=0.01)
+        finally:
+            engine.shutdown()
+
+    for found in asyncio.run(run()):
+        assert (found.text, found.finish_reason) == (says, "stop")
+        assert found.tokens[-1] == tokenizer.convert_tokens_to_ids(TURN_END), "the end is trained too"
+        assert format_reward(found.text) == 1.0

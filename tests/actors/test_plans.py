@@ -47,7 +47,7 @@ def plan_of(token: int) -> Plan:
     return Plan(
         "uniform",
         ((1.0, 2.0),) * 3,
-        (Round((1, 1, 1), (token, 0, 1)),),
+        (Round((1, 1, 1), (3, 3, 3), (token, 0, 1)),),
         {"format": 0.5, "accuracy": 1.0},
         groups,
     )
@@ -145,3 +145,56 @@ def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(server: Re
         return await plans.load("0:0", IDS)
 
     assert run(server, work).groups == ()
+
+
+def second_round(plan: Plan, token: int) -> Plan:
+    """The plan with one more round; the first drew what it gave, each rollout of three times `token`."""
+    drawn = [(replace(rollout("B", token), round=1),) * n for n in plan.extra]
+    groups = tuple(
+        replace(g, rollouts=(*g.rollouts, *more)) for g, more in zip(plan.groups, drawn, strict=True)
+    )
+    return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (6, 0, 3), (0, 0, 3))), groups=groups)
+
+
+def in_rounds(server: RedisServer, work: Any) -> Any:
+    async def inside() -> Any:
+        client = connect_async(server.url)
+        try:
+            return await work(Plans(client, "p", rounds=3))
+        finally:
+            await client.aclose()
+
+    return asyncio.run(inside())
+
+
+def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(server: RedisServer) -> None:
+    async def work(plans: Plans) -> None:
+        first = await plans.remember("0:0", plan_of(2))
+        mine, other = second_round(first, 4), second_round(first, 9)
+        assert same(await plans.remember("0:0", mine), mine)
+        assert same(await plans.remember("0:0", other), mine)
+        found = await plans.load("0:0", IDS)
+        assert found is not None
+        assert same(found, mine)
+        assert [(r.round, int(r.tokens[0])) for r in found.groups[0].rollouts] == [(0, 2), (1, 4), (1, 4)]
+        late = await plans.remember("0:0", plan_of(5))
+        assert same(late, mine), "who is behind learns of the newest round"
+
+    in_rounds(server, work)
+    keys = {k.decode() for k in connect(server.url).scan_iter("*")}
+    drawn = {Keys("p").drawn(i, 1) for i in ("0:0", "0:2")}
+    assert keys == {Keys("p").plans} | {Keys("p").pre_rollouts(i) for i in IDS} | drawn
+
+
+def test_a_plan_of_a_run_of_before_rounds_can_be_continued(server: RedisServer) -> None:
+    async def work(plans: Plans) -> Plan | None:
+        await plans.remember("0:0", plan_of(2))
+        client = connect(server.url)
+        facts = json.loads(client.hget(Keys("p").plans, "0:0"))
+        del facts["tokens"]
+        client.hset(Keys("p").plans, "0:0", json.dumps(facts))
+        return await plans.load("0:0", IDS)
+
+    plan = in_rounds(server, work)
+    assert plan.extra == (2, 0, 1)
+    assert [g.id for g in plan.groups] == IDS

@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from common.errors import ConfigError
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
-from common.types import SamplingRequest
+from common.types import Completion, SamplingRequest
 from deploy.launch.redis_server import RedisServer
 from evaluation.audit import audit, gather
+from evaluation.audit_divisions import divisions as divided
 from tests.support.held import rollouts_held
-from tests.support.simulated import Fleet, Learner, coordinate, prompts, score_by_chance
+from tests.support.simulated import RATES, Fleet, Learner, coordinate, prompts, score_by_chance
 
 GAMMA, G, G0, SHARDS, STEPS = 6, 10, 2, 2, 3
 
@@ -178,3 +180,65 @@ def test_while_the_gate_is_shut_a_shard_has_one_round(url: str) -> None:
 def test_rounds_that_cannot_be_are_refused_in_one_line(more: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         config_of("bad", **more)
+
+
+class HardIsLong(Fleet):
+    """Completions of prompts with a low rate are up to five times as long; lengths follow from the request."""
+
+    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
+        rate = RATES[request.prompt.index % len(RATES)]
+        chance = np.random.default_rng(request.seed)
+        lengths = chance.integers(8, 13, request.n) * (1 if rate > 0.5 else 3 if rate > 0.05 else 5)
+        fixed = replace(self, lengths_of=lambda n: lengths)
+        return await Fleet.__call__(fixed, request, version)
+
+
+def hard_is_long(seconds: float) -> Fleet:
+    return HardIsLong(
+        seconds_of=lambda request, _: seconds * random.random(), lengths_of=lambda n: np.zeros(n)
+    )
+
+
+def tokens_over_budget(url: str, config: Config) -> float:
+    """Tokens of the run over Γ·G times the mean length of Phase A, batch by batch."""
+    phase_a = [t for r in reports(url, config).values() for t in r["rounds"][0]["tokens"]]
+    rollout, batches = config.rollout, config.learner.steps
+    budget = batches * rollout.prompts_per_batch * rollout.group_size * sum(phase_a) / (len(phase_a) * G0)
+    return int(connect(url).hget(Keys(config.run.name).counters, "tokens_in")) / budget
+
+
+def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(url: str) -> None:
+    more = {"allocation.stop": "none", "rollout.group_size": 20, "learner.steps": 20}
+    spent = {}
+    for budget in ("rollouts", "tokens"):
+        config = config_of(f"budget-{budget}", **{**more, "allocation.budget": budget})
+        asyncio.run(to_the_end(config, url, hard_is_long(0.0)))
+        spent[budget] = tokens_over_budget(url, config)
+        left = audit(config, gather(connect(url), config.run.name, list))
+        assert [f for f in left if "records" not in f] == []
+    assert spent["tokens"] == pytest.approx(1.0, abs=0.06)
+    assert spent["rollouts"] > 1.1, "hard prompts get more rollouts, and theirs are long"
+
+
+@pytest.mark.parametrize("budget", ["rollouts", "tokens"])
+def test_the_audit_finds_a_round_that_was_divided_otherwise(url: str, budget: str) -> None:
+    config = config_of(f"forged-{budget}", **{"allocation.budget": budget})
+    asyncio.run(to_the_end(config, url, hard_is_long(0.0)))
+    facts = gather(connect(url), config.run.name, list)
+    assert divided(config, facts.reports) == []
+    report = json.loads(json.dumps(next(r for r in facts.reports if r["batch"] == 2)))
+    extra = report["rounds"][2]["extra"]
+    most, least = int(np.argmax(extra)), int(np.argmin(extra))
+    for counts in (extra, report["extra"]):
+        counts[most], counts[least] = counts[most] - 1, counts[least] + 1
+    forged = [r for r in facts.reports if (r["batch"], r["shard"]) != (2, report["shard"])]
+    (found,) = divided(config, [*forged, report])
+    assert found.startswith(f"shard 2:{report['shard']} divided round 3 as {extra}")
+
+
+def test_a_run_with_a_budget_in_tokens_divides_as_before_when_its_coordinator_dies(url: str) -> None:
+    whole, broken = (config_of(f"tokens-{n}", **{"allocation.budget": "tokens"}) for n in ("whole", "broken"))
+    asyncio.run(to_the_end(whole, url, hard_is_long(0.0)))
+    asyncio.run(killed_in_round(broken, url, hard_is_long(0.05), 3))
+    asyncio.run(to_the_end(broken, url, hard_is_long(0.0), "two"))
+    assert divisions(url, broken) == divisions(url, whole)

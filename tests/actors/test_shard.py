@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.coordinator.sampling import Sampler, begun, sample_seed
-from actors.coordinator.shard import Allocation, Draw, Plan, Round, Shard, next_round, phase_a, phase_b
+from actors.coordinator.shard import Allocation, Draw, Found, Plan, Round, Shard, next_round, phase_a, phase_b
 from common.types import Completion, Group, Prompt, SamplingRequest, Scored, VersionSpan
 
 
@@ -43,10 +43,10 @@ class World:
             for j, c in enumerate(completions)
         ]
 
-    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
-        self.successes = list(successes)
-        extra = np.array([7, 2, 0])[: len(successes)]
-        return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in successes))
+    def divide(self, earlier: Sequence[Round], found: Found) -> Allocation:
+        self.successes = list(found.successes)
+        extra = np.array([7, 2, 0])[: len(self.successes)]
+        return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in self.successes))
 
     def sampler(self, shard: Shard) -> Sampler:
         return Sampler(shard, self.generate, self.score)
@@ -155,8 +155,8 @@ def even(n: int, g0: int, extra: int) -> list[Draw]:
 
 
 class TwoEach(World):
-    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
-        return replace(super().divide(earlier, successes), extra=np.full(len(successes), 2))
+    def divide(self, earlier: Sequence[Round], found: Found) -> Allocation:
+        return replace(super().divide(earlier, found), extra=np.full(len(found.successes), 2))
 
 
 def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> None:
@@ -205,9 +205,9 @@ class InRounds(World):
 
     by_round = ([2, 1, 0], [0, 3, 1], [4, 0, 0])
 
-    def divide(self, earlier: Sequence[Round], successes: Sequence[int]) -> Allocation:
-        self.told = [*(r.successes for r in earlier), tuple(successes)]
-        return replace(super().divide(earlier, successes), extra=np.array(self.by_round[len(earlier)]))
+    def divide(self, earlier: Sequence[Round], found: Found) -> Allocation:
+        self.told = [*(r.successes for r in earlier), found.successes]
+        return replace(super().divide(earlier, found), extra=np.array(self.by_round[len(earlier)]))
 
 
 async def through_all_rounds(shard: Shard, world: InRounds, plan: Plan) -> list[Group]:

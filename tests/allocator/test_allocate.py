@@ -153,7 +153,7 @@ def test_uniform_is_even_and_hard_first_goes_to_the_unsolved() -> None:
     assert allocate([3, 1, 2], 8, 9, rule="hard_first").tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize("rule", ["hit_utility", "uniform", "hard_first", "variance", "knapsack"])
+@pytest.mark.parametrize("rule", ["hit_utility", "uniform", "hard_first", "variance", "knapsack", "coba_rl"])
 def test_every_rule_spends_the_whole_budget_under_a_cap(rule: str) -> None:
     rng = np.random.default_rng(8)
     for _ in range(50):
@@ -258,7 +258,7 @@ def test_a_users_rule_may_gain_nothing_and_the_budget_is_spent_all_the_same(n: i
     assert extra[successes < 8].min() >= 5
 
 
-@pytest.mark.parametrize("rule", ["hit_utility", "variance", "knapsack"])
+@pytest.mark.parametrize("rule", ["hit_utility", "variance", "variance(dr_grpo)", "variance(prior)"])
 @pytest.mark.parametrize("cap", [None, 40])
 def test_many_different_prompts_get_what_a_full_sort_of_their_gains_gives(rule: str, cap: int | None) -> None:
     rng = np.random.default_rng(1)

@@ -106,6 +106,22 @@ def test_pushing_a_group_again_adds_nothing(server: RedisServer) -> None:
     assert messages(server) == before
 
 
+def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(server: RedisServer) -> None:
+    config = CONFIG.model_copy(update={"allocation": CONFIG.allocation.model_copy(update={"rounds": 3})})
+    keys = Keys("q")
+
+    async def work(client: Any, _: Producer) -> list[bool]:
+        pushed = []
+        for _ in range(2):
+            for number in (1, 2):
+                await client.set(keys.drawn("0:7", number), b"drawn")
+            pushed.append(await Producer(client, config).push(group(7)))
+            assert not await client.exists(keys.drawn("0:7", 1), keys.drawn("0:7", 2))
+        return pushed
+
+    assert run(server, work) == [True, False]
+
+
 def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server: RedisServer) -> None:
     push(server, 1, 2, 3, 4)
     consumer = Consumer(connect(server.url), CONFIG)

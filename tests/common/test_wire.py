@@ -69,6 +69,37 @@ def test_the_pre_rollouts_are_a_group_by_themselves() -> None:
     assert whole.size == 2, "a group without additional rollouts"
 
 
+def in_rounds() -> Group:
+    drawn = [replace(rollout("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
+    return replace(group(), rollouts=(*group().rollouts[:2], *drawn))
+
+
+def test_rollouts_know_the_round_they_were_drawn_in() -> None:
+    found = decode_group(encode_group(in_rounds()))
+    assert [r.round for r in found.rollouts] == [0, 0, 1, 1, 3]
+    assert found.rounds == (2, 0, 1)
+    assert decode_group(encode_pre_rollouts(in_rounds())).rounds == ()
+
+
+def test_each_round_may_come_in_a_message_of_its_own() -> None:
+    whole = in_rounds()
+    first, last = (
+        encode_additional(replace(whole, rollouts=tuple(r for r in whole.rollouts if r.round == number)))
+        for number in (1, 3)
+    )
+    found = decode_group(encode_pre_rollouts(whole), first, last)
+    assert [(r.round, len(r.tokens)) for r in found.rollouts[2:]] == [(1, 4), (1, 5), (3, 6)]
+    size = len(encode_pre_rollouts(whole)) + len(first) + len(last)
+    with pytest.raises(WireError, match="exceeds the limit"):
+        decode_group(encode_pre_rollouts(whole), first, last, max_bytes=size - 1)
+
+
+@pytest.mark.parametrize("number", [0, -1, 65_537, "2", True])
+def test_a_round_that_cannot_be_is_refused(number: object) -> None:
+    with pytest.raises(WireError, match="round must be"):
+        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: first(r, round=number)))
+
+
 def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() -> None:
     other = encode_additional(replace(group(), prompt_index=18))
     with pytest.raises(WireError, match="group 2:17: its additional rollouts are of group '2:18'"):

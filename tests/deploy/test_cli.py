@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -15,7 +16,7 @@ import pytest
 
 from common.config import Config
 from common.errors import ConfigError, RunError
-from common.load import dump_yaml, load
+from common.load import ROOT, dump_yaml, load
 from deploy.cli import main
 from deploy.launch.local import _prepare, run_local
 from deploy.runs.record import RunFile, write_config
@@ -90,7 +91,12 @@ def test_an_impossible_value_is_named_with_its_key_and_the_reason(
 
 def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_started(hora) -> None:
     wanted = ["-s", "learner.attention=flash_attention_2", "-s", "model.dtype=bfloat16"]
-    assert_refused(hora("check", "tiny", *wanted), "neither flash_attn nor kernels is installed", "sdpa")
+    assert_refused(
+        hora("check", "tiny", *wanted),
+        "learner.attention: flash_attention_2",
+        "neither flash_attn nor kernels",
+        "sdpa",
+    )
 
 
 def test_a_model_family_that_the_learner_cannot_train_is_named(
@@ -108,7 +114,7 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
 ) -> None:
     (tmp_path / "own_functions_of_mine.py").write_text(
-        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): ...\n"
+        "def gain(posterior, level): return posterior.mean / (1 + level)\ndef judge(*_): return 1.0\n"
     )
     monkeypatch.chdir(tmp_path)
     own = ["allocation.rule=own_functions_of_mine:gain", "reward.success=own_functions_of_mine:judge"]
@@ -211,6 +217,21 @@ def test_a_resumed_run_keeps_what_its_results_depend_on(
     assert_refused(hora("run", "tiny", "--resume", "-s", folder, "-s", change), answer)
 
 
+def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
+) -> None:
+    resumed: list[bool] = []
+    monkeypatch.setattr(
+        "deploy.launch.local.run_local", lambda config, *, resume, fresh: resumed.append(resume)
+    )
+    command = ["run", "tiny", "--resume-or-start", "-s", f"run.folder={tmp_path}"]
+    hora(*command)
+    write_config(tmp_path / "tiny", load("tiny"))
+    hora(*command)
+    hora("run", "tiny", "-s", f"run.folder={tmp_path}")
+    assert resumed == [False, True, False]
+
+
 def test_the_command_that_resumes_a_run_works_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_a_stack: None, hora: Callable[..., Done]
 ) -> None:
@@ -282,6 +303,15 @@ def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -
     assert_refused(
         hora("run", "tiny", "-s", f"run.folder={tmp_path}"), "holds a run already", "--resume", "--fresh"
     )
+
+
+def test_an_install_without_the_extra_says_what_to_install() -> None:
+    """An interpreter that sees this project and the standard library, as one does after `pip install hora-rl`."""
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["hora"]
+    module, _, function = entry.partition(":")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import {function}; {function}()"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
+    assert_refused(done, "typer is not installed", "hora-rl[cpu]", "make setup")
 
 
 def test_help_answers_without_loading_the_frameworks() -> None:

@@ -16,11 +16,13 @@ from rich.console import Console
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect
+from common.state import changed
 from common.telemetry import heartbeat_now, record_evaluation
 from deploy.launch.redis_server import RedisServer
 from deploy.monitor.run_state import read_run
 from deploy.monitor.screen import screen, sparkline
 from deploy.monitor.terminal import monitor
+from deploy.monitor.warnings import Kind
 from deploy.runs.record import RunFile
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
@@ -38,6 +40,28 @@ def drawn(state, width=80) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(screen(state, width))
     return console.export_text().splitlines()
+
+
+def test_a_finished_run_is_not_training_and_silent(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 2}))
+    play(run, 2)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 49)
+    text = "\n".join(drawn(read_run(run.redis, "over")))
+    assert " finished " in text
+    assert "learner rank-0: ended" in text
+    assert "silent" not in text
+    assert "training" not in text
+
+
+def test_parts_without_a_place_are_told_on_the_screen(run):
+    name, keys = run.config.run.name, run.keys
+    run.redis.hset(keys.state, mapping=changed(unplaced="no place for 1 of 2 generator: too few CPUs"))
+    state = read_run(run.redis, name)
+    assert state.warns(Kind.UNPLACED)
+    assert "! no place for 1 of 2 generator: too few CPUs" in "\n".join(drawn(state))
+    run.redis.hset(keys.state, mapping=changed(unplaced=""))
+    assert not read_run(run.redis, name).warns(Kind.UNPLACED)
 
 
 def test_json_is_the_reading(redis_url, run, capsys):

@@ -86,7 +86,7 @@ def test_calibration_is_printed_and_drawn(run: Path, capsys: pytest.CaptureFixtu
 def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:
     with pytest.raises(ConfigError, match="prior fixed learns nothing"):
         fit(run, "fixed", None, None)
-    with pytest.raises(ConfigError, match=r"allocation\.features is not set"):
+    with pytest.raises(ConfigError, match="name one, by folder or hub name, with --features"):
         fit(run, "gp", None, None)
     (run / "groups.jsonl").write_text("")
     with pytest.raises(RunError, match="is empty"):

@@ -1,8 +1,118 @@
 import io
+import zlib
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
+from common.telemetry import FLOWS
+from deploy.monitor import progress as progress_of
+from deploy.monitor.pace import Pace
 from deploy.monitor.progress import working
+from deploy.monitor.run_state import RunState, read_run
+from deploy.monitor.warnings import Kind, Warning
+from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+
+@pytest.fixture
+def state(redis_url, request) -> RunState:
+    """Of a run with two steps behind it."""
+    name = f"pace{zlib.crc32(request.node.name.encode())}"
+    run = SyntheticRun(redis_url, config_of(name))
+    play(run, 2)
+    return read_run(run.redis, name)
+
+
+def at(state: RunState, time: float, step: int, rollouts: int) -> RunState:
+    return replace(state, time=time, step=step, totals={**dict.fromkeys(FLOWS, 0), "rollouts_in": rollouts})
+
+
+def test_the_rate_leaves_out_what_was_generated_before_the_first_step(state):
+    pace = Pace()
+    # Two batches of 100 are generated while the learner starts; then one takes ten seconds.
+    for moment in (
+        (0, 0, 0),
+        (50, 0, 200),
+        (60, 1, 200),
+        (65, 1, 250),
+        (70, 2, 300),
+        (80, 3, 400),
+        (99, 3, 400),
+    ):
+        pace.see(at(state, *moment))
+    assert pace.per_second("rollouts_in") == pytest.approx(10.0)
+    assert pace.left_s() == pytest.approx(10.0 * (state.steps - 3))
+
+
+def test_there_is_no_rate_before_two_steps(state):
+    pace = Pace()
+    for moment in ((0, 0, 0), (10, 1, 100), (20, 1, 150)):
+        pace.see(at(state, *moment))
+    assert pace.per_second("rollouts_in") is None
+    assert pace.left_s() is None
+
+
+def test_a_resumed_run_is_measured_from_its_first_new_step(state):
+    pace = Pace()
+    for moment in ((0, 7, 700), (10, 8, 900), (20, 9, 1000)):
+        pace.see(at(state, *moment))
+    assert pace.per_second("rollouts_in") == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, monkeypatch, width):
+    """The last screen of a long run whose numbers are as wide as they get, with a warning as long as warnings are."""
+    wide = {**state.rates, "rollouts_in": 12345.0}
+    long = (Warning(Kind.STALLED, "no optimizer step for 4000 s; " + "the coordinator waits " * 8),)
+    learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
+    states = [at(state, 10.0 * i, 97 + i, 100 * i) for i in range(4)]
+    states = [replace(s, steps=200, rates=wide, warnings=long, learner=learner) for s in states]
+
+    def snapshots(config, url, done, pace):
+        for snapshot in states:
+            pace.see(snapshot)
+            yield snapshot
+
+    monkeypatch.setattr(progress_of, "_snapshots", snapshots)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, color_system=None)
+    progress_of._bar(config_of("pace", learner={"steps": 200}), "", console, None, Pace())
+    lines = [line.split("\r")[-1] for line in screen.getvalue().splitlines()]
+    bar = next(line for line in reversed(lines) if "training" in line)
+    assert "100/200" in bar
+    assert "16:40 left" in bar
+    assert "12345 rollouts/s" in bar
+    assert "\u2501" in bar
+    assert screen.getvalue().count("no optimizer step for") == 1, "a warning is printed once"
+
+
+def test_the_first_minute_says_what_is_starting_and_no_more_is_a_warning(state):
+    missing = Warning(Kind.NOT_ALIVE, "no learner is alive")
+    begun = replace(state, step=0, last_step_s=None, learner={}, parts=(), warnings=(missing,))
+    assert progress_of._text(begun) == ("waiting for generator, verifier, coordinator, learner")
+    pipe = io.StringIO()
+    progress_of._tell(begun, {}, Console(file=pipe))
+    assert pipe.getvalue() == ""
+    progress_of._tell(replace(begun, last_step_s=30.0), {}, Console(file=pipe))
+    assert "no learner is alive" in pipe.getvalue(), "it has trained before"
+
+
+def test_a_warning_that_comes_and_goes_is_told_again_only_after_a_while(state):
+    full = (Warning(Kind.QUEUE_FULL, "queue full"),)
+    pipe, told = io.StringIO(), {}
+    for time in (0, 1, 2, 40, 41, 600):
+        here = full if time != 2 else ()
+        progress_of._tell(replace(state, time=1000.0 + time, warnings=here), told, Console(file=pipe))
+    assert pipe.getvalue().count("queue full") == 2
+
+
+def test_a_starving_learner_is_a_figure(state):
+    starving = Warning(Kind.LEARNER_STARVING, "learner starving: generators are the bottleneck")
+    learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
+    pipe = io.StringIO()
+    progress_of._tell(replace(state, warnings=(starving,)), {}, Console(file=pipe))
+    assert pipe.getvalue() == ""
+    assert "learner waits 40%" in progress_of._text(replace(state, learner=learner))
 
 
 def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_left_of_it():

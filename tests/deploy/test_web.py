@@ -12,6 +12,7 @@ import uvicorn
 
 from common.keys import Keys
 from common.redis import connect
+from common.state import changed
 from deploy.launch.redis_server import RedisServer
 from deploy.monitor.run_state import RunState
 from deploy.monitor.web import create_app
@@ -133,6 +134,21 @@ def test_a_value_that_is_no_number_does_not_break_the_json(redis_url, serve):
     client = serve(redis_url, "nan")
     assert "NaN" not in client.get("/status").text
     assert client.get("/status").json()["learner"] == {"step": 0, "loss": None, "reward": None}
+
+
+def test_the_page_is_told_whether_its_controls_can_work(redis_url, serve, monkeypatch):
+    monkeypatch.delenv("HORA_TOKEN", raising=False)
+    run = SyntheticRun(redis_url, config_of("controls"))
+    play(run, 1)
+    client = serve(redis_url, "controls")
+    assert events(client, 1)[0]["state"]["controls"] is False
+    assert client.post("/pause").status_code == 403, "and so the page shows no button"
+    run.redis.hset(run.keys.state, mapping=changed(token_sha256=hashlib.sha256(b"right").hexdigest()))
+    assert until(lambda: client.get("/status").json()["controls"])
+    run.redis.hdel(run.keys.state, "token_sha256")
+    assert until(lambda: not client.get("/status").json()["controls"])
+    monkeypatch.setenv("HORA_TOKEN", "of the server")
+    assert until(lambda: client.get("/status").json()["controls"])
 
 
 def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve, monkeypatch):

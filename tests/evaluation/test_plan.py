@@ -1,4 +1,6 @@
-"""`hora plan`: predictions that real allocations keep, intervals that hold, refusals that name what is missing."""
+"""`hora plan`: predictions that real allocations keep, intervals that hold, refusals that name what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ ALL = [
 
 
 def realised(arm: Arm, rates: np.ndarray, shard: int, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Shares of prompts with a hit and of mixed groups, and mean GRPO update, by sessions of `shard` prompts each."""
+    """Shares of prompts with a hit and of mixed groups, and mean GRPO update, by sessions of `shard` prompts
+    each.
+    """
     hits, sizes = [], []
     for start in range(0, len(rates), shard):
         p = rates[start : start + shard]

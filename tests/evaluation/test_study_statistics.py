@@ -19,7 +19,7 @@ from evaluation.report.study_statistics import (
     unmatched,
 )
 from evaluation.results import Result
-from evaluation.run_folders import RunFolderError, load_run
+from evaluation.run_folders import Run, RunFolderError, load_run
 
 KS = [1, 4, 16]
 
@@ -126,6 +126,23 @@ def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> N
         "short: batch 1 holds 7 rollouts, not Γ·G = 8",
         "short: 15 rollouts in 2 batches, the others 16 in 2",
     ]
+
+
+def test_arms_with_a_budget_in_tokens_are_compared_by_their_tokens(tmp_path: Path) -> None:
+    def of(name: str, tokens: int) -> Run:
+        folder = cell(tmp_path / name, [1, 2], [3, 5, 4, 4 + tokens % 2])
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config["allocation"] |= {"budget": "tokens", "rule": "hit_utility", "rounds": 4, "stop": "hit"}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        groups = (folder / "groups.jsonl").read_text()
+        (folder / "groups.jsonl").write_text(groups.replace('"tokens": 10}', f'"tokens": {tokens}}}'))
+        return load_run(folder)
+
+    runs = {"one": of("one", 100), "other": of("other", 103), "rest": of("rest", 97)}
+    assert unmatched(runs) == [], "within a few per cent, and whatever their rollouts"
+    (found,) = unmatched(runs | {"much": of("much", 120)})
+    assert found.startswith("much: 480 completion tokens")
+    assert runs["one"].method == "GRPO + HORA (R=4, stop hit, tokens)"
 
 
 @pytest.mark.system

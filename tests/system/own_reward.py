@@ -10,3 +10,8 @@ def brevity(problem: str, completion: str, answer: str) -> float:
 def last_word(completion: str) -> str:
     """The answer of a completion that ends with it."""
     return completion.split()[-1]
+
+
+def broken(problem: str, completion: str, answer: str) -> float:
+    """A reward that fails."""
+    raise RuntimeError("no reward today")

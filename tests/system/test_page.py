@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from common.state import changed
 from common.telemetry import record_evaluation
 from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer
@@ -32,7 +33,8 @@ serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))
 class Server:
     """The page's server in a process of its own, so that it can be killed."""
 
-    def __init__(self, redis_url: str, run: str, healthy: bool = True) -> None:
+    def __init__(self, redis_url: str, run: str, healthy: bool = True, token: str | None = "s3same") -> None:
+        self._token = {"HORA_TOKEN": token} if token else {}
         self._path = "healthz" if healthy else "openapi.json"
         self.port = free_port()
         self._args = [sys.executable, "-c", SERVER, redis_url, run, str(self.port)]
@@ -41,7 +43,7 @@ class Server:
         self.start()
 
     def start(self) -> None:
-        environment = {**os.environ, "HORA_TOKEN": "s3same"}
+        environment = {**os.environ, **self._token}
         self._process = subprocess.Popen([*self._args, str(self.page)], env=environment)
         until(lambda: self.get(self._path), 30)
 
@@ -218,6 +220,31 @@ def test_hostile_text_from_the_run_stays_text(stage):
     until(lambda: "<img" in browser.js("document.getElementById('warnings').textContent"), 10)
     assert browser.js("document.querySelectorAll('#warnings img').length") == 0
     assert browser.js("document.title") != "owned"
+
+
+def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent(redis):
+    run = SyntheticRun(redis, config_of("over", learner={"steps": 3}))
+    play(run, 2)
+    server = Server(redis, "over", token=None)
+    browser = Browser(server.url)
+    try:
+        hidden = "document.getElementById('pause').hidden"
+        step = "document.getElementById('step').textContent"
+        until(lambda: browser.js(step) == "step 2 of 3", 20)
+        assert browser.js(hidden)
+        run.redis.hset(run.keys.state, mapping=changed(token_sha256="0" * 64))
+        until(lambda: not browser.js(hidden), 10)
+        play(run, 3)
+        until(lambda: browser.js("document.getElementById('status').textContent") == "finished", 20)
+        assert browser.js(hidden)
+        time.sleep(12)
+        shown = browser.js("document.getElementById('parts').textContent")
+        assert "learner rank-0: ended" in shown
+        assert "silent" not in shown
+        assert "the run has finished" in browser.js("document.getElementById('learner').textContent")
+    finally:
+        browser.close()
+        server.kill()
 
 
 def test_a_wrong_token_is_refused_in_words_that_stay_and_the_right_one_pauses_and_resumes(stage):

@@ -1,0 +1,144 @@
+"""A budget in tokens: expected lengths by class of c, gains per token, and the rollouts that some tokens pay for.
+
+A wrong answer of a hard prompt may be twice as long as a right one of an easy prompt, so the same number of rollouts is not
+the same work. The expected length ℓ of a prompt's completions is the posterior mean of its class, and a rollout goes where
+gain/ℓ is highest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules import get_rule
+from allocator.rules.base import Marginal, Rule
+from allocator.session import Session
+
+STRENGTH = 8.0
+"""Rollouts of mean length that a class's own are averaged with."""
+
+WINDOW = 10
+"""Cycles that count: lengths change while a model learns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a completion: the mean over all prompts, and expected by class, entry c of k+1 for a success share of c/k."""
+
+    mean: float
+    by_class: tuple[float, ...]
+
+    def of(self, successes: Int, trials: Int) -> Float:
+        """Expected length of prompts with `successes` among `trials`; shapes broadcast."""
+        classes = len(self.by_class) - 1
+        nearest = np.rint(classes * successes / np.maximum(trials, 1)).astype(np.int64)
+        return np.asarray(self.by_class)[nearest]
+
+
+def expected_lengths(successes: ArrayLike, tokens: ArrayLike, trials: int) -> Lengths:
+    """Lengths learned from prompts of which `successes` (m,) among `trials` rollouts were counted; `tokens` (m,) is the sum
+    over a prompt's rollouts. Raises ValueError without prompts, or where a prompt has fewer tokens than rollouts."""
+    c, spent = np.asarray(successes, dtype=np.int64), np.asarray(tokens, dtype=np.float64)
+    if c.ndim != 1 or c.shape != spent.shape or not len(c):
+        raise ValueError(
+            f"tokens must be of the shape of successes, {c.shape}, and not empty, not {spent.shape}"
+        )
+    if float(spent.min()) < trials:
+        i = int(np.argmin(spent))
+        raise ValueError(f"tokens[{i}] = {spent[i]:g}: {trials} rollouts have at least one token each")
+    mean = float(spent.mean()) / trials
+    prompts = np.bincount(c, minlength=trials + 1)
+    by_class = np.bincount(c, weights=spent, minlength=trials + 1) + STRENGTH * mean
+    return Lengths(mean, tuple((by_class / (prompts * trials + STRENGTH)).tolist()))
+
+
+class RunningLengths:
+    """Lengths by the Phase A rollouts of the last `WINDOW` cycles. Phase A samples every prompt alike, so its mean is that of
+    uniform sampling, whatever the rule prefers."""
+
+    def __init__(self, trials: int) -> None:
+        self._trials = trials
+        self._cycles: deque[list[tuple[int, int]]] = deque(maxlen=WINDOW)
+
+    @property
+    def now(self) -> Lengths | None:
+        """By the cycles observed so far; None before the first."""
+        counts = [pair for cycle in self._cycles for pair in cycle]
+        if not counts:
+            return None
+        successes, tokens = zip(*counts, strict=True)
+        return expected_lengths(successes, tokens, self._trials)
+
+    def observe(self, successes: Sequence[int], tokens: Sequence[int]) -> None:
+        """Take note of one cycle's prompts (m,). ValueError where there are no lengths for each."""
+        if len(tokens) != len(successes):
+            raise ValueError(
+                f"{len(tokens)} lengths for {len(successes)} prompts: a budget in tokens needs one each"
+            )
+        self._cycles.append(list(zip(successes, tokens, strict=True)))
+
+
+@lru_cache(maxsize=16)
+def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
+    """`rule` with gains divided by the expected length. A rule that is a division in closed form has no gains and stays."""
+    chosen = get_rule(rule)
+    if not isinstance(chosen, Marginal):
+        return chosen
+    gain: Callable[[Posterior, Int], Float] = chosen.log_gain
+
+    def log_gain(posterior: Posterior, level: Int) -> Float:
+        return gain(posterior, level) - np.log(lengths.of(posterior.successes, posterior.trials))
+
+    return replace(
+        chosen, name=f"{chosen.name} per token", log_gain=log_gain, exact=None, table=None, guess=None
+    )
+
+
+def ask_tokens(
+    told: Sequence[tuple[ArrayLike, ArrayLike]],
+    tokens: float,
+    lengths: Lengths,
+    rule: str | Rule = "hit_utility",
+    prior: tuple[ArrayLike, ArrayLike] = (1.0, 1.0),
+    stop: str = "none",
+    max_group_size: int | None = None,
+) -> NDArray[np.int64]:
+    """The next round's rollouts Δ (n,): the most that are expected to take at most `tokens`, by gain per token.
+
+    told: successes (n,) and trials (an int or (n,)) of Phase A and of each round so far, as `Session.tell` takes them.
+    """
+    chosen = per_token(rule, lengths)
+    c = np.sum([np.asarray(s) for s, _ in told], axis=0)
+    n = np.sum([np.broadcast_to(np.asarray(t), c.shape) for _, t in told], axis=0)
+    each = lengths.of(c, n)
+    extra_before = int(n.sum()) - int(np.broadcast_to(np.asarray(told[0][1]), c.shape).sum())
+
+    def ask(rollouts: int) -> NDArray[np.int64]:
+        session = Session(len(c), extra_before + rollouts, chosen, prior, 1, stop, max_group_size)
+        for successes, trials in told:
+            session.tell(successes, trials)
+        return session.ask()
+
+    most = int(max(tokens, 0.0) / float(each.min()))
+    if max_group_size is not None:
+        most = min(most, len(c) * max_group_size - int(n.sum()))
+    return _most_within(ask, each, tokens, most)
+
+
+def _most_within(ask: Callable[[int], Int], each: Float, tokens: float, most: int) -> Int:
+    """The answer to the largest number of rollouts up to `most` whose expected tokens are at most `tokens`."""
+    low, best = 0, np.zeros(len(each), dtype=np.int64)
+    while low < most:
+        middle = (low + most + 1) // 2
+        extra = ask(middle)
+        if float(extra @ each) <= tokens:
+            low, best = middle, extra
+        else:
+            most = middle - 1
+    return best

@@ -1,0 +1,96 @@
+"""CoBA-RL (Yao et al., arXiv 2602.03048, and its code): a value that follows how capable the model is.
+
+V(N, p) = (1 - exp(-N p(1-p)/τ)) · Beta(p; a, 7 - a), p clipped to 0.01..0.99. The share f of failures of the
+batch sets a = 1 + 5f, f being squashed to 1/(1 + exp(-10(f - 1/2))) once it is at most one half; τ rises from
+3 to 12 with the variance of the rates. Prompts with 0.05 <= p <= 0.99 share 60 to 80% of the budget by the
+highest gain in V; the rest goes, in proportion to 1 - p, to those below 0.05, or to the former where there
+are none, or to the others.
+
+The paper takes rates and f from a window of three steps; here they are those of this shard's rollouts so far.
+Its bounds on N are G0 and `max_group_size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules.base import Division, Marginal, Mask, Part, Sampled, Split, level_up
+from allocator.special import log_gamma
+
+TAU = (3.0, 12.0)
+LARGEST_VARIANCE = 0.1667
+SUM = 7.0
+HARD, EASY = 0.05, 0.99
+SHARES = (0.6, 0.8)
+
+
+def _clipped(rate: Float) -> Float:
+    return np.clip(rate, 0.01, 0.99)
+
+
+def shape(rates: Float) -> tuple[float, float]:
+    """(a, b) of the Beta density that weighs prompts, from the batch's rates (n,)."""
+    failures = 1 - float(np.mean(rates))
+    if failures <= 0.5:
+        failures = 1 / (1 + float(np.exp(-10 * (failures - 0.5))))
+    a = min(max(1 + (SUM - 2) * failures, 1.0), SUM - 1)
+    return a, SUM - a
+
+
+def temperature(rates: Float) -> float:
+    """τ from the rates (n,) of the prompts that the value divides among."""
+    spread = float(np.var(_clipped(rates))) / LARGEST_VARIANCE
+    return TAU[0] + (TAU[1] - TAU[0]) * min(spread, 1.0)
+
+
+def value(ab: tuple[float, float], tau: float) -> Marginal:
+    """The rule that gives to the highest gain in V."""
+    a, b = (np.asarray(x) for x in ab)
+    constant = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
+
+    def log_gain(posterior: Posterior, level: Int) -> Float:
+        p = _clipped(posterior.successes / posterior.trials)
+        decay = p * (1 - p) / tau
+        density = (a - 1) * np.log(p) + (b - 1) * np.log1p(-p) + constant
+        return np.asarray(density - (posterior.trials + level) * decay + np.log(-np.expm1(-decay)))
+
+    return Marginal("coba_rl_value", log_gain)
+
+
+def _weighted(weight: Float) -> Callable[[Sampled, Int, int], Int]:
+    """Divide in proportion to `weight`, whole rollouts as far as there is room, and what remains evenly."""
+
+    def divide(sampled: Sampled, room: Int, budget: int) -> Int:
+        shares = np.minimum((budget * weight / weight.sum()).astype(np.int64), room)
+        return shares + level_up(
+            np.zeros_like(room), sampled.successes, room - shares, budget - int(shares.sum())
+        )
+
+    return divide
+
+
+def _proportional(sampled: Sampled, among: Mask) -> Division:
+    rate = np.clip(sampled.successes[among] / sampled.trials[among], 1e-6, 1 - 1e-6)
+    return Division("coba_rl_rest", _weighted(1 - rate))
+
+
+def _parts(sampled: Sampled, room: Int, budget: int) -> list[Part]:
+    rates = sampled.successes / sampled.trials
+    hard, easy = rates < HARD, rates > EASY
+    middle = ~(hard | easy)
+    parts: list[Part] = []
+    first = 0
+    if middle.any():
+        share = SHARES[0] + (SHARES[1] - SHARES[0]) * min(1.0, 2 * float(middle.mean()))
+        first = min(int(budget * share), int(room[middle].sum()))
+        parts.append((middle, value(shape(rates), temperature(rates[middle])), first))
+    for among in (hard, middle, easy):
+        if among.any():
+            parts.append((among, _proportional(sampled, among), budget - first))
+    return parts
+
+
+COBA_RL = Split("coba_rl", _parts, least_trials=1)

@@ -1,0 +1,103 @@
+"""Which tokens end a completion, and the completion's text without special tokens.
+
+A base model under a chat template ends its turn with the template's own token, which its generation configuration may not
+name: Qwen2.5's base models name `<|endoftext|>`, their template writes `<|im_end|>`. Without it a completion runs to its
+limit, with the token in its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from common.answers import TAGS
+from common.config import Config
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SAID = "the end of a turn"  # what the assistant says in the conversation that is rendered to find the end of its turn
+
+
+def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids of the tokens that end a completion, each once: those of the generation configuration, the tokenizer's, the one with
+    which the chat template ends the assistant's turn, and `rollout.stop`.
+
+    Raises ConfigError for an entry of `rollout.stop` that is not one token, and for a model with no end at all.
+    """
+    found = [*_of_generation(config), tokenizer.eos_token_id]
+    if config.data.chat and tokenizer.chat_template:
+        found.append(turn_end(tokenizer))
+    found += [_one_token(tokenizer, text) for text in config.rollout.stop]
+    ids = tuple(dict.fromkeys(int(i) for i in found if i is not None))
+    if not ids:
+        raise ConfigError(
+            f"model.path ({config.model.path}): neither its generation configuration, its tokenizer nor its chat template names a "
+            "token that ends a completion: name one in rollout.stop"
+        )
+    return ids
+
+
+def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    """`<|im_end|> (151645), <|endoftext|> (151643)`."""
+    return ", ".join(f"{tokenizer.convert_ids_to_tokens(i)} ({i})" for i in ids)
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the chat template writes right after what the assistant says; None where that is no token of its own, or
+    the template has no assistant's turn."""
+    from jinja2 import TemplateError
+
+    messages = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _SAID}]
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except TemplateError:
+        return None
+    assert isinstance(text, str)
+    after = text[text.rfind(_SAID) + len(_SAID) :].lstrip()
+    ids = tokenizer.encode(after, add_special_tokens=False)
+    own = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    return ids[0] if ids and ids[0] in own else None
+
+
+def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of the special tokens, which are no text of a completion. The tags of thought and answer are, also where they are
+    special."""
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
+    return frozenset(special - {i for i, token in added.items() if token.content in TAGS})
+
+
+def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int]) -> str:
+    """The text of `ids` without the `silent` ones."""
+    kept = [i for i in ids if i not in silent]
+    return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _of_generation(config: Config) -> Iterator[int]:
+    """The ends that the model's generation configuration names, or its configuration where it has none."""
+    from transformers import AutoConfig, GenerationConfig
+
+    model = config.model
+    try:
+        ends = GenerationConfig.from_pretrained(model.path).eos_token_id
+    except OSError:
+        try:
+            ends = AutoConfig.from_pretrained(
+                model.path, trust_remote_code=model.trust_remote_code
+            ).eos_token_id
+        except (OSError, ValueError, AttributeError):
+            return  # the part that loads the model says why it cannot be
+    yield from [ends] if isinstance(ends, int) else ends or []
+
+
+def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) != 1:
+        parts = ", ".join(repr(tokenizer.decode([i])) for i in ids[:8])
+        raise ConfigError(
+            f"rollout.stop: {text!r} is {len(ids)} tokens of {tokenizer.name_or_path} ({parts}), and one token must end a completion: "
+            "name a single token of its vocabulary"
+        )
+    return int(ids[0])

@@ -1,0 +1,27 @@
+"""Entry of the `hora` command: one line where the packages of the system are not installed."""
+
+from __future__ import annotations
+
+import sys
+
+OURS = ("actors", "allocator", "common", "deploy", "evaluation", "learner")
+
+
+def main() -> None:
+    """Run the command line. Exits with 1 and the remedy when a package that it needs is missing."""
+    try:
+        from deploy.cli import main as run
+
+        run()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] in OURS:
+            raise
+        sys.exit(
+            f"hora: the package {error.name} is not installed: `hora` needs the whole system. Run `make setup` in a "
+            "checkout, or pip install 'hora-rl[cpu]' ('hora-rl[gpu]' with NVIDIA GPUs). The allocator alone needs no more "
+            "than this: from allocator import allocate"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Tells every view which parts of a run find no place on its Ray cluster, and what to lower."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import redis
+import structlog
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.redis import connect
+from common.state import changed
+from common.telemetry import SILENT_S
+from deploy.app import APP
+from deploy.monitor.run_state import read_run
+
+log = structlog.get_logger(__name__)
+EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One kind of part: how many are wanted, how many are up, and the CPUs and GPUs that Ray sets aside for each."""
+
+    name: str
+    wanted: int
+    up: int
+    each: Mapping[str, float]
+
+    def needs(self, resource: str) -> float:
+        return self.wanted * self.each.get(resource, 0.0)
+
+
+def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
+    """Which parts wait for a place, while all together need more than the cluster has; empty where none does."""
+    for resource in ("CPU", "GPU"):
+        need = sum(share.needs(resource) for share in shares)
+        waiting = [s for s in shares if s.up < s.wanted and s.needs(resource)]
+        if need > have.get(resource, 0.0) and waiting:
+            missing = ", ".join(f"{s.wanted - s.up} of {s.wanted} {s.name}" for s in waiting)
+            terms = " + ".join(
+                f"{s.wanted} {s.name} · {s.each[resource]:g}" for s in shares if s.needs(resource)
+            )
+            return (
+                f"no place for {missing}: {need:g} {resource}s are reserved = {terms}, the cluster has "
+                f"{have.get(resource, 0.0):g}; lower a number of replicas or what one reserves, or join more machines"
+            )
+    return ""
+
+
+@contextmanager
+def telling_unplaced(config: Config, url: str) -> Iterator[None]:
+    """While the block runs, keep the `unplaced` field of the run's state true. Needs an attached Ray."""
+    done = threading.Event()
+    thread = threading.Thread(target=_tell, args=(config, url, done), name="placement", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(EVERY_S)
+
+
+def _tell(config: Config, url: str, done: threading.Event) -> None:
+    import ray
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    client, said = connect(url), ""
+    while not done.wait(EVERY_S):
+        try:
+            now = unplaced(_shares(config, client), ray.cluster_resources())
+            if now != said:
+                client.hset(Keys(config.run.name).state, mapping=changed(unplaced=now))
+                said = now
+        except (RayError, RayServeException, redis.exceptions.RedisError, RunError) as error:
+            log.debug("placement not read", reason=str(error))  # the next look may succeed
+
+
+def _shares(config: Config, client: redis.Redis) -> list[Share]:
+    import ray
+    from ray import serve
+
+    on_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    generator, application = config.generator, serve.status().applications.get(APP)
+    gpus = generator.tensor_parallel * on_gpus if generator.gpus is None else generator.gpus
+    found = []
+    for name, cpus in (
+        ("generator", generator.cpus),
+        ("verifier", config.verifier.cpus),
+        ("coordinator", config.coordinator.cpus),
+    ):
+        deployment = None if application is None else application.deployments.get(name)
+        states = {} if deployment is None else deployment.replica_states
+        up = states.get("RUNNING", 0)
+        each = {"CPU": cpus, "GPU": gpus if name == "generator" else 0.0}
+        found.append(Share(name, sum(states.values()), up, each))
+    alive = any(p.silent_s < SILENT_S for p in read_run(client, config.run.name).of("learner"))
+    ranks = config.learner.workers
+    return [*found, Share("learner rank", ranks, ranks * alive, {"CPU": 1.0, "GPU": float(on_gpus)})]

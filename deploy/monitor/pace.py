@@ -1,0 +1,35 @@
+"""How fast a run is and how long it still takes, measured from the first step on that is watched to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deploy.monitor.run_state import RunState
+
+
+@dataclass(slots=True)
+class Pace:
+    """Show it every state with `see`. What was generated before the first step counts nowhere: its time is not a step's."""
+
+    seen: RunState | None = None
+    first: RunState | None = None
+    last: RunState | None = None
+
+    def see(self, state: RunState) -> None:
+        if self.seen is not None and state.step > self.seen.step:
+            self.first = self.first or state
+            self.last = state
+        self.seen = state
+
+    def per_second(self, flow: str) -> float | None:
+        """Mean rate of `flow` (`rollouts_in`, …) between the ends of the first and the last step; None before two."""
+        if self.first is None or self.last is None or self.last.time <= self.first.time:
+            return None
+        return (self.last.totals[flow] - self.first.totals[flow]) / (self.last.time - self.first.time)
+
+    def left_s(self) -> float | None:
+        """Seconds until the last step at the pace so far; None before two steps."""
+        if self.first is None or self.last is None or self.last.step <= self.first.step:
+            return None
+        each = (self.last.time - self.first.time) / (self.last.step - self.first.step)
+        return max(0.0, each * (self.last.steps - self.last.step))

@@ -1,0 +1,64 @@
+"""Entropy of the policy as part of the objective: a bonus, its coefficient, and the share of tokens with the highest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from common.config import Objective
+
+
+class EntropyControl:
+    """Coefficient of the entropy bonus: constant, or moved towards `entropy_target` after every update.
+
+    As in TRL (Skywork-OR1, 2505.22312): it grows by entropy_coef_delta while the mean entropy of the last update is at most the
+    target and falls by it above, within its bounds; above the target and before the first update no bonus is paid.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self._coefficient, self._last = objective.entropy_coef, math.inf
+
+    @property
+    def coefficient(self) -> float:
+        """What the next update pays for one nat of mean entropy."""
+        target = self._objective.entropy_target
+        return self._coefficient if target is None or self._last <= target else 0.0
+
+    def observe(self, entropy: float) -> None:
+        """Take in the mean entropy (nats) of the tokens of one update, over all ranks."""
+        objective = self._objective
+        if objective.entropy_target is None:
+            return
+        up = entropy <= objective.entropy_target
+        moved = self._coefficient + (objective.entropy_coef_delta if up else -objective.entropy_coef_delta)
+        self._coefficient = min(objective.entropy_coef_max, max(objective.entropy_coef_min, moved))
+        self._last = entropy
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coefficient": self._coefficient, "last": self._last}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self._coefficient, self._last = state["coefficient"], state["last"]
+
+
+def threshold(entropies: Sequence[torch.Tensor], share: float, world: int) -> float:
+    """The entropy that `share` of all ranks' tokens reach: their (1 - share) quantile. A collective where `world` > 1."""
+    own = torch.cat(list(entropies)).float()
+    every = own if world == 1 else _gathered(own, world)
+    return float(np.quantile(every.cpu().numpy(), 1.0 - share)) if len(every) else 0.0
+
+
+def _gathered(own: torch.Tensor, world: int) -> torch.Tensor:
+    """Every rank's values, one after the other; ranks have different numbers of them."""
+    counts = torch.zeros(world, dtype=torch.int64, device=own.device)
+    counts[torch.distributed.get_rank()] = len(own)
+    torch.distributed.all_reduce(counts)
+    padded = torch.zeros(int(counts.max()), device=own.device)
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(world)]
+    torch.distributed.all_gather(parts, padded)
+    return torch.cat([part[:n] for part, n in zip(parts, counts.tolist(), strict=True)])

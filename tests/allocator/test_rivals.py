@@ -1,0 +1,181 @@
+"""Rules of other papers do what these publish: each against its formula, written down as it stands there."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import product
+from math import exp, floor, lgamma, log
+
+import numpy as np
+import pytest
+
+from allocator import Session, allocate
+
+CASES = 10_000
+pytestmark = pytest.mark.system  # seconds each: ten thousand cases in plain Python
+
+
+def compositions(n: int, budget: int) -> list[tuple[int, ...]]:
+    return [
+        (*rest, budget - sum(rest))
+        for rest in product(range(budget + 1), repeat=n - 1)
+        if sum(rest) <= budget
+    ]
+
+
+def instance(rng: np.random.Generator, least: int) -> tuple[np.ndarray, np.ndarray, int]:
+    n = int(rng.integers(1, 4))
+    trials = rng.integers(least, 10, n) if rng.random() < 0.5 else np.full(n, rng.integers(least, 10))
+    return rng.binomial(trials, rng.beta(0.5, 0.5, n)), trials, int(rng.integers(1, 7))
+
+
+@pytest.mark.parametrize(
+    "rule", ["variance", "variance(dr_grpo)", "variance(prior)", "variance(dr_grpo,prior)"]
+)
+def test_variance_has_the_lowest_sum_of_vips_variances(rule: str) -> None:
+    """VIP, theorems on the gradient's variance: Σ p(1-p)/(n-1) for RLOO and Σ p(1-p)(n-1)/n² for Dr. GRPO."""
+    rng = np.random.default_rng(1)
+    known = {(n, b): np.array(compositions(n, b)) for n in range(1, 4) for b in range(1, 7)}
+    for _ in range(CASES):
+        c, trials, budget = instance(rng, 3)
+        prior = rng.uniform(0.2, 3, len(c)), rng.uniform(0.2, 3, len(c))
+        hits, all_ = (0, 0) if "prior" in rule else (c, trials)
+        p = (prior[0] + hits) / (prior[0] + prior[1] + all_)
+        n = trials + known[len(c), budget]
+        variances = p * (1 - p) * ((n - 1) / n**2 if "dr_grpo" in rule else 1 / (n - 1))
+        found = trials + allocate(c, trials, budget, prior, rule)
+        assert found.sum() == trials.sum() + budget
+        mine = (p * (1 - p) * ((found - 1) / found**2 if "dr_grpo" in rule else 1 / (found - 1))).sum()
+        assert mine <= variances.sum(1).min() * (1 + 1e-12)
+
+
+def knapsack_value(n: int, p: float) -> float:
+    """Equation of the task's value: ProbNonZeroGradient(N, p) · InfoGain(p)."""
+    return (1 - p**n - (1 - p) ** n) * p * (1 - p) ** 2
+
+
+def test_knapsack_divides_and_falls_back_as_published() -> None:
+    rng = np.random.default_rng(2)
+    fell_back = 0
+    for _ in range(CASES):
+        c, trials, budget = instance(rng, 1)
+        budget = int(rng.integers(1, 25))
+        p = c / trials
+        effective = [i for i in range(len(c)) if 0 < p[i] < 1]
+        cost = sum(int(log(1 - 0.9) / log(max(p[i], 1 - p[i]))) for i in effective)
+        others = [i for i in range(len(c)) if p[i] == 0] or [i for i in range(len(c)) if p[i] == 1]
+        spare = budget if not effective else max(0, budget - cost) if others else 0
+        fell_back += spare > 0
+        found = allocate(c, trials, budget, rule="knapsack")
+        assert found.sum() == budget
+        assert found[others].sum() == spare
+        assert not spare or np.ptp(found[others]) <= 1
+        assert found[effective].sum() == budget - spare
+        best = [0.0] + [-np.inf] * (budget - spare)
+        for i in effective:  # dynamic programming, as their solver
+            gains = [knapsack_value(int(trials[i]) + k, p[i]) for k in range(budget - spare + 1)]
+            best = [max(best[w - k] + gains[k] for k in range(w + 1)) for w in range(budget - spare + 1)]
+        mine = sum(knapsack_value(int(trials[i] + found[i]), p[i]) for i in effective)
+        assert mine >= best[-1] - 1e-12
+    assert CASES / 10 < fell_back < CASES
+
+
+def coba_value(p: float, n: int, tau: float, a: float, b: float) -> float:
+    """V(N, p) = (1 - exp(-N/τ · p(1-p))) · Beta(p; α, β), p clipped."""
+    p = min(max(p, 0.01), 0.99)
+    density = exp((a - 1) * log(p) + (b - 1) * log(1 - p) - (lgamma(a) + lgamma(b) - lgamma(a + b)))
+    return (1 - exp(-n / tau * p * (1 - p))) * density
+
+
+def coba_greedy(p: list[float], n: list[int], budget: int, tau: float, a: float, b: float) -> list[int]:
+    """Their heap: pop the largest marginal gain, give it one rollout, push its next."""
+
+    def gain(i: int) -> float:
+        return coba_value(p[i], n[i], tau, a, b) - coba_value(p[i], n[i] + 1, tau, a, b)
+
+    n = list(n)
+    heap = [(gain(i), i) for i in range(len(p))]
+    heapq.heapify(heap)
+    for _ in range(budget):
+        _, i = heapq.heappop(heap)
+        n[i] += 1
+        heapq.heappush(heap, (gain(i), i))
+    return n
+
+
+def test_coba_rl_divides_by_its_value_as_published() -> None:
+    rng = np.random.default_rng(3)
+    explored = 0
+    for _ in range(CASES):
+        n = int(rng.integers(1, 6))
+        trials = rng.integers(2, 20, n) if rng.random() < 0.5 else np.full(n, 8)
+        c, budget = rng.binomial(trials, rng.beta(0.6, 0.6, n)), int(rng.integers(1, 30))
+        p = c / trials
+        failures = 1 - p.mean()
+        failures = failures if failures > 0.5 else 1 / (1 + exp(-10 * (failures - 0.5)))
+        a = max(1.0, min(6.0, 1 + 5 * failures))
+        middle = [i for i in range(n) if 0.05 <= p[i] <= 0.99]
+        ratio = 0.8 if len(middle) > n / 2 else 0.6 + 0.2 * (len(middle) / n * 2)
+        share = int(budget * ratio) if middle else 0
+        clipped = np.clip(p[middle], 0.01, 0.99)
+        tau = 3 + 9 * min(1.0, float(np.mean((clipped - clipped.mean()) ** 2)) / 0.1667) if middle else 3.0
+        greedy = coba_greedy(p[middle].tolist(), trials[middle].tolist(), share, tau, a, 7 - a)
+        rest = [i for i in range(n) if p[i] < 0.05] or middle or list(range(n))
+        found = trials + allocate(c, trials, budget, rule="coba_rl")
+        assert found.sum() == trials.sum() + budget
+        if rest != middle:
+            explored += bool(middle)
+            worth = [
+                sum(coba_value(p[i], int(k), tau, a, 7 - a) for i, k in zip(middle, sizes, strict=True))
+                for sizes in (found[middle], greedy)
+            ]
+            assert found[middle].sum() == sum(greedy)
+            assert worth[0] == pytest.approx(worth[1], abs=1e-12)
+        weight = 1 - np.clip(p[rest], 1e-6, 1 - 1e-6)
+        least = [floor((budget - share) * w / weight.sum() + 1e-9) for w in weight]
+        given = (found - trials)[rest] if rest != middle else found[middle] - greedy
+        assert rest == middle or given.sum() == budget - share
+        assert rest == middle or all(x >= y - 1 for x, y in zip(given, least, strict=True))
+    assert explored > CASES / 10
+
+
+@pytest.mark.parametrize(("rule", "k"), [("ar3po", None), ("reinforce_ada", None), ("reinforce_ada(2)", 2)])
+def test_rounds_sample_whom_reinforce_ada_and_ar3po_have_left(rule: str, k: int | None) -> None:
+    """Their loop: every active prompt draws `repeat` a round; it leaves with a success, or with k of either
+    outcome.
+    """
+    rng = np.random.default_rng(4)
+    rounds = 0
+    while rounds < CASES:
+        n, repeat = int(rng.integers(1, 8)), int(rng.integers(1, 5))
+        p = rng.beta(0.3, 0.3, n)
+        first = rng.binomial(repeat, p)
+        positives, negatives = first.copy(), repeat - first
+        session = Session(n, 10 * n * repeat, rule, rounds=10)
+        session.tell(first, repeat)
+        while not session.done:
+            finished = positives >= 1 if k is None else (positives >= k) & (negatives >= k)
+            active = np.flatnonzero(~finished)
+            asked = session.ask()
+            given = active if active.size else np.arange(n)
+            assert not asked[np.setdiff1d(np.arange(n), given)].any()
+            assert asked.sum() == n * repeat
+            fresh = session.trials[given] == session.trials[given][0]
+            assert not fresh.all() or np.ptp(asked[given]) <= 1
+            hits = rng.binomial(asked, p)
+            positives, negatives = positives + hits, negatives + asked - hits
+            session.tell(hits, asked)
+            rounds += 1
+
+
+def test_knapsack_gives_solved_prompts_only_what_no_other_needs() -> None:
+    """With the Beta(1, 1) mean in the place of c/n half of Phase B would go to solved prompts on the paper's
+    mix.
+    """
+    rng = np.random.default_rng(5)
+    spent = np.zeros(9)
+    for _ in range(1000):
+        c = rng.binomial(8, rng.beta(0.323, 0.143, 60))
+        np.add.at(spent, c, allocate(c, 8, 1440, rule="knapsack"))
+    assert spent[8] / spent.sum() < 0.02
+    assert spent[0] / spent.sum() > 0.4

@@ -1,0 +1,91 @@
+"""What ends a completion: every end that the model, its tokenizer, its template or the user names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, Qwen2Config
+
+from common.answers import TAGS
+from common.config import Config
+from common.errors import ConfigError
+from common.stop_tokens import named, silent_tokens, spoken, stop_tokens, turn_end
+from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
+
+DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
+
+
+def config(path: Path | str, **sections: Any) -> Config:
+    return Config.model_validate({"model": {"path": str(path)}, "data": {"path": "d.jsonl"}} | sections)
+
+
+def ends(tokenizer: Any, settings: Config) -> list[str]:
+    return list(tokenizer.convert_ids_to_tokens(stop_tokens(settings, tokenizer)))
+
+
+def test_a_base_model_under_a_chat_template_stops_at_the_end_of_the_text_and_of_its_turn(
+    tmp_path: Path,
+) -> None:
+    tokenizer = chat_tokenizer()
+    GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(tmp_path)
+    assert ends(tokenizer, config(tmp_path)) == [END, TURN_END]
+    assert named(tokenizer, stop_tokens(config(tmp_path), tokenizer)).startswith("<|endoftext|> (")
+    plain = config(tmp_path, data={"path": "d.jsonl", "chat": False})
+    assert ends(tokenizer, plain) == [END], "without the template no turn ends"
+
+
+def test_all_ends_of_a_generation_configuration_count_or_those_of_the_model_s_own(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(template=None)
+    both = tokenizer.convert_tokens_to_ids([TURN_END, TURN])
+    plain = {"path": "d.jsonl", "chat": False}
+    Qwen2Config(eos_token_id=both[0]).save_pretrained(tmp_path)
+    assert ends(tokenizer, config(tmp_path, data=plain)) == [TURN_END, END]
+    GenerationConfig(eos_token_id=both).save_pretrained(tmp_path)
+    assert ends(tokenizer, config(tmp_path, data=plain)) == [TURN_END, TURN, END]
+
+
+def test_the_user_s_own_end_must_be_one_token(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer()
+    settings = config(tmp_path, rollout={"stop": [TURN, "\n"]})
+    assert stop_tokens(settings, tokenizer)[-2:] == (
+        tokenizer.convert_tokens_to_ids(TURN),
+        tokenizer.encode("\n")[0],
+    )
+    for text, tokens in (("</answer>", 9), ("", 0)):
+        with pytest.raises(ConfigError, match=f"rollout.stop: '{text}' is {tokens} tokens"):
+            stop_tokens(config(tmp_path, rollout={"stop": [text]}), tokenizer)
+
+
+def test_a_model_without_any_end_is_refused(tmp_path: Path) -> None:
+    tokenizer = chat_tokenizer(template=None)
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match=r"a token that ends a completion: name one in rollout\.stop"):
+        stop_tokens(config(tmp_path, data={"path": "d.jsonl", "chat": False}), tokenizer)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{{ m['content'] }}\n{% endfor %}",
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
+    ],
+)
+def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(template: str) -> None:
+    assert turn_end(chat_tokenizer(template)) is None
+
+
+def test_the_demo_s_turn_ends_with_its_end_of_text() -> None:
+    from common.prompts import load_tokenizer
+
+    tokenizer = load_tokenizer(str(DEMO))
+    assert ends(tokenizer, config(DEMO)) == ["<eos>"]
+
+
+@pytest.mark.parametrize("tags", [(), TAGS])
+def test_special_tokens_are_no_text_and_the_tags_always_are(tags: tuple[str, ...]) -> None:
+    tokenizer = chat_tokenizer(tags=tags)
+    text = "<think>é</think>\n<answer>2</answer>"
+    ids = tokenizer.encode(f"{text}{TURN_END}{END}\n{TURN}")
+    assert spoken(tokenizer, silent_tokens(tokenizer), ids) == f"{text}\n"

@@ -1,0 +1,129 @@
+"""What `hora check` shows of a task before a GPU is spent: the prompt, its ends, and what right and wrong answers earn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+from transformers import GenerationConfig, Qwen2Config
+
+from common.config import Config
+from common.errors import ConfigError
+from deploy.preflight.checks import CONFIGURATION, check, examine
+from deploy.preflight.findings import Finding, Target
+from deploy.preflight.task import stops, task
+from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model folder under the form of Qwen2.5's chat template, and problems beside it."""
+    save_model(tmp_path / "model")
+    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(80)]
+    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def save_model(folder: Path, template: str = TEMPLATE) -> None:
+    tokenizer = chat_tokenizer(template)
+    tokenizer.save_pretrained(folder)
+    Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, num_hidden_layers=2).save_pretrained(
+        folder
+    )
+    GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(folder)
+    save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
+
+
+def config(folder: Path, **sections: Any) -> Config:
+    paths = {"model": {"path": str(folder / "model")}, "data": {"path": str(folder / "problems.jsonl")}}
+    return Config.model_validate(paths | sections)
+
+
+def findings(config: Config) -> dict[str, Finding]:
+    target = Target(config)
+    return {f.what: f for f in (*stops(target), *task(target))}
+
+
+def test_the_readme_s_minimal_configuration_asks_for_what_it_rewards(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = README.read_text().split("## Your own model and data")[1].split("```yaml\n")[1].split("```")[0]
+    raw = yaml.safe_load(text)
+    assert "system" not in raw["data"], "the example is minimal"
+    raw["model"]["path"], raw["data"]["path"] = str(folder / "model"), str(folder / "problems.jsonl")
+    raw["evaluation"]["path"] = raw["data"]["path"]
+    (folder / "mine.yaml").write_text(yaml.safe_dump(raw))
+    check(str(folder / "mine.yaml"), [], elsewhere=True)
+    shown = capsys.readouterr().out
+    assert "mine.yaml: valid." in shown
+    assert "<think>reasoning process</think><answer>final answer</answer>" in shown
+    assert "stop tokens: <|endoftext|> (256), <|im_end|> (258)" in shown
+    assert "right answer: format 1, accuracy 1: reward 1, a success" in shown
+    assert "<think>…</think><answer>1</answer>" in shown
+    assert "wrong answer: format 1, accuracy 0: reward 0.5, no success" in shown
+
+
+@pytest.mark.parametrize(
+    ("template", "reward", "right", "earns"),
+    [
+        (TEMPLATE, {"answer": "boxed"}, "\n      | \\boxed{1}", "format 1, accuracy 1"),
+        (
+            THINKING,
+            {"answer": "boxed"},
+            "\n      | …</think>\n      | \n      | \\boxed{1}",
+            "format 1, accuracy 1",
+        ),
+        (THINKING, {"answer": "final"}, "The answer is 1", "format 1, accuracy 1"),
+        (THINKING, {}, "\n      | …</think><answer>1</answer>", "format 1, accuracy 1"),
+        (
+            TEMPLATE,
+            {"answer": "tests.system.own_reward:last_word"},
+            r"\boxed{1}",
+            "format 1, accuracy 1",
+        ),
+        (TEMPLATE, {"weights": {"accuracy": 1.0}, "answer": "auto"}, r"\boxed{1}", "accuracy 1"),
+    ],
+)
+def test_a_right_answer_is_shown_in_the_form_that_is_asked_for_and_earns_everything(
+    folder: Path, template: str, reward: dict[str, Any], right: str, earns: str
+) -> None:
+    save_model(folder / "model", template)
+    found = findings(config(folder, reward=reward))
+    assert found["right answer"].says.startswith(f"{earns}: reward 1, a success")
+    assert right in found["right answer"].says
+    assert found["right answer"].level == found["wrong answer"].level == "ok"
+    assert "accuracy 0" in found["wrong answer"].says
+    assert "no success" in found["wrong answer"].says
+
+
+def test_a_gold_answer_that_does_not_earn_success_is_a_warning(folder: Path) -> None:
+    own = "tests.system.own_reward:brevity"
+    found = findings(config(folder, reward={"weights": {own: 1.0}, "success": own}))
+    assert found["right answer"].level == "warn"
+    assert "look at reward.answer, reward.success and reward.success_at" in found["right answer"].fix
+
+
+def test_a_reward_that_fails_is_found_before_a_run_starts(folder: Path) -> None:
+    own = "tests.system.own_reward:broken"
+    with pytest.raises(ConfigError, match="scoring an answer to row 0 failed: .*broken.* no reward today"):  # noqa: RUF043
+        findings(config(folder, reward={"weights": {own: 1.0}, "success": own}))
+
+
+def test_what_a_terminal_would_obey_is_shown_and_not_done(folder: Path) -> None:
+    row = {"problem": "\x1b[2J What is 1 + 1?", "answer": "2"}
+    (folder / "problems.jsonl").write_text(json.dumps(row) + "\n")
+    shown = findings(config(folder))["prompt"].says
+    assert "\x1b" not in shown
+    assert "\\x1b[2J" in shown
+
+
+def test_the_task_is_among_the_checks_of_every_command(folder: Path) -> None:
+    found = [f.what for f in examine(Target(config(folder)), CONFIGURATION)]
+    assert {"stop tokens", "prompt", "right answer", "wrong answer"} <= set(found)

@@ -1,0 +1,180 @@
+"""On equal groups each loss that TRL has too has TRL's gradient, at another policy than the one that sampled."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.learner import TEMPERATURE, gradient, small_model, trl_trainer
+from common.config import Objective
+from common.types import Group, Rollout, VersionSpan
+from learner.batch import micro_batches, samples_of
+from learner.entropy import threshold
+from learner.estimator import Estimator
+from learner.logprobs import Policy
+from learner.task import Task
+
+LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
+WEIGHTS = {"accuracy": 0.6, "format": 0.4}
+
+pytestmark = pytest.mark.system  # TRL's trainer takes seconds to build
+
+
+def groups() -> list[Group]:
+    """Every group has right and wrong rollouts, and one that was cut at its limit."""
+    rng = np.random.default_rng(3)
+    return [
+        Group(
+            "r", 0, i, 0, 0, "uniform", (1.0, 1.0), "t", 2, rng.integers(2, VOCABULARY, 5).astype(np.int32),
+            tuple(rollout(rng, j) for j in range(SIZE)),
+        )
+        for i in range(GROUPS)
+    ]  # fmt: skip
+
+
+def rollout(rng: np.random.Generator, j: int) -> Rollout:
+    n = LONGEST if j == 2 else int(rng.integers(2, LONGEST))
+    right = j == 0 or (j > 1 and bool(rng.random() < 0.4))
+    rewards = {"accuracy": float(right), "format": float(rng.random())}
+    tokens = rng.integers(2, VOCABULARY, n).astype(np.int32)
+    logprobs = -np.ones(n, np.float32)
+    return Rollout(
+        tokens, logprobs, "length" if j == 2 else "stop", (VersionSpan(0, 0, n),), "A", rewards, right
+    )
+
+
+def padded(values: list[np.ndarray], left: bool = False) -> torch.Tensor:
+    out = np.zeros((len(values), max(map(len, values))), dtype=values[0].dtype)
+    for row, v in zip(out, values, strict=True):
+        row[-len(v) if left else 0 : None if left else len(v)] = v
+    return torch.from_numpy(out)
+
+
+def trl_inputs(data: list[Group], advantages: torch.Tensor, noise: list[np.ndarray]) -> dict[str, Any]:
+    """TRL's tensors of one generation batch; π_old and π_ref are filled in by `with_policies`."""
+    rollouts = [(g, r) for g in data for r in g.rollouts]
+    mask = padded([np.ones(len(r.tokens), np.int64) for _, r in rollouts])
+    return {
+        "prompt_ids": padded([g.prompt_tokens for g, _ in rollouts], left=True).long(),
+        "prompt_mask": torch.ones(len(rollouts), 5, dtype=torch.int64),
+        "completion_ids": padded([r.tokens for _, r in rollouts]).long(),
+        "completion_mask": mask,
+        "advantages": advantages.float(),
+        "num_items_in_batch": mask.sum(),
+        "noise": padded(noise),
+    }
+
+
+def with_policies(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    noise = inputs.pop("noise")
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        now = trainer._get_per_token_logps_and_entropies(trainer.model, ids, mask, noise.shape[1])[0]
+    return {**inputs, "old_per_token_logps": now + noise, "ref_per_token_logps": now - 0.5 * noise}
+
+
+def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: dict[str, Any]) -> torch.Tensor:
+    """As the engine does: tasks, the threshold of the entropy, bonus over the acted tokens, sums over micro-batches."""
+    estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST)
+    estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST, estimator.sums(data))
+    trained = [row for row, r in enumerate(r for g in data for r in g.rollouts) if estimator.trains(r)]
+    samples, policy = samples_of(data, estimator, GROUPS, version=0), Policy(model)
+    policy.head.entropy_gradient = objective.rewards_entropy
+    assert len(samples) == len(trained), "every rollout has a signal, so that rows and samples are the same"
+    tasks = []
+    for row, sample in zip(trained, samples, strict=True):
+        [micro], _ = micro_batches([sample], 300, packed=True)
+        n = len(sample.tokens)
+        reference = inputs["ref_per_token_logps"][row, :n] if objective.kl else None
+        tasks.append(Task(micro, inputs["old_per_token_logps"][row, :n], reference))
+    if objective.top_entropy_quantile < 1.0:
+        with torch.no_grad():
+            entropies = [policy(t.micro, TEMPERATURE, 16)[1] for t in tasks]
+        least = threshold(entropies, objective.top_entropy_quantile, 1)
+        tasks = [
+            Task(t.micro, t.prox, t.reference, e >= least) for t, e in zip(tasks, entropies, strict=True)
+        ]
+    acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
+    model.zero_grad()
+    for task in tasks:
+        logprobs, entropy = policy(task.micro, TEMPERATURE, 16)
+        task.loss(logprobs, entropy, objective, objective.entropy_coef, acted)[0].backward()
+    return gradient(model)
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"loss_type": "grpo"}, {"normalisation": "sequence"}),
+    ({"loss_type": "dr_grpo"}, {}),
+    ({"loss_type": "dapo", "epsilon_high": 0.28}, {"aggregate": "token", "clip_high": 0.28}),
+    (
+        {"loss_type": "cispo", "epsilon_high": 1.3},
+        {"aggregate": "token", "loss": "cispo", "clip_high": 0.3},
+    ),
+    ({"loss_type": "sapo"}, {"loss": "sapo", "normalisation": "sequence"}),
+    (
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.04},
+        {"ratio": "sequence", "normalisation": "sequence", "clip_low": 0.03, "clip_high": 0.04},
+    ),
+    ({"delta": 1.4}, {"clip_dual": 1.4}),
+    ({"beta": 0.3, "use_bias_correction_kl": False}, {"kl": 0.3}),
+    ({"top_entropy_quantile": 0.3}, {"top_entropy_quantile": 0.3}),
+    (
+        {"top_entropy_quantile": 0.5, "entropy_coef": 0.2, "beta": 0.1, "use_bias_correction_kl": False},
+        {"top_entropy_quantile": 0.5, "entropy_coef": 0.2, "kl": 0.1},
+    ),
+    ({"loss_type": "grpo", "entropy_coef": 0.2}, {"normalisation": "sequence", "entropy_coef": 0.2}),
+    ({"loss_type": "dapo", "mask_truncated_completions": True}, {"aggregate": "token", "overlong": "mask"}),
+    ({"mask_truncated_completions": True}, {"overlong": "mask"}),
+    ({"scale_rewards": "batch"}, {"scale": "batch"}),
+    ({"scale_rewards": "none"}, {"scale": "none"}),
+    (
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {"multi_objective_aggregation": "normalize_then_sum"},
+    ),
+]
+
+
+def trl_advantages(data: list[Group], theirs: dict[str, Any]) -> torch.Tensor:
+    """The lines of GRPOTrainer that make advantages of rewards."""
+    from trl.trainer.utils import nanstd
+
+    per_func = torch.tensor([[r.rewards[n] for n in WEIGHTS] for g in data for r in g.rollouts])
+    weights = torch.tensor(list(WEIGHTS.values()))
+    if theirs.get("multi_objective_aggregation") == "normalize_then_sum":
+        grouped = per_func.view(-1, SIZE, len(WEIGHTS))
+        mean, std = grouped.mean(dim=1, keepdim=True), nanstd(grouped, dim=1, keepdim=True)
+        rewards = (((grouped - mean) / (std + 1e-4)).view(-1, len(WEIGHTS)) * weights).sum(dim=1)
+        return (rewards - rewards.mean()) / (nanstd(rewards) + 1e-4)
+    rewards = (per_func * weights).sum(dim=1)
+    centred = rewards - rewards.view(-1, SIZE).mean(dim=1).repeat_interleave(SIZE)
+    scale = theirs.get("scale_rewards", "group")
+    if scale == "group":
+        return centred / (nanstd(rewards.view(-1, SIZE), dim=1).repeat_interleave(SIZE) + 1e-4)
+    return centred / (nanstd(rewards) + 1e-4) if scale == "batch" else centred
+
+
+@pytest.mark.parametrize(("theirs", "ours"), CASES, ids=str)
+def test_the_gradient_of_each_loss_is_trls(
+    theirs: dict[str, Any], ours: dict[str, Any], tmp_path: Path
+) -> None:
+    objective = Objective.model_validate({"importance": "none", **ours})
+    data, rng = groups(), np.random.default_rng(5)
+    model = small_model(VOCABULARY, hidden=32, layers=2).train()
+    settings = {name: value for name, value in theirs.items() if name != "beta"}
+    trainer = trl_trainer(model, LONGEST, str(tmp_path), steps_per_generation=1, **settings)
+    trainer.beta = theirs.get("beta", 0.0)  # given to its configuration, it would load a reference model
+    noise = [rng.normal(0.0, 0.4, len(r.tokens)).astype(np.float32) for g in data for r in g.rollouts]
+    inputs = trl_inputs(data, trl_advantages(data, theirs), noise)
+    inputs = with_policies(trainer, inputs)
+    if theirs.get("mask_truncated_completions"):
+        cut = torch.tensor([r.finish_reason == "length" for g in data for r in g.rollouts])
+        inputs["completion_mask"] = inputs["completion_mask"] * (~cut)[:, None]
+        inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    model.zero_grad()
+    trainer._compute_loss(model, inputs).backward()
+    wanted = gradient(model)
+    found = our_gradient(model, data, objective, inputs)
+    assert float((found - wanted).norm() / wanted.norm()) < 1e-5
