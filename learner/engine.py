@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,10 +62,11 @@ class Engine:
             if torch.cuda.is_available()
             else torch.device("cpu")
         )
-        self._stage, self._ds_config = effective_stage(config), deepspeed_config(config)
-        with sharded_loading(self._ds_config):
-            self._policy = Policy(load_model(config))
-            self._reference = self._frozen_policy() if config.learner.objective.kl else None
+        self._stage = effective_stage(config)
+        self._policy = Policy(load_model(config))
+        self._reference = (
+            Policy(load_model(config)).to(self.device).eval() if config.learner.objective.kl else None
+        )
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
         self._entropy = EntropyControl(config.learner.objective)
         settings = config.learner.optimizer
@@ -84,7 +84,7 @@ class Engine:
             model=self._policy,
             optimizer=self._adam,
             lr_scheduler=lambda opt: torch.optim.lr_scheduler.LambdaLR(opt, schedule(config)),
-            config=self._ds_config,
+            config=deepspeed_config(config),
             dist_init_required=False,
         )
         check_agreement(config, self._policy, self._engine, self.device)
@@ -163,21 +163,6 @@ class Engine:
         _, state = self._engine.load_checkpoint(str(folder), tag=tag)
         if "entropy" in state:
             self._entropy.load_state_dict(state["entropy"])
-
-    def _frozen_policy(self) -> Any:
-        """The initial policy, to be called and never trained. Under ZeRO-3 it is sharded like the policy itself."""
-        import deepspeed
-
-        policy = Policy(load_model(self._config)).requires_grad_(False).eval()
-        if self._stage < 3:
-            return policy.to(self.device)
-        settings = {
-            k: v
-            for k, v in self._ds_config.items()
-            if k in ("train_micro_batch_size_per_gpu", "bf16", "fp16")
-        }
-        settings["zero_optimization"] = {"stage": 3}
-        return deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """As many micro-batches as the rank with the most has, at least one."""
@@ -264,25 +249,6 @@ def effective_stage(config: Config) -> int:
     return 2 if stage == 0 and config.model.dtype != "float32" else stage
 
 
-@contextmanager
-def sharded_loading(settings: dict[str, Any]) -> Iterator[None]:
-    """Under ZeRO-3 `from_pretrained` shards every parameter as it is made, so that no device holds a whole model.
-
-    While this is open `from_pretrained` is a collective of all ranks.
-    """
-    if settings["zero_optimization"]["stage"] < 3:
-        yield
-        return
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
-
-    kept = HfDeepSpeedConfig(settings)  # transformers itself only remembers it weakly
-    try:
-        yield
-    finally:
-        unset_hf_deepspeed_config()
-        del kept
-
-
 def load_model(config: Config, attention: str | None = None) -> Any:
     """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the folder holds no
     causal language model, or the attention's package is missing."""
@@ -320,6 +286,8 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
             # In 16 bits each of many micro-batches is small beside their sum, and its last bits are lost.
             "data_types": {"grad_accum_dtype": "fp32"},
         }
+        if stage == 1:  # it sends the sum once a step, and would round it to 16 bits first
+            precision["communication_data_type"] = "fp32"
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
