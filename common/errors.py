@@ -17,6 +17,10 @@ class StaleWeights(RuntimeError):
     """A replica does not hold weights as new as the request asks for. Nobody's fault, and another try may find them."""
 
 
+class DamagedWeights(StaleWeights):
+    """A published file is not what was announced. A replica serves what it has until the learner publishes again."""
+
+
 class RunError(HoraError, RuntimeError):
     """The run cannot start or go on: a server is away, memory is short, a part gave up."""
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+
+from common.errors import RunError
+
+FULL = 2**20  # bytes that are free
 
 
 def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
@@ -13,6 +18,12 @@ def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
     new.touch(mode=mode)
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
+
+
+def check_room(folder: Path) -> None:
+    """Raise RunError when the disk of `folder` is full: why a write failed is not always said."""
+    if shutil.disk_usage(folder).free < FULL:
+        raise RunError(f"the disk of {folder} is full: free some of it, then resume the run")
 
 
 def sync(*paths: Path) -> None:

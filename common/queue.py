@@ -24,6 +24,7 @@ import redis
 from common.config import Config
 from common.errors import WireError
 from common.keys import Keys
+from common.redis import AsyncRedis, text_of
 from common.state import changed
 from common.types import Group
 from common.wire import encode_additional, encode_pre_rollouts
@@ -59,7 +60,7 @@ redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
 redis.call('HINCRBY', KEYS[5], 'dead_letters', 1)
 if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[1] then
   redis.call('HDEL', KEYS[2], ARGV[2])
-  redis.call('HSET', KEYS[3], ARGV[2], ARGV[8])
+  if ARGV[8] ~= '' then redis.call('HSET', KEYS[3], ARGV[2], ARGV[8]) end
 end
 """
 
@@ -81,7 +82,7 @@ def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
 class Producer:
     """The coordinator's end. `redis` is an asyncio client that returns bytes."""
 
-    def __init__(self, redis: Any, config: Config) -> None:
+    def __init__(self, redis: AsyncRedis, config: Config) -> None:
         self._redis = redis
         self._keys = Keys(config.run.name)
         self._per_step = config.rollout.prompts_per_batch
@@ -92,7 +93,12 @@ class Producer:
         pre-rollouts, so they are not written again."""
         new = f"new-{uuid.uuid4().hex}"
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
-        args = [group.id, group.batch, self._keys.additional(""), self._keys.pre_rollouts(group.id)]
+        args: list[str | int] = [
+            group.id,
+            group.batch,
+            self._keys.additional(""),
+            self._keys.pre_rollouts(group.id),
+        ]
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(self._keys.additional(new), encode_additional(group))
             if not planned:
@@ -116,14 +122,14 @@ class Producer:
     async def redo(self) -> dict[str, int]:
         """Groups to be sampled again, with their batch; pushing one takes it off the list."""
         found = await self._redis.hgetall(self._keys.redo)
-        return {group.decode(): int(batch) for group, batch in sorted(found.items())}
+        return {text_of(group): int(batch) for group, batch in sorted(found.items())}
 
 
 class Consumer:
     """The learner's end, on rank 0; `read` on every rank. `client` is a blocking client that returns bytes."""
 
     def __init__(self, client: redis.Redis, config: Config) -> None:
-        self._redis: Any = client
+        self._redis: Any = client  # redis-py's types of streams cannot be told apart
         self._keys = Keys(config.run.name)
         self._dead_letters = config.queue.dead_letters
         self._max_bytes = config.queue.max_group_bytes
@@ -185,8 +191,8 @@ class Consumer:
             pipe.hset(self._keys.state, mapping=changed(durable_step=durable_step))
             pipe.execute()
 
-    def dead_letter(self, entry: Entry, reason: str) -> None:
-        """Set an unusable entry aside with its reason; its group is asked for again."""
+    def dead_letter(self, entry: Entry, reason: str, *, again: bool = True) -> None:
+        """Set an unusable entry aside with its reason; its group is asked for again, unless the run has none of that name."""
         additional = self._keys.additional(entry.id)
         keys = [
             self._keys.groups,
@@ -207,7 +213,7 @@ class Consumer:
             heads[1],
             GROUP,
             heads[0],
-            entry.batch,
+            entry.batch if again else "",
         ]
         self._bury(keys=keys, args=args)
 
@@ -226,7 +232,7 @@ class Ledger:
     """Which groups make up which step, written before the step is trained and never changed."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
-        self._redis: Any = client
+        self._redis: Any = client  # redis-py's types of streams cannot be told apart
         self._key = Keys(run).ledger
 
     def record(self, step: int, rows: Sequence[Row]) -> None:

@@ -1,11 +1,12 @@
 """Connections to Redis, with retries that outlast a restart of the server.
 
 URLs: redis://, rediss:// (TLS) or unix://; a password stands in the URL (redis://:secret@host) or, to keep it out of
-process lists and files that are shown, in a file named by `?password_file=/path`.
+process lists and files that are shown, in a file named by `?password_file=/path`, in which `~` is the home folder.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -17,6 +18,25 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from common.errors import ConfigError, RunError
+
+Redis = redis.Redis
+"""A blocking client, which returns bytes."""
+AsyncRedis = redis.asyncio.Redis
+"""An asyncio client, which returns bytes."""
+Answer = bytes | str
+"""What redis-py's types say of a value: our clients return bytes."""
+
+
+async def read_start(client: AsyncRedis, key: str, length: int) -> bytes:
+    """The first `length` bytes of a string; none where there is no such key."""
+    answer = await client.getrange(key, 0, length - 1)
+    return answer if isinstance(answer, bytes) else answer.encode()
+
+
+def text_of(answer: Answer) -> str:
+    """A value that a client returned, as text."""
+    return answer.decode() if isinstance(answer, bytes) else answer
+
 
 # About two minutes of tries, at most 2 s apart: a Redis that is restarted is not a fault.
 BACKOFF = ExponentialBackoff(cap=2.0, base=0.05)
@@ -61,7 +81,7 @@ def _ping(client: redis.Redis, once: redis.Redis, patient: bool) -> None:
         client.ping()
 
 
-def connect_async(url: str) -> Any:
+def connect_async(url: str) -> AsyncRedis:
     """An asyncio client with the same patience. It connects at its first command."""
     plain, options = _options(url)
     pool = redis.asyncio.ConnectionPool.from_url(
@@ -121,7 +141,7 @@ def _options(url: str) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     if path is not None:
         try:
-            with open(path) as file:
+            with open(os.path.expanduser(path)) as file:
                 options["password"] = file.read().strip()
         except OSError as error:
             raise ConfigError(f"queue.url: password_file {path} cannot be read: {error.strerror}") from None

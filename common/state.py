@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
+from common.redis import Answer, text_of
 
 Value = bytes | bytearray | memoryview | str | int | float
 """What redis-py takes as a hash's field or value."""
@@ -39,7 +40,9 @@ class SharedState:
     step: int = 0
     """Optimizer steps done; written by learner rank 0."""
     durable_step: int = 0
-    """Step of the newest checkpoint whose groups were acknowledged; written by learner rank 0."""
+    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never falls."""
+    republished: int = 0
+    """How often a version was published again because a replica found its file damaged; written by learner rank 0."""
     paused: bool = False
     """Whether coordinators start no further shard; written by the page."""
     unpaused: float = 0.0
@@ -48,6 +51,10 @@ class SharedState:
     """Why the run stopped; written by a coordinator that gives up, removed by one that starts."""
     gate_open: bool = False
     """Whether the warm-up is over; written by the coordinators, for views."""
+    gate_seen: int = 0
+    """Generation cycles that the warm-up gate has observed; written by the coordinators, for views."""
+    gate_mean: float | None = None
+    """Mean reward of the newest of them; written by the coordinators, for views."""
     token_sha256: str | None = None
     """SHA-256 (hex) of the token that pause and resume ask for; written by whoever starts the run."""
     prompts: PromptsUsed | None = None
@@ -56,18 +63,21 @@ class SharedState:
     """Which parts find no place on the cluster, in words; written by whoever started the learner."""
 
     @classmethod
-    def parse(cls, raw: Mapping[bytes, bytes]) -> SharedState:
+    def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
         """The state in `raw`, as HGETALL returns it. Fields of other versions are ignored."""
-        text = {name.decode(): value.decode() for name, value in raw.items()}
+        text = {text_of(name): text_of(value) for name, value in raw.items()}
         prompts = text.get("prompts")
         return cls(
             version=int(text.get("version", 0)),
             step=int(text.get("step", 0)),
             durable_step=int(text.get("durable_step", 0)),
+            republished=int(text.get("republished", 0)),
             paused=text.get("paused") == "1",
             unpaused=float(text.get("unpaused", 0)),
             error=text.get("error"),
             gate_open=text.get("gate_open") == "1",
+            gate_seen=int(text.get("gate_seen", 0)),
+            gate_mean=float(text["gate_mean"]) if "gate_mean" in text else None,
             token_sha256=text.get("token_sha256"),
             prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
@@ -83,6 +93,8 @@ class Changes(TypedDict, total=False):
     unpaused: float
     error: str
     gate_open: bool
+    gate_seen: int
+    gate_mean: float
     token_sha256: str
     unplaced: str
 
@@ -95,15 +107,15 @@ def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:
 
 def read_state(client: redis.Redis, run: str) -> SharedState:
     """The state of `run` now; `client` blocks and returns bytes."""
-    return SharedState.parse(client.hgetall(Keys(run).state))  # type: ignore[arg-type]
+    return SharedState.parse(client.hgetall(Keys(run).state))
 
 
 async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState:
     """`read_state` for an asyncio client."""
-    return SharedState.parse(await client.hgetall(Keys(run).state))  # type: ignore[misc, arg-type]
+    return SharedState.parse(await client.hgetall(Keys(run).state))
 
 
-def read_config(text: bytes | None, run: str) -> Config:
+def read_config(text: Answer | None, run: str) -> Config:
     """The configuration that the run's coordinator wrote. Raises RunError for none, or one of another version."""
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")

@@ -16,6 +16,7 @@ import redis
 import structlog
 
 from common.keys import Keys
+from common.redis import Answer, AsyncRedis, text_of
 from common.types import Group
 
 log = structlog.get_logger(__name__)
@@ -32,7 +33,7 @@ TELEMETRY = 2
 class Telemetry:
     """Counters of one part, added up here and written by `flush`. `redis` is an asyncio client."""
 
-    def __init__(self, redis: Any, run: str) -> None:
+    def __init__(self, redis: AsyncRedis, run: str) -> None:
         self._redis = redis
         self._keys = Keys(run)
         self._added: dict[str, int] = {}
@@ -66,7 +67,9 @@ class Telemetry:
                 await pipe.execute()
 
 
-async def keep_beating(client: Any, run: str, part: str, state: Callable[[], Mapping[str, Any]]) -> None:
+async def keep_beating(
+    client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
+) -> None:
     """`part` (kind/name) is alive and in this state: once a second, whatever becomes of Redis meanwhile: a part that works must not look dead for ever."""
     while True:
         try:
@@ -82,15 +85,20 @@ class Heart:
     def __init__(self, client: redis.Redis, run: str, part: str) -> None:
         self._client, self._run, self._part = client, run, part
         self._state: Mapping[str, Any] = {}
+        self._notice: dict[str, str] = {}
         self._started = time.time()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def tell(self, **state: Any) -> None:
         """What is said from now on, beside the time of our start; the first is said at once."""
-        self._state = {**state, "started": self._started}
+        self._state = {**state, **self._notice, "started": self._started}
         if not self._thread.is_alive():
             self._thread.start()
+
+    def note(self, notice: str) -> None:
+        """What is said for a person's eyes with everything from now on."""
+        self._notice = {"notice": notice}
 
     def stop(self) -> None:
         self._done.set()
@@ -105,6 +113,11 @@ class Heart:
                 log.warning("no heartbeat", part=self._part, error=str(error)[:300])
             if self._done.wait(HEARTBEAT_S):
                 return
+
+
+def beats(parts: Mapping[Answer, Answer], kind: str) -> list[dict[str, Any]]:
+    """The newest heartbeats of the parts of one kind, from the hash `Keys.parts`."""
+    return [json.loads(text) for name, text in parts.items() if text_of(name).startswith(f"{kind}/")]
 
 
 def heartbeat_now(client: redis.Redis, run: str, part: str, state: Mapping[str, Any]) -> None:

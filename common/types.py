@@ -132,6 +132,12 @@ class Group:
         return tuple(drawn[number] for number in range(1, max(drawn, default=0) + 1))
 
     @property
+    def round_hits(self) -> tuple[int, ...]:
+        """Successful rollouts of each of `rounds`."""
+        found = Counter(r.round for r in self.rollouts if r.success and r.phase == "B")
+        return tuple(found[number] for number in range(1, len(self.rounds) + 1))
+
+    @property
     def hits(self) -> int:
         """Successful rollouts of both phases."""
         return sum(r.success for r in self.rollouts)

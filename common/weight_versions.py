@@ -13,8 +13,9 @@ from typing import Any
 import redis
 
 from common.config import Config
-from common.errors import StaleWeights
+from common.errors import DamagedWeights, StaleWeights
 from common.keys import Keys
+from common.redis import AsyncRedis
 
 # Only forwards: a restarted learner that repeats old steps cannot take the version back unseen.
 ADVANCE = """
@@ -45,20 +46,32 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
 
 
 def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the file of an update info and return what the workers are told. Raises ValueError when it is not the announced one, and
-    StaleWeights when it is gone, for it was removed here or on another machine of a shared disk."""
+    """Read the file of an update info and return what the workers are told.
+
+    Raises DamagedWeights when it is not the announced one or cannot be read, and StaleWeights when it is gone, for it was
+    removed here or on another machine of a shared disk.
+    """
     try:
         with open(info["path"], "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
-        raise
+        raise DamagedWeights(f"weights {info['path']} cannot be read: {error.strerror}") from None
     if found != info["sha256"]:
-        raise ValueError(
+        raise DamagedWeights(
             f"weights {info['path']}: checksum {found[:12]} is not the announced {info['sha256'][:12]}; not loaded"
         )
     return {"version": info["version"], "path": info["path"]}
+
+
+def mark_of(path: str) -> str:
+    """What tells a file from one that replaces it under its name; empty for none."""
+    try:
+        about = os.stat(path)
+    except OSError:
+        return ""
+    return f"{about.st_mtime_ns}:{about.st_size}"
 
 
 def advance(client: redis.Redis, run: str, version: int) -> int:
@@ -66,7 +79,7 @@ def advance(client: redis.Redis, run: str, version: int) -> int:
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
 
-async def newest(client: Any, run: str) -> Manifest | None:
+async def newest(client: AsyncRedis, run: str) -> Manifest | None:
     """The newest announced manifest. `client` is an asyncio client."""
     return _manifest(await client.get(Keys(run).weights))
 
@@ -77,7 +90,7 @@ def newest_now(client: redis.Redis, run: str) -> Manifest | None:
 
 
 def available(client: redis.Redis, config: Config) -> int:
-    """The newest version that a replica can get without this learner, 0 when there is none: the same on every rank.
+    """The newest version that a replica can get without this learner, 0 when there is none. Reads the whole file.
 
     While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from the same
     groups; publishing the versions in between again would take the manifest backwards. What was broadcast to a group
@@ -86,8 +99,11 @@ def available(client: redis.Redis, config: Config) -> int:
     manifest = newest_now(client, config.run.name)
     if config.weights.transport != "file" or manifest is None:
         return 0
-    whole = os.path.exists(manifest.path) and os.path.getsize(manifest.path) == manifest.bytes
-    return manifest.version if whole else 0
+    try:
+        check_file(manifest.update_info())
+    except StaleWeights:  # DamagedWeights too: it is published again
+        return 0
+    return manifest.version
 
 
 def _manifest(text: Any) -> Manifest | None:

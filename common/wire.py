@@ -8,9 +8,9 @@ WireError with the field and, where it could be read, the group's id.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import msgpack
 import numpy as np
@@ -83,13 +83,13 @@ def decode_group(
     return group
 
 
-def _pack(value: dict[str, Any], rollouts: Sequence[Rollout]) -> bytes:
+def _pack(value: dict[str, object], rollouts: Sequence[Rollout]) -> bytes:
     # Room for all of it at once: growing would copy what is there each time.
     room = 4096 + sum(9 * len(r.tokens) + 512 for r in rollouts)
     return cast(bytes, msgpack.packb(value, use_bin_type=True, buf_size=room))
 
 
-def _unpack(data: bytes) -> dict[str, Any]:
+def _unpack(data: bytes) -> dict[str, object]:
     # Every object is a byte at least: most messages are too short to be worth counting.
     if len(data) > MAX_OBJECTS and count_objects(data, MAX_OBJECTS) > MAX_OBJECTS:
         raise WireError(f"message of {len(data)} bytes holds more than {MAX_OBJECTS} objects")
@@ -109,7 +109,7 @@ def _unpack(data: bytes) -> dict[str, Any]:
     return raw
 
 
-def _group_out(g: Group) -> dict[str, Any]:
+def _group_out(g: Group) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "run": g.run,
@@ -128,7 +128,7 @@ def _group_out(g: Group) -> dict[str, Any]:
     }
 
 
-def _rollout_out(r: Rollout) -> dict[str, Any]:
+def _rollout_out(r: Rollout) -> dict[str, object]:
     later = {"round": r.round} if r.round > 1 else {}
     return {
         "tokens": _buffer(r.tokens, "<i4"),
@@ -146,7 +146,7 @@ def _buffer(array: Tokens | LogProbs, dtype: str) -> memoryview:
     return np.ascontiguousarray(array, dtype=dtype).data
 
 
-def _additional(raw: dict[str, Any], group: dict[str, Any]) -> list[Any]:
+def _additional(raw: dict[str, object], group: dict[str, object]) -> list[object]:
     epoch, index = _int(group.get("epoch"), "epoch"), _int(group.get("prompt_index"), "prompt_index")
     where = f"group {epoch}:{index}"
     if raw.get("group") != f"{epoch}:{index}":
@@ -156,7 +156,7 @@ def _additional(raw: dict[str, Any], group: dict[str, Any]) -> list[Any]:
     return _list(raw, "rollouts", where)
 
 
-def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
+def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
     epoch, index = _int(raw.get("epoch"), "epoch"), _int(raw.get("prompt_index"), "prompt_index")
     where = f"group {epoch}:{index}"
     rollouts = _list(raw, "rollouts", where) + additional
@@ -188,7 +188,7 @@ def _group_in(raw: dict[str, Any], additional: list[Any]) -> Group:
     )
 
 
-def _rollout_in(raw: Any, where: str) -> Rollout:
+def _rollout_in(raw: object, where: str) -> Rollout:
     if not isinstance(raw, dict):
         raise WireError(f"{where}: a {type(raw).__name__}, not a map")
     tokens = _tokens(raw.get("tokens"), "tokens", where)
@@ -212,14 +212,14 @@ def _rollout_in(raw: Any, where: str) -> Rollout:
     )
 
 
-def _round(value: Any, where: str) -> int:
+def _round(value: object, where: str) -> int:
     number = _int(value, "round", where)
     if not 1 <= number <= MAX_ROUNDS:
         raise WireError(f"{where}: round must be in 1..{MAX_ROUNDS}, not {number}")
     return number
 
 
-def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
+def _spans(raw: list[object], length: int, where: str) -> tuple[VersionSpan, ...]:
     spans, at, newest = [], 0, 0
     for item in raw:
         if not isinstance(item, list) or len(item) != 3:
@@ -237,7 +237,7 @@ def _spans(raw: list[Any], length: int, where: str) -> tuple[VersionSpan, ...]:
     return tuple(spans)
 
 
-def _rewards(raw: Any, where: str) -> dict[str, float]:
+def _rewards(raw: object, where: str) -> dict[str, float]:
     if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
         raise WireError(f"{where}: rewards must be 1 to {MAX_REWARDS} values by name, not {_shown(raw)}")
     return {
@@ -246,51 +246,62 @@ def _rewards(raw: Any, where: str) -> dict[str, float]:
     }
 
 
-def _array(raw: Any, field: str, dtype: np.dtype, where: str) -> np.ndarray:
+def _array(raw: object, field: str, dtype: np.dtype, where: str) -> np.ndarray:
     if not isinstance(raw, bytes) or len(raw) % dtype.itemsize:
         raise WireError(f"{where}: {field} must be a buffer of {dtype.itemsize}-byte values")
     return np.frombuffer(raw, dtype=dtype)
 
 
-def _tokens(raw: Any, field: str, where: str) -> Tokens:
+def _tokens(raw: object, field: str, where: str) -> Tokens:
     return _array(raw, field, np.dtype("<i4"), where).astype(np.int32, copy=False)
 
 
-def _typed(kind: type, test: Callable[[Any], bool], what: str) -> Callable[..., Any]:
-    def read(value: Any, field: str, where: str = "group") -> Any:
-        if not isinstance(value, kind) or isinstance(value, bool) or not test(value):
-            raise WireError(f"{where}: {field} must be {what}, not {_shown(value)}")
-        return value
-
-    return read
+def _int(value: object, field: str, where: str = "group") -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise WireError(f"{where}: {field} must be a whole number from 0, not {_shown(value)}")
+    return value
 
 
-_int = _typed(int, lambda v: 0 <= v < 2**63, "a whole number from 0")
-_float = _typed((float, int), math.isfinite, "a finite number")  # type: ignore[arg-type]
-_name = _typed(str, lambda v: len(v) <= MAX_TEXT, f"text of at most {MAX_TEXT} characters")
-_text = _typed(str, lambda v: 0 < len(v) <= MAX_TEXT, f"text of 1 to {MAX_TEXT} characters")
+def _float(value: object, field: str, where: str) -> float:
+    if not isinstance(value, float | int) or isinstance(value, bool) or not math.isfinite(value):
+        raise WireError(f"{where}: {field} must be a finite number, not {_shown(value)}")
+    return value
 
 
-def _list(raw: dict[str, Any], field: str, where: str) -> list[Any]:
+def _name(value: object, field: str, where: str) -> str:
+    if not isinstance(value, str) or len(value) > MAX_TEXT:
+        raise WireError(
+            f"{where}: {field} must be text of at most {MAX_TEXT} characters, not {_shown(value)}"
+        )
+    return value
+
+
+def _text(value: object, field: str, where: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+        raise WireError(f"{where}: {field} must be text of 1 to {MAX_TEXT} characters, not {_shown(value)}")
+    return value
+
+
+def _list(raw: dict[str, object], field: str, where: str) -> list[object]:
     value = raw.get(field)
     if not isinstance(value, list):
         raise WireError(f"{where}: {field} must be a list, not {_shown(value)}")
     return value
 
 
-def _flag(value: Any, field: str, where: str) -> bool:
+def _flag(value: object, field: str, where: str) -> bool:
     if not isinstance(value, bool):
         raise WireError(f"{where}: {field} must be true or false, not {_shown(value)}")
     return value
 
 
-def _one_of(value: Any, known: tuple[str, ...], field: str, where: str) -> str:
+def _one_of(value: object, known: tuple[str, ...], field: str, where: str) -> str:
     if value not in known:
         raise WireError(f"{where}: {field} must be {' or '.join(known)}, not {_shown(value)}")
-    return cast(str, value)
+    return value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value for an error's text. What is long or nested is not written out: that would take more than decoding it."""
     if isinstance(value, str):
         return repr(value[:60])

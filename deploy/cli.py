@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -66,6 +66,20 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
 
 
 @app.command()
+def init(
+    file: Annotated[Path, typer.Argument(help="Configuration to write.")],
+    task: Annotated[
+        Literal["math", "mine"], typer.Option(help="mine: problems and a reward of your own, as examples.")
+    ] = "math",
+) -> None:
+    """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
+    from deploy.initial import initialise
+
+    for written in initialise(file, task):
+        print(written)
+
+
+@app.command()
 def check(
     config: ConfigPath,
     set_: Overrides = None,
@@ -87,12 +101,13 @@ def monitor(
     json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
 ) -> None:
-    """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too."""
+    """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too; one that has
+    ended is shown as it was."""
     from deploy.monitor.terminal import monitor as show
-    from deploy.runs.record import RunFile, folder_of, redis_of
+    from deploy.runs.past import source_of
 
-    url, name = redis_of(config, set_ or ())
-    show(url, name, json_=json, once=once, file=RunFile(folder_of(config, set_ or ())))
+    with source_of(config, set_ or ()) as source:
+        show(source.url, source.run, json_=json, once=once, file=source.file, read=source.read)
 
 
 @app.command()
@@ -101,12 +116,32 @@ def page(
     set_: Overrides = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A further name that this server is asked for by.")
+    ] = None,
 ) -> None:
-    """Serve the live page of a run without Ray Serve: it works while the application is down."""
+    """Serve the page of a run without Ray Serve: it works while the application is down, and after the run's end."""
     from deploy.monitor.terminal import serve_page
-    from deploy.runs.record import redis_of
+    from deploy.runs.past import source_of
 
-    serve_page(*redis_of(config, set_ or ()), host, port)
+    with source_of(config, set_ or ()) as source:
+        serve_page(source.url, source.run, host, port, source.read, name or ())
+
+
+@app.command()
+def redis(
+    folder: Annotated[Path, typer.Argument(help="Where its data and its password are kept.")],
+    host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; none: a Unix socket in the folder alone.")
+    ] = None,
+) -> None:
+    """A Redis for `hora train`, with a password made for it and every write synced. Ctrl-C ends it."""
+    from deploy.launch.redis_server import serve_redis
+    from deploy.launch.signals import stopped_by_signals
+
+    with stopped_by_signals():
+        serve_redis(folder, None if port is None else (host, port))
 
 
 @app.command(name="eval")
@@ -316,6 +351,11 @@ def main() -> None:
         app()
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (PermissionError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        if error.filename is None:
+            raise
+        print(f"hora: {error.filename}: {error.strerror}; choose another place", file=sys.stderr)
         sys.exit(1)
 
 

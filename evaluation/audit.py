@@ -16,6 +16,7 @@ from typing import Any
 from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
+from common.redis import Redis
 from common.state import SharedState, read_state
 from common.types import group_id
 from evaluation.audit_divisions import divisions
@@ -57,7 +58,7 @@ def audit(config: Config, facts: Facts) -> list[str]:
     ]
 
 
-def gather(client: Any, run: str, read: Callable[[], Iterable[str]]) -> Facts:
+def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
     """The facts of `run` from its Redis and the lines of its groups.jsonl, which `read` returns. `client` blocks and returns bytes.
 
     A live run writes ledger, then records, then checkpoint. They are read the other way round, so that each has what the one

@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from common.config import Objective
 from common.errors import HoraError
 from evaluation.results import Result, read_result
 
@@ -36,7 +37,8 @@ ADVANTAGES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run. `groups` and `steps` are columns of equal length, in the order they were trained.
+    """One run. `groups` and `steps` are columns of equal length, in the order they were trained. Each group has its prior
+    (α0, β0) in `priors` and (Δ, hits) of each round of Phase B in `rounds`.
 
     `config` is the run's configuration as plain values, {} where the folder has none. `results` are its
     evaluations, by rising step.
@@ -46,6 +48,8 @@ class Run:
     config: dict[str, Any]
     groups: dict[str, Array]
     rules: NDArray[np.str_]
+    priors: tuple[tuple[float, float], ...]
+    rounds: tuple[tuple[tuple[int, int], ...], ...]
     steps: dict[str, Array]
     results: tuple[Result, ...]
 
@@ -76,12 +80,12 @@ class Run:
         advantage = ADVANTAGES.get(estimator, estimator)
         rule = self.setting("allocation.rule", "hit_utility")
         if rule == "uniform":
-            return advantage
+            return _named(advantage, self._objective_remarks())
         name = {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
         prior = self.setting("allocation.prior", "fixed")
         trials = self.setting("rollout.pre_rollouts", 8)
         remarks = [prior] * (prior != "fixed") + [f"G0={trials}"] * (trials != 8) + self._rounds()
-        return f"{advantage} + {name}" + (f" ({', '.join(remarks)})" if remarks else "")
+        return _named(f"{advantage} + {name}", remarks + self._objective_remarks())
 
     def _rounds(self) -> list[str]:
         """How Phase B was divided, where not as in the paper."""
@@ -89,6 +93,16 @@ class Run:
         by_tokens = self.setting("allocation.budget", "rollouts") == "tokens"
         parts = [f"R={rounds}"] * (rounds != 1) + [f"stop {stop}"] * (stop != "none")
         return parts + ["tokens"] * by_tokens
+
+    def _objective_remarks(self) -> list[str]:
+        """`key=value` of every setting of the objective beside its advantage that is not the default: what tells methods apart."""
+        defaults, found = Objective().model_dump(), dict(self.setting("learner.objective", {}))
+        if isinstance(weight := found.get("group_weight"), dict):
+            found["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
+        defaults |= {"advantage": found.get("advantage"), "group_weight": "none"}
+        if found.get("aggregate") == "token":
+            defaults["normalisation"] = "none"
+        return [f"{key}={value}" for key, value in found.items() if defaults.get(key, value) != value]
 
     def latest(self) -> list[Result]:
         """The newest result of each benchmark on trained weights."""
@@ -123,9 +137,22 @@ def load_run(folder: Path) -> Run:
         config=_config(folder / "config.yaml"),
         groups={name: _column(folder / "groups.jsonl", groups, name) for name in GROUP_FIELDS},
         rules=np.array([str(g.get("rule", "")) for g in groups]),
+        priors=tuple((float(g.get("prior_alpha", 1.0)), float(g.get("prior_beta", 1.0))) for g in groups),
+        rounds=tuple(_rounds(g) for g in groups),
         steps=_metrics(steps),
         results=tuple(sorted(results, key=lambda r: r.step)),
     )
+
+
+def _named(method: str, remarks: Sequence[str]) -> str:
+    return f"{method} ({', '.join(remarks)})" if remarks else method
+
+
+def _rounds(group: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """(Δ, hits) of each round; older records have one round and no word about it."""
+    if "round_hits" in group:
+        return tuple(zip(group["rounds"], group["round_hits"], strict=True))
+    return ((int(group["extra"]), int(group["hits"] - group["successes"])),)
 
 
 def short_names(paths: Iterable[str]) -> dict[str, str]:
@@ -183,9 +210,10 @@ def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:
 
 
 def _metrics(records: Sequence[dict[str, Any]]) -> dict[str, Array]:
-    """Every number of the step records; NaN where a step lacks it."""
+    """Every number of the step records; NaN where a step lacks it. In older runs accuracy was success."""
     names = {name for r in records for name, value in r.items() if isinstance(value, int | float)}
-    return {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
+    columns = {name: np.array([_number(r.get(name)) for r in records]) for name in sorted(names)}
+    return {"success": columns["reward/accuracy"], **columns} if "reward/accuracy" in columns else columns
 
 
 def _number(value: Any) -> float:

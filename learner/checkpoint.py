@@ -1,44 +1,72 @@
-"""Durable checkpoints: whole or absent, the newest N kept.
+"""Durable checkpoints: whole or absent, verified before they are loaded, the newest N kept.
 
-    RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank, meta.json
+    RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank, manifest.json
 
-A checkpoint is written beside its place, synced, then renamed: a folder named step-* is complete. What the learner
-acknowledges in the queue is what such a folder contains.
+A checkpoint is written beside its place, synced, signed, then renamed: a folder named step-* was complete once. One that is
+no longer what was written is renamed to refused-step-*, and the one before is taken. That is why the queue lets go of groups
+only when the oldest checkpoint of those that are kept contains their step.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import structlog
 import torch
 
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import sync, sync_tree
 from learner.engine import Engine, effective_stage
+from learner.manifest import (
+    NAME,
+    Manifest,
+    Refused,
+    check_files,
+    digest,
+    make_secret,
+    read_manifest,
+    read_secret,
+)
 
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
 TAG = "state"
 SEEN_S = 90.0  # NFS keeps what it knows of a folder for up to a minute
+WRITER = re.compile(
+    r"(?:pp_rank_|random-)(\d+)[_.]"
+)  # in the name of a file that one rank writes; rank 0 writes the others
 
 
 class Checkpoints:
-    """Checkpoints of one run. `save` and `restore` are collectives of all ranks."""
+    """Checkpoints of one run. All methods but `newest` are collectives of all ranks, and so is making one."""
 
     def __init__(self, config: Config, run_dir: Path, rank: int, world: int) -> None:
         self._folder = run_dir / "checkpoints"
         self._config, self._rank, self._world = config, rank, world
+        self._verified: set[int] = set()  # read back after they were written
+        self.refused: list[str] = []
+        if rank == 0:
+            make_secret(run_dir)
+        self._barrier()
+        self._wait_for(run_dir / "secret", "the run's secret")
+        self._secret = read_secret(run_dir)
 
     def newest(self) -> int:
         """Step of the newest checkpoint that this machine sees, 0 when there is none."""
         return max(checkpoints_in(self._folder), default=0)
 
-    def save(self, engine: Engine, step: int) -> None:
-        """Write the state after `step` steps and return when it is durable."""
-        target = self._of(step)
+    def save(self, engine: Engine, step: int) -> int:
+        """Write the state after `step` steps and return when it is durable; returns the step of the oldest checkpoint that a
+        restart may have to take, 0 for the initial policy: groups of the steps before it are needed no more.
+
+        Each kept checkpoint was compared with its manifest once more, when the one after it was written.
+        """
         partial = self._folder / f"partial-{step:08d}"
         if self._rank == 0:
             # Left by a learner that died while it wrote or removed.
@@ -49,60 +77,126 @@ class Checkpoints:
         engine.save(partial, TAG)
         torch.save({"cpu": torch.get_rng_state()}, partial / f"random-{self._rank}.pt")
         sync_tree(partial)  # by every rank: a machine has only its own writes to sync
-        self._barrier()
+        written = self._gather(self._own_digests(partial))
         if self._rank == 0:
-            _write(partial / "meta.json", {"step": step, "world": self._world})
-            sync(partial / "meta.json", partial)
-            if target.exists():  # the queue let go of what it contains: it stays
+            files = {name: found for of_rank in written for name, found in of_rank.items()}
+            Manifest(self._config.run.name, step, self._world, files).write(partial, self._secret)
+            sync(partial / NAME, partial)
+            if self._of(step).exists():  # groups may have been let go for what it contains: it stays
                 self._remove(partial)
             else:
-                partial.rename(target)
+                partial.rename(self._of(step))
             sync(self._folder)
-            kept = checkpoints_in(self._folder)
-            for old in sorted(kept)[: -self._config.learner.keep_checkpoints]:
-                self._remove(kept[old])
-        self._barrier()
-
-    def _remove(self, folder: Path) -> None:
-        """A folder that is half removed must not bear the name of a whole one."""
-        shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
+        return self._prune(step)
 
     def restore(self, engine: Engine) -> int:
-        """Load the newest checkpoint into `engine`, on every rank the one that rank 0 finds; returns its step, 0 when there is none.
+        """Load the newest checkpoint that is what its run wrote, on every rank the one that rank 0 finds; returns its step, 0
+        when there is none. Those that are not are set aside, and told in `refused`.
 
         Raises RunError when a machine does not see it, and ConfigError when it was cut for another number of ranks.
         """
-        step = engine.agree(self.newest())
-        if step == 0:
-            return 0
-        folder = self._seen(step)
-        meta = json.loads((folder / "meta.json").read_text())
-        if meta["world"] != self._world and effective_stage(self._config) > 0:
+        while step := engine.agree(self.newest()):
+            trouble = self._trouble(step)
+            if not trouble:
+                self._load(engine, step)
+                return step
+            self._set_aside(step, trouble)
+        return 0
+
+    def _load(self, engine: Engine, step: int) -> None:
+        folder, world = self._of(step), self._manifest(step).world
+        if world != self._world and effective_stage(self._config) > 0:
             raise ConfigError(
-                f"{folder} holds the optimizer's parts of {meta['world']} ranks, and there are {self._world}: with learner.zero_stage "
+                f"{folder} holds the optimizer's parts of {world} ranks, and there are {self._world}: with learner.zero_stage "
                 "above 0 (or 16 bits) a run goes on with as many as it began with; change learner.workers back"
             )
         engine.load(folder, TAG)
         random = folder / f"random-{self._rank}.pt"
         if random.exists():
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
-        return step
+
+    def _prune(self, newest: int) -> int:
+        """Keep the newest learner.keep_checkpoints that are whole; the step of the oldest of as many, 0 while there are fewer."""
+        keep, kept = self._config.learner.keep_checkpoints, [newest]
+        there = self._gather(sorted(checkpoints_in(self._folder), reverse=True))[0]
+        for step in (s for s in there if s < newest):
+            if len(kept) == keep:
+                if self._rank == 0:
+                    self._remove(self._of(step))
+            elif trouble := "" if step in self._verified else self._trouble(step):
+                self._set_aside(step, trouble)
+            else:
+                kept.append(step)
+        self._verified = set(kept[1:])
+        self._barrier()
+        return kept[-1] if len(kept) == keep else 0
+
+    def _trouble(self, step: int) -> str:
+        """What is wrong with the checkpoint of `step`, nothing where nothing is. Rank 0 looks at names, sizes and signature, then
+        each rank reads its share of the files."""
+        folder = self._of(step)
+        first = self._gather(_refusal(lambda: self._manifest(step)) if self._rank == 0 else "")[0]
+        if first:
+            return first
+        self._wait_for(folder / NAME, "this checkpoint")
+        return next(filter(None, self._gather(_refusal(lambda: self._read_share(step)))), "")
+
+    def _manifest(self, step: int) -> Manifest:
+        return read_manifest(self._of(step), self._secret, self._config.run.name, step)
+
+    def _read_share(self, step: int) -> None:
+        manifest = self._manifest(step)
+        largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name][0], name))
+        check_files(self._of(step), manifest, largest_first[self._rank :: self._world])
+
+    def _set_aside(self, step: int, trouble: str) -> None:
+        """Give it a name by which nobody takes it for a checkpoint."""
+        folder = self._of(step)
+        aside = folder.with_name(f"refused-{folder.name}")
+        self.refused.append(f"{folder.name}: {trouble}")
+        if self._rank == 0:
+            if aside.exists():
+                shutil.rmtree(aside)
+            folder.rename(aside)
+            sync(self._folder)
+            log.error("a checkpoint is refused", checkpoint=str(folder), reason=trouble, now=aside.name)
+        self._barrier()
+
+    def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
+        """Of the files that this rank wrote, in this machine's cache still."""
+        own = {}
+        for path in (p for p in folder.rglob("*") if p.is_file()):
+            writer = WRITER.search(path.name)
+            if (int(writer[1]) if writer else 0) == self._rank:
+                own[str(path.relative_to(folder))] = digest(path)
+        return own
+
+    def _remove(self, folder: Path) -> None:
+        """A folder that is half removed must not bear the name of a whole one."""
+        shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
 
     def _of(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"
 
-    def _seen(self, step: int) -> Path:
-        """The folder of `step`. What another machine wrote to a shared disk may be seen some seconds later."""
-        folder, deadline = self._of(step), time.monotonic() + SEEN_S
-        while not (folder / "meta.json").exists():
+    def _wait_for(self, file: Path, what: str) -> None:
+        """What another machine wrote to a shared disk may be seen some seconds later."""
+        deadline = time.monotonic() + SEEN_S
+        while not file.exists():
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"{folder}: rank 0 found this checkpoint, rank {self._rank} does not see it: run.folder must lie on a disk that "
+                    f"{file.parent}: rank 0 found {what}, rank {self._rank} does not see it: run.folder must lie on a disk that "
                     "all machines of the learner share"
                 )
-            list(self._folder.glob("*"))  # asks a network disk anew
+            list(file.parent.parent.glob("*"))  # asks a network disk anew
             time.sleep(0.5)
-        return folder
+
+    def _gather(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks."""
+        if self._world == 1:
+            return [value]
+        every: list[T] = [value] * self._world
+        torch.distributed.all_gather_object(every, value)
+        return every
 
     def _barrier(self) -> None:
         if self._world > 1:
@@ -110,10 +204,14 @@ class Checkpoints:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """The whole checkpoints of a run, by step."""
+    """The checkpoints of a run that were not set aside, by step."""
     named = ((path.name.removeprefix("step-"), path) for path in folder.glob("step-*"))
     return {int(step): path for step, path in named if step.isdecimal()}
 
 
-def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2))
+def _refusal(look: Callable[[], object]) -> str:
+    try:
+        look()
+    except Refused as refused:
+        return str(refused)
+    return ""

@@ -19,6 +19,7 @@ from common.errors import RunError
 from common.files import sync_tree
 from learner.checkpoint import TAG, checkpoints_in
 from learner.engine import DTYPES, Engine, load_model
+from learner.manifest import Refused, read_secret, verified
 from learner.origin import write_origin
 
 
@@ -32,8 +33,8 @@ def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -
 def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:
     """Write the model of the checkpoint of `step`, the newest by default, to `folder`; returns its step.
 
-    Raises RunError for a checkpoint that is not there and a folder that is not empty. DeepSpeed keeps its state as
-    pickles: only checkpoints of your own runs should be exported, as only these should be resumed.
+    Raises RunError for a checkpoint that is not there, or is not what the run wrote, and for a folder that is not empty.
+    DeepSpeed keeps its state as pickles: nothing is loaded before its manifest was verified.
     """
     found = checkpoints_in(run_dir / "checkpoints")
     if not found:
@@ -47,6 +48,13 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RunError(f"{folder}: exists and is not empty; choose another folder")
+    try:
+        verified(found[chosen], read_secret(run_dir), config.run.name, chosen)
+    except Refused as refused:
+        others = ", ".join(f"--step {step}" for step in sorted(found) if step != chosen)
+        raise RunError(
+            f"{found[chosen]}: {refused}; nothing of it is loaded{f', try {others}' if others else ''}"
+        ) from None
     model = load_model(config, attention="sdpa")  # its names and shapes are wanted, on any machine
     weights = _weights(found[chosen] / TAG)
     named = {

@@ -6,14 +6,26 @@ import os
 import re
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from common import logs
 from common.config import Config
 from common.errors import HoraError, RunError
 
+log = structlog.get_logger(__name__)
 RESTARTS = 10
+CONTROLLERS = 3
+NODE_MEMORY = re.compile(
+    r"Memory on the node \(IP: (?P<ip>[^,]*),.*?\) was (?P<used>[\d.]+)GB used / (?P<limit>[\d.]+)GB limit"
+)
+KILLED = re.compile(
+    r"Selected to kill: \(.*?task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB",
+    re.DOTALL,
+)
 # Each try to place all ranks takes Ray Train a minute: what is busy has five to become free.
 PLACEMENTS = 4
 STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the driver and for a next attempt
@@ -25,13 +37,48 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     Raises RunError with the learner's own reason when it cannot go on.
     """
     import ray
-    from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train import ControllerError
 
     stopped = Path(run_dir) / STOPPED
     stopped.unlink(missing_ok=True)
     gpus = ray.cluster_resources().get("GPU", 0) > 0
-    trainer = TorchTrainer(
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        _fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
+    except ControllerError as error:
+        raise RunError(_unplaced(config, error)) from error
+    except Exception as error:
+        raise RunError(reason(error)) from error
+    finally:
+        # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, on_interrupt)
+    if stopped.exists():
+        raise RunError(f"the learner stopped: {stopped.read_text()}")
+
+
+def _fit(make: Callable[[], Any]) -> None:
+    """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here: its ranks ended with
+    it, and others take up from the newest checkpoint."""
+    from ray.exceptions import OutOfMemoryError, RayActorError
+
+    for left in reversed(range(CONTROLLERS)):
+        try:
+            make().fit()
+            return
+        except (RayActorError, OutOfMemoryError) as error:  # what its workers raise comes as another
+            log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
+            if not left:
+                raise RunError(
+                    f"Ray Train's TrainController died {CONTROLLERS} times; its log is in logs of the run's folder"
+                ) from error
+
+
+def _trainer(config: Config, redis_url: str, run_dir: str, *, gpus: bool) -> Any:
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    return TorchTrainer(
         _worker,
         train_loop_config={
             "config": config.model_dump(mode="json"),
@@ -50,19 +97,6 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         ),
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
     )
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    try:
-        trainer.fit()
-    except ControllerError as error:
-        raise RunError(_unplaced(config, error)) from error
-    except Exception as error:
-        raise RunError(reason(error)) from error
-    finally:
-        # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, on_interrupt)
-    if stopped.exists():
-        raise RunError(f"the learner stopped: {stopped.read_text()}")
 
 
 def _worker(arguments: dict[str, Any]) -> None:
@@ -108,13 +142,36 @@ def _unplaced(config: Config, error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost message of what Ray Train raised, in one line."""
+    """The innermost message of what Ray Train raised, in one line; where Ray's memory monitor ended the learner, what it saw."""
     seen: list[str] = []
     current: BaseException | None = error
     while current is not None:
-        text = str(current).strip()
-        if text:
-            seen.append(text.splitlines()[-1])
+        lines = _lines(current)
+        if short := short_of_memory("\n".join(lines)):
+            return f"the learner stopped: {short}"
+        seen += lines[-1:]
         current = current.__cause__ or getattr(current, "cause", None)
+    if isinstance(error, HoraError):
+        return str(error)
     last = re.sub(r"^(\w+\.)+\w+: ", "", seen[-1]) if seen else type(error).__name__
     return f"the learner stopped: {last}"
+
+
+def short_of_memory(text: str) -> str | None:
+    """What Ray's memory monitor says in `text`: which process it ended, how much memory it and the machine used, and what to
+    change; None where it says nothing."""
+    node, killed = NODE_MEMORY.search(text), KILLED.search(text)
+    if node is None:
+        return None
+    process = (
+        f"process {killed['pid']} ({killed['name']}), which held {killed['held']} GB," if killed else "it"
+    )
+    return (
+        f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine {node['ip']} were in "
+        "use: lower learner.tokens_per_microbatch, learner.workers, generator.replicas or generator.kv_cache_gib, or use a machine "
+        "with more memory"
+    )
+
+
+def _lines(error: BaseException) -> list[str]:
+    return str(error).strip().splitlines()

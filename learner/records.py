@@ -109,6 +109,7 @@ def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
         "successes": group.successes,
         "extra": group.extra,
         "rounds": list(group.rounds),
+        "round_hits": list(group.round_hits),
         "size": n,
         "hits": group.hits,
         "tokens": group.tokens,

@@ -27,17 +27,10 @@ from common.staleness import Ready, select_for_step
 from common.state import read_state
 from common.types import Group
 from common.wire import decode_group
+from learner.admission import Foreign, Vocabulary, admitted
 
 POLL_S = 0.05
 CLAIM_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What token ids must mean here: the tokenizer's fingerprint and the model's number of tokens."""
-
-    fingerprint: str
-    size: int
 
 
 @dataclass(slots=True)
@@ -80,29 +73,31 @@ class Planner:
         cost: Callable[[Group], int] = lambda group: group.tokens,
     ) -> None:
         self._config, self._cost = config, cost
-        self._redis: Any = client
+        self._redis = client
         self._consumer = Consumer(client, config)
         self._keys = Keys(config.run.name)
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary
+        self._prompts_known: int | None = None
         self._dead_in_a_row = 0
         self.kept = Kept(int(config.learner.group_cache_gib * 2**30))
         self._training: list[Row] = []  # the step planned last
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
         self._trained: Counter[int] = Counter(r.batch for rows in self._planned.values() for r in rows)
+        self._durable = read_state(client, config.run.name).durable_step
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort what a crash left behind: contained in the checkpoint, to be repeated, or free.
+        """Sort what a crash left behind: in the ledger, contained in the checkpoint or to be repeated; or free.
 
         Raises RunError when this is not the Redis that the checkpoint's steps were planned in.
         """
-        durable = read_state(self._redis, self._config.run.name).durable_step
-        if start < durable:
+        if start < self._durable:
             raise RunError(
-                f"the newest checkpoint here contains {start} steps, but one of {durable} was written and its groups were let "
-                f"go: bring that checkpoint back (run.folder), or start anew under another run.name"
+                f"the newest checkpoint here that can be used contains {start} steps, but the groups of the first "
+                f"{self._durable} were let go: bring back a checkpoint of step {self._durable} or later (run.folder; what was "
+                "damaged there is named refused-step-*), or start anew under another run.name"
             )
         missing = [s for s in range(start) if s not in self._planned]
         if missing:
@@ -110,16 +105,11 @@ class Planner:
                 f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: it lost what "
                 "it held, or is another run's; resume with the Redis of this run, or start anew under another run.name"
             )
-        step_of = {r.entry: step for step, rows in self._planned.items() for r in rows}
-        contained = {}
+        planned = {r.entry for rows in self._planned.values() for r in rows}
         for entry in self._consumer.pending():
-            step = step_of.get(entry.id)
-            if step is None:
+            if entry.id not in planned:
                 self._admit(entry)
-            elif step < start:
-                contained[entry.id] = entry.group
-        self._consumer.acknowledge(contained, start)
-        self._planned = {step: rows for step, rows in self._planned.items() if step >= start}
+        self._planned = {step: rows for step, rows in self._planned.items() if step >= self._durable}
 
     def plan(self, step: int, waiting: Callable[[], None]) -> float:
         """Fix step `step` in the ledger, waiting for groups if need be; returns the seconds waited.
@@ -175,18 +165,21 @@ class Planner:
         return [entry for entry in self._consumer.pending() if entry.id not in known]
 
     def durable(self, step: int) -> None:
-        """A checkpoint holds the first `step` steps: their entries may go."""
+        """No restart will need the groups of the first `step` steps: their entries may go."""
+        if step <= self._durable:
+            return
         done = [s for s in self._planned if s < step]
         self._consumer.acknowledge({r.entry: r.group for s in done for r in self._planned[s]}, step)
         for s in done:
             del self._planned[s]
+        self._durable = step
 
     def _admit(self, entry: Entry) -> None:
         try:
             messages = self._consumer.read(entry.id, entry.group)
-            group = self._decode(entry, messages)
+            group = admitted(self._config, self._vocabulary, self._prompts(), entry, messages)
         except WireError as error:
-            self._consumer.dead_letter(entry, str(error))
+            self._consumer.dead_letter(entry, str(error), again=not isinstance(error, Foreign))
             self._dead_in_a_row += 1
             if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
                 raise RunError(
@@ -197,29 +190,12 @@ class Planner:
         self._ready[entry.id] = (Ready(entry.id, group.id, group.batch), self._cost(group))
         self.kept.add(entry.id, group, sum(map(len, messages)))
 
-    def _decode(self, entry: Entry, messages: tuple[bytes, bytes]) -> Group:
-        group = decode_group(
-            *messages,
-            run=self._config.run.name,
-            tokenizer=self._vocabulary.fingerprint,
-            vocabulary=self._vocabulary.size,
-            max_bytes=self._config.queue.max_group_bytes,
-        )
-        if (group.id, group.batch) != (entry.group, entry.batch):
-            raise WireError(
-                f"group {group.id} of batch {group.batch} came as {entry.group} of batch {entry.batch}"
-            )
-        longest = max(len(r.tokens) for r in group.rollouts)
-        if longest > self._config.rollout.max_response_tokens:
-            raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
-        names = set(self._config.reward.names)
-        if any(r.rewards.keys() != names for r in group.rollouts):
-            raise WireError(
-                f"group {group.id}: its rewards must be {', '.join(sorted(names))}, of every rollout"
-            )
-        if len(group.prompt_tokens) > self._config.rollout.max_prompt_tokens:
-            raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
-        return group
+    def _prompts(self) -> int | None:
+        """How many the run has: the first coordinator says so before it pushes a group."""
+        if self._prompts_known is None:
+            said = read_state(self._redis, self._config.run.name).prompts
+            self._prompts_known = said.n if said else None
+        return self._prompts_known
 
     def _check(self, step: int, silent: float) -> bool:
         """Whether an operator paused the run: then waiting is right, for as long as it takes."""
@@ -249,11 +225,11 @@ class Reader:
     ) -> None:
         self._config, self._rank, self._world = config, rank, world
         self._kept = {} if kept is None else kept
-        self._redis: Any = client
+        self._redis = client
         self._ledger = Ledger(client, config.run.name)
         self._consumer = Consumer(client, config)
 
-    def read(self, step: int) -> list[Group]:
+    def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
         said: Any = None
@@ -267,6 +243,7 @@ class Reader:
                 raise RunError(
                     f"rank {self._rank} waited for step {step} in the ledger: rank 0 is gone or stands still"
                 )
+            waiting()
             time.sleep(POLL_S)
         return self._groups(divide(rows, self._world)[self._rank])
 

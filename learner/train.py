@@ -20,24 +20,27 @@ import structlog
 import torch
 
 from common.config import Config
-from common.errors import RunError
+from common.errors import HoraError, RunError
+from common.files import check_room
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
-from common.state import changed
+from common.state import changed, read_state
 from common.telemetry import Heart
 from common.types import Group
 from common.weight_versions import advance, available
+from learner.admission import Vocabulary
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
 from learner.checkpoint import Checkpoints
 from learner.drift import DriftLimit
 from learner.engine import Engine, Update
 from learner.estimator import Estimator
 from learner.export import export
+from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
-from learner.steps import Planner, Reader, Vocabulary
+from learner.steps import Planner, Reader
 from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
 
@@ -65,15 +68,22 @@ class Parts:
     heart: Heart
     drift: DriftLimit
     published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
+    republished: int = 0  # how often rank 0 asked all ranks to publish again
 
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
     """Train from the newest checkpoint (or the initial policy) to learner.steps, then export the model."""
-    parts, start = _prepare(config, redis_url, run_dir, rank, world)
+    client = connect(redis_url, patient=True)
+    heart = Heart(client, config.run.name, f"learner/{rank}")
     try:
+        parts, start = _prepare(config, client, heart, run_dir, rank, world)
         _train(parts, start)
+    except (OSError, RuntimeError) as error:
+        if not isinstance(error, HoraError):
+            check_room(run_dir)
+        raise
     finally:
-        parts.heart.stop()
+        heart.stop()
 
 
 def _train(parts: Parts, start: int) -> None:
@@ -89,11 +99,13 @@ def _train(parts: Parts, start: int) -> None:
         if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
             if parts.records is not None:
                 parts.records.sync()
-            parts.checkpoints.save(parts.engine, step + 1)
+            needed_from = parts.checkpoints.save(parts.engine, step + 1)
             if parts.planner is not None:
-                parts.planner.durable(step + 1)
+                parts.planner.durable(needed_from)
     parts.publisher.close()
     export(parts.engine, config, run_dir / "model", parts.rank, max(start, config.learner.steps))
+    if parts.planner is not None:
+        parts.planner.durable(config.learner.steps)  # the model is there: no checkpoint is needed any more
     if parts.records is not None:
         parts.records.close()
 
@@ -105,7 +117,7 @@ def train_step(parts: Parts, step: int) -> Update:
     if parts.planner is not None:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
         _beat(parts, step, "training")
-    groups = parts.reader.read(step)
+    groups = parts.reader.read(step, partial(_publish_with_rank_0, parts, step))
     samples = samples_at(config, groups, step, totals_at(parts, groups))
     packed = config.learner.attention == "flash_attention_2"
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
@@ -207,12 +219,21 @@ def _mfu(parts: Parts, flops: float, seconds: float) -> float:
     return updates * flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan
 
 
-def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> tuple[Parts, int]:
-    client = connect(redis_url, patient=True)
+def _prepare(
+    config: Config, client: redis.Redis, heart: Heart, run_dir: Path, rank: int, world: int
+) -> tuple[Parts, int]:
+    starting = partial(_starting, heart)
+    compile_extensions(starting)
+    starting("the model to be loaded")
     engine = Engine(config, rank, world)
     shape = Shape.of(engine.hf)
+    starting("the newest checkpoint to be verified and loaded")
     checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
+    if checkpoints.refused:
+        heart.note(
+            f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step {start}"
+        )
     publisher = Publisher(config, engine, client, run_dir, rank)
     planner = records = None
     if rank == 0:
@@ -241,10 +262,12 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         run_dir,
         rank,
         world,
-        Heart(client, config.run.name, f"learner/{rank}"),
+        heart,
         DriftLimit(config.weights.drift_limit),
     )
-    parts.published = engine.agree(available(client, config))
+    starting("the newest weights to be published")
+    parts.published = engine.agree(available(client, config) if rank == 0 else 0)
+    parts.republished = engine.agree(read_state(client, config.run.name).republished)
     if rank == 0:
         # The learner before this one may have died between announcing a version and counting it as published.
         advance(client, config.run.name, parts.published)
@@ -253,6 +276,10 @@ def _prepare(config: Config, redis_url: str, run_dir: Path, rank: int, world: in
         publisher.wait()
         parts.published = start
     return parts, start
+
+
+def _starting(heart: Heart, waits_for: str) -> None:
+    heart.tell(state="starting", waiting_for=waits_for)
 
 
 def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
@@ -270,6 +297,23 @@ def _wait(parts: Parts, planner: Planner, step: int) -> None:
     missing, batch = planner.missing(step)
     parts.heart.tell(state="waiting", step=step, missing=missing, batch=batch)
     parts.publisher.refresh()
+    if parts.publisher.is_damaged():
+        log.error("a replica found the newest weights damaged; publishing them again", version=step)
+        parts.redis.hincrby(Keys(parts.config.run.name).state, "republished", 1)
+        _publish_again(parts, step)
+
+
+def _publish_with_rank_0(parts: Parts, step: int) -> None:
+    """Take part when rank 0, which waits for groups of step `step` too, publishes again: gathering is a collective."""
+    if read_state(parts.redis, parts.config.run.name).republished > parts.republished:
+        _publish_again(parts, step)
+
+
+def _publish_again(parts: Parts, step: int) -> None:
+    parts.republished += 1
+    parts.publisher.publish(step)
+    parts.publisher.wait()
+    parts.published = step  # what was out beyond this is published again when its step is
 
 
 def _beat(parts: Parts, step: int, state: str) -> None:

@@ -26,6 +26,7 @@ from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.order import batch_rows
+from common.redis import AsyncRedis
 from common.state import changed
 
 
@@ -53,7 +54,7 @@ class BatchAllocation:
 class Cycles:
     """Gate and prior of one run over `n` prompts. `redis` is an asyncio client."""
 
-    def __init__(self, redis: Any, config: Config, prior: Prior, n: int) -> None:
+    def __init__(self, redis: AsyncRedis, config: Config, prior: Prior, n: int) -> None:
         self._redis = redis
         self._config = config
         self._keys = Keys(config.run.name)
@@ -65,6 +66,7 @@ class Cycles:
             enabled=config.gate is not None,
         )
         self._lengths = RunningLengths(config.rollout.pre_rollouts)
+        self._gate_mean: float | None = None
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
         self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
@@ -95,8 +97,9 @@ class Cycles:
             before = self._observed
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)
-            if self._observed > before:  # for those who show the run
-                await self._redis.hset(self._keys.state, mapping=changed(gate_open=self._gate.open))
+            if self._observed > before and self._gate_mean is not None:  # for those who show the run
+                seen = changed(gate_open=self._gate.open, gate_seen=self._observed, gate_mean=self._gate_mean)
+                await self._redis.hset(self._keys.state, mapping=seen)
 
     @property
     def _settled(self) -> bool:
@@ -108,12 +111,13 @@ class Cycles:
         """All shard reports of `batch`, or nothing while one is missing."""
         fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
         found = await self._redis.hmget(self._keys.shards, fields)
-        return [json.loads(f) for f in found] if all(found) else []
+        return [json.loads(f) for f in found if f] if all(found) else []
 
     def _observe(self, reports: list[dict[str, Any]]) -> None:
         """Learn from one cycle, which fixes the allocation of the first batch that knows it."""
         if self._config.gate is not None:
-            self._gate.observe(_mean_reward(reports, self._config.gate))
+            self._gate_mean = _mean_reward(reports, self._config.gate)
+            self._gate.observe(self._gate_mean)
         self._prior.update(
             np.concatenate([np.asarray(r["prompts"], dtype=np.int64) for r in reports]),
             np.concatenate([np.asarray(r["successes"], dtype=np.int64) for r in reports]),

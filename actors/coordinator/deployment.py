@@ -7,7 +7,6 @@ and every view find it. After a shard the replica stays up and idle, because res
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import Any
 
@@ -33,7 +32,7 @@ from common.queue import Producer
 from common.redis import connect_async
 from common.rewards import gold_test
 from common.state import changed
-from common.telemetry import Telemetry, keep_beating
+from common.telemetry import Telemetry, beats, keep_beating
 from common.types import Prompt
 
 log = structlog.get_logger(__name__)
@@ -104,9 +103,8 @@ class Coordinator:
 
     async def _others(self) -> bool:
         """Whether another coordinator is at work."""
-        parts = await self._redis.hgetall(self._keys.parts)
-        told = [json.loads(text)["seen"] for name, text in parts.items() if name.startswith(b"coordinator/")]
-        return any(seen > time.time() - ALIVE_S for seen in told)
+        coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
+        return any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
 
     async def _give_up(self, reason: str) -> None:
         log.error("coordinator stopped", reason=reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 
 import redis
 import redis.asyncio
@@ -16,8 +17,9 @@ import structlog
 from common.config import Config
 from common.keys import Keys
 from common.queue import depth_of
+from common.redis import Answer
 from common.state import SharedState
-from common.telemetry import FLOWS, HISTORY, SILENT_S
+from common.telemetry import FLOWS, HISTORY, SILENT_S, beats
 
 log = structlog.get_logger(__name__)
 SAMPLE_S = 1.0
@@ -56,7 +58,7 @@ async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) 
     await client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
 
 
-def _oldest_replica(parts: dict[bytes, bytes], now: float) -> int | None:
+def _oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
     """The oldest weight version that a living generator holds; None while there is none."""
-    beats = [json.loads(text) for name, text in parts.items() if name.startswith(b"generator/")]
-    return min((b.get("version", 0) for b in beats if now - b["seen"] < SILENT_S), default=None)
+    living = (b for b in beats(parts, "generator") if now - b["seen"] < SILENT_S)
+    return min((beat.get("version", 0) for beat in living), default=None)

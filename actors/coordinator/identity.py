@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.load import differences
+from common.redis import AsyncRedis
 from common.state import read_config
 from common.types import Prompt
 
@@ -59,7 +59,7 @@ return redis.call('HGET', KEYS[3], 'prompts')
 """
 
 
-async def settle(redis: Any, config: Config, prompts: Sequence[Prompt]) -> None:
+async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
     """Store a coordinator's configuration and what its prompts are; both may be others while the run has no plan.
 
     Raises RunError when the run has begun with other settings, which it names, or with other prompts. `redis` is an asyncio

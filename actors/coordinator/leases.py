@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from common.keys import Keys
+from common.redis import AsyncRedis
 
 RENEW = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0"
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
@@ -16,7 +16,7 @@ RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL'
 class Leases:
     """Leases of `owner` that last `seconds` unless renewed. `redis` is an asyncio client."""
 
-    def __init__(self, redis: Any, run: str, owner: str, seconds: float) -> None:
+    def __init__(self, redis: AsyncRedis, run: str, owner: str, seconds: float) -> None:
         self._redis = redis
         self._prefix = Keys(run).leases
         self._owner = owner

@@ -19,6 +19,7 @@ import structlog
 from actors.coordinator.shard import Plan, Round
 from common.errors import RunError, WireError
 from common.keys import Keys
+from common.redis import AsyncRedis, read_start
 from common.types import Group
 from common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
 
@@ -39,7 +40,7 @@ class Plans:
     """Plans of one run, of up to `rounds` rounds, by the name of their shard. `redis` is an asyncio client that returns
     bytes; no message of more than `max_bytes` is read."""
 
-    def __init__(self, redis: Any, run: str, rounds: int = 1, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, redis: AsyncRedis, run: str, rounds: int = 1, max_bytes: int = MAX_BYTES) -> None:
         self._redis = redis
         self._keys = Keys(run)
         self._rounds = rounds
@@ -78,7 +79,7 @@ class Plans:
         """
         names = [_field(shard, number) for number in range(1, self._rounds + 1)]
         stored = await self._redis.hmget(self._keys.plans, names)
-        facts = [json.loads(text) for text in takewhile(lambda text: text is not None, stored)]
+        facts = [json.loads(text) for text in takewhile(bool, stored) if text]
         if not facts:
             return None
         if "rewards" not in facts[0]:
@@ -105,7 +106,7 @@ class Plans:
         """The group with its rollouts of Phase A and the `drawn` rounds; None, and noted, when they cannot be read."""
         rounds = [number for number, r in enumerate(drawn, 1) if r.extra[place]]
         keys = [self._keys.pre_rollouts(group), *(self._keys.drawn(group, number) for number in rounds)]
-        messages = [await self._redis.getrange(key, 0, self._max_bytes) for key in keys]
+        messages = [await read_start(self._redis, key, self._max_bytes + 1) for key in keys]
         try:
             return decode_group(*messages, max_bytes=self._max_bytes)
         except WireError as error:

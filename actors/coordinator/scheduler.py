@@ -42,6 +42,7 @@ from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
 from common.queue import Producer
+from common.redis import Answer, AsyncRedis, text_of
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
@@ -72,7 +73,7 @@ class Coordination:
         config: Config,
         prompts: list[Prompt],
         tokenizer: str,
-        redis: Any,
+        redis: AsyncRedis,
         services: Services,
     ) -> None:
         self._config = config
@@ -201,7 +202,7 @@ class Coordination:
                 continue
             fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
             found = await self._redis.hmget(self._keys.shards, fields)
-            report = next((r for r in map(json.loads, filter(None, found)) if group_id in r["groups"]), None)
+            report = next((r for r in (json.loads(f) for f in found if f) if group_id in r["groups"]), None)
             # Without a report its shard is not complete: the group comes with it, or is asked for again.
             if report is not None:
                 self._again.add(group_id)
@@ -302,8 +303,8 @@ class Coordination:
         return await read_state_async(self._redis, self._config.run.name)
 
 
-def _pair(field: bytes) -> tuple[int, int]:
-    batch, shard = field.decode().split(":")
+def _pair(field: Answer) -> tuple[int, int]:
+    batch, shard = text_of(field).split(":")
     return int(batch), int(shard)
 
 

@@ -5,7 +5,8 @@ Weights arrive in two ways that end in the same place. The learner pushes each v
 weight-transfer calls, fanned out by Serve's `broadcast`). A replica that was not there, or missed one, pulls the
 newest announced version itself before it serves (`file` transport), or waits until the learner forms a group with it
 (`gloo`, `nccl`). A failed or overdue update makes the replica unfit: it ends itself, Serve starts another, the other replicas
-go on. Only weights that broke off before one worker loaded anything (`file`, `gloo`) leave the replica as it was.
+go on. Only weights that broke off before one worker loaded anything (`file`, `gloo`) leave the replica as it was, and a file
+that is not what was announced: the replica says so and serves what it has.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from ray import serve
 
 from common import logs
 from common.config import Config
-from common.errors import UNREACHED, NoRoom, StaleWeights
+from common.errors import UNREACHED, DamagedWeights, NoRoom, StaleWeights
 from common.redis import connect_async
 from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
-from common.weight_versions import check_file, newest
+from common.weight_versions import check_file, mark_of, newest
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -56,6 +57,10 @@ class Generator:
         self._pause_s = 0.0
         self._sampling = 0
         self._group = ""  # the transfer group that this replica is in
+        self._damaged: tuple[int, str] | None = (
+            None  # version and mark of a file that is not what was announced
+        )
+        self._notice = ""
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         await self._engine.label(0)
         if self._config.weights.transport == "file":
@@ -170,7 +175,9 @@ class Generator:
     async def _catch_up(self) -> None:
         """Pull the newest announced version, if it is newer than what is held and its file is there."""
         manifest = await newest(self._redis, self._config.run.name)
-        if manifest is not None and manifest.version > self._version and os.path.exists(manifest.path):
+        if manifest is None or manifest.version <= self._version or not os.path.exists(manifest.path):
+            return
+        if self._damaged != (manifest.version, mark_of(manifest.path)):  # that one was read already
             await self._whole(self._load(manifest.update_info()))
 
     async def _whole(self, update: Coroutine[Any, Any, None]) -> None:
@@ -187,13 +194,29 @@ class Generator:
 
     async def _take(self, info: Mapping[str, Any], version: int) -> None:
         if self._config.weights.transport == "file":
-            # What is read here, the workers find in the page cache.
-            info = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
+            info = await self._checked(info, version)
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
         self._pause_s = await self._guarded("loading weights", self._engine.install(version))
         # A version never stands beside the checksum of another: watchers compare replicas by both.
-        self._version, self._checksum = version, ""
+        self._version, self._checksum, self._damaged, self._notice = version, "", None, ""
         self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
+
+    async def _checked(self, info: Mapping[str, Any], version: int) -> dict[str, Any]:
+        """What the workers are told of a file that is the announced one; they find it in the page cache. Of one that is not this
+        replica says so, and stays as it is: the learner publishes again what a replica found damaged."""
+        mark = mark_of(info["path"])
+        try:
+            checked: dict[str, Any] = await self._guarded(
+                "checking the file", asyncio.to_thread(check_file, info)
+            )
+        except DamagedWeights as error:
+            self._damaged = (version, mark)
+            self._notice = f"{error}; it stays on version {self._version} until they are published again"
+            log.error(
+                "a published file is damaged", version=version, stays_on=self._version, reason=str(error)
+            )
+            raise
+        return checked
 
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
         """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.
@@ -231,6 +254,7 @@ class Generator:
             "cut": self._engine.cut,
             "pause_s": self._pause_s,
             "state": "failed" if self._failed else "serving",
+            **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }

@@ -6,8 +6,9 @@
                    └─ math-verify in a worker process ─► verdict, or killed: wrong
 
 A hostile answer costs its worker, never the replica: over time, over memory or a crash of the interpreter is
-one wrong answer. A fault of ours is not: when no worker can be started, or the pool breaks, `score_batch` raises
-`VerifierUnavailable`, nothing is scored and the caller asks again.
+one wrong answer. Time is the worker's own processor time, which a busy machine does not use up: an answer that is over
+it is to blame and is not tried again. A fault of ours is no wrong answer: when no worker can be started, or the pool
+breaks, `score_batch` raises `VerifierUnavailable`, nothing is scored and the caller asks again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 import ctypes
 import logging
 import multiprocessing
+import os
 import resource
 import signal
 from collections import OrderedDict
@@ -36,6 +38,12 @@ TASKS_PER_WORKER = 5000
 
 CACHE_SIZE = 100_000
 """Verdicts remembered. Groups repeat their answers: most of a trained model's are the same few."""
+
+MOST_PROCESSES = 8
+"""Workers of one replica where the configuration names no number: one for each processor, at most so many."""
+
+STALLED = 10.0
+"""A call that takes so many times its processor time by the clock hangs on the machine, not on the answer."""
 
 START_LIMIT_S = 60.0
 """Time beyond the limit of an answer after which a call that no worker took counts as a fault of ours."""
@@ -148,13 +156,10 @@ class VerifierPool:
     async def _verify(self, gold: str, answer: str) -> bool:
         try:
             verdict = await self._equal(gold, answer)
-        except (TimeoutError, ProcessExpired):
-            # Once more: the machine may have stood still, or another process taken the memory. An answer that costs two
-            # workers is to blame.
+        except ProcessExpired:
+            # Once more: another process may have taken the memory. An answer that costs two workers is to blame.
             try:
                 verdict = await self._equal(gold, answer)
-            except TimeoutError:
-                verdict = self._killed(gold, "over its time limit")
             except ProcessExpired:
                 verdict = self._killed(gold, "ended its process twice")
         self._counts["verified"] += 1
@@ -164,10 +169,20 @@ class VerifierPool:
         return verdict
 
     async def _equal(self, gold: str, answer: str) -> bool:
+        seconds = self._reward.time_limit_s
         try:
-            return bool(await self._run(equality.math_equal, gold, answer))
+            return bool(await self._run(_judge, seconds, gold, answer, limit_s=STALLED * seconds))
         except (MemoryError, RecursionError) as error:
             return self._killed(gold, f"ended by {type(error).__name__}")
+        except ProcessExpired as error:
+            if error.exitcode != -signal.SIGPROF:
+                raise
+            return self._killed(gold, f"over its {seconds:g} s of processor time")
+        except TimeoutError as error:
+            raise VerifierUnavailable(
+                f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: the machine "
+                "has too little for verifier.processes"
+            ) from error
 
     def _killed(self, gold: str, why: str) -> bool:
         self._counts["killed"] += 1
@@ -179,23 +194,22 @@ class VerifierPool:
 
     async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: str) -> Any:
         try:
-            return await self._run(function, name, *args)
+            return await self._run(function, name, *args, limit_s=self._reward.time_limit_s)
         except (TimeoutError, ProcessExpired) as error:
             raise ValueError(
                 f"{key} {name!r} took over {self._reward.time_limit_s} s or ended its process"
             ) from error
 
-    async def _run(self, function: Callable[..., Any], *args: str) -> Any:
+    async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:
         """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died of it."""
-        limit = self._reward.time_limit_s
         async with self._slots:
             pool = self._pool
             try:
-                future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit))
+                future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit_s))
             except RuntimeError as error:
                 raise self._broken(pool, str(error)) from error
             # Two calls to a worker: this one may wait for the other.
-            done, _ = await asyncio.wait((future,), timeout=2 * limit + START_LIMIT_S)
+            done, _ = await asyncio.wait((future,), timeout=2 * limit_s + START_LIMIT_S)
             if not done:
                 raise self._broken(pool, f"no worker process started within {START_LIMIT_S:g} s")
             try:
@@ -223,6 +237,22 @@ class VerifierPool:
             initargs=(self._memory_bytes,),
             context=context,
         )
+
+
+def default_processes() -> int:
+    """Workers where the configuration names no number: those that this machine can run at once."""
+    return max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+
+
+def _judge(seconds: float, gold: str, answer: str) -> bool:
+    """In a worker: `math_equal`, ended by the kernel with this process after so much processor time."""
+    signal.setitimer(
+        signal.ITIMER_PROF, seconds
+    )  # SIGPROF is left at its default, which no C code can put off
+    try:
+        return equality.math_equal(gold, answer)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 def _initialize(memory_bytes: int) -> None:

@@ -40,7 +40,10 @@ class Learner(Section):
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
-    keep_checkpoints: Count = Field(2, description="Newest checkpoints kept.")
+    keep_checkpoints: Count = Field(
+        2,
+        description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them contains their step.",
+    )
     group_cache_gib: float = Field(
         4.0,
         ge=0,

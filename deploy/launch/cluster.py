@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -13,10 +12,11 @@ from common.config import Config
 from common.errors import ConfigError, HoraError, RunError
 from common.keys import Keys
 from common.load import differences
-from common.redis import connect
+from common.redis import Redis, connect
 from common.state import read_state
 from deploy.app import APP
 from deploy.launch.placement import telling_unplaced
+from deploy.launch.ray_token import keep_token_private
 from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
 from deploy.preflight.checks import require
@@ -46,6 +46,7 @@ def train_on_cluster(config: Config) -> None:
     require(Target(config, "train"), console)
     url = redis_url(config)
     check_agreement(config, url)
+    keep_token_private()
     with starting_ray():
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
     config = settled(config)
@@ -75,7 +76,7 @@ class _Absent(RunError):
     """No coordinator has written anything."""
 
 
-def _disagreement(redis: Any, config: Config) -> HoraError | None:
+def _disagreement(redis: Redis, config: Config) -> HoraError | None:
     keys = Keys(config.run.name)
     theirs, error = redis.get(keys.config), read_state(redis, config.run.name).error
     if not theirs:

@@ -16,7 +16,7 @@ from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
 from common.prompts import load_tokenizer, make_prompt
-from common.redis import connect
+from common.redis import Redis, connect
 from common.rewards import gold_test
 from common.state import read_state
 from common.telemetry import record_evaluation
@@ -61,7 +61,7 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
 
 def newest_version(config: Config, url: str) -> int:
     """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the first."""
-    client: Any = connect(url)
+    client: Redis = connect(url)
     manifest = newest_now(client, config.run.name)
     confirmed = read_state(client, config.run.name).version
     return max(manifest.version if manifest else 0, confirmed)

@@ -29,9 +29,12 @@ from common.redis import connect
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
+from deploy.launch.ray_node import watched_node
+from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
+from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
@@ -62,12 +65,14 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
-    with RunFile(run_dir).recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
-        with stack(config, run_dir, console) as url:
+    file = RunFile(run_dir)
+    with file.recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
+        with stack(config, run_dir, console, file=file) as url:
             evaluate_run(config, url, run_dir, 0, console)
             pace = _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
-            time.sleep(LAST_LOOK_S)
+            with working("showing the end to who watches", console=console):
+                time.sleep(LAST_LOOK_S)
         summarise(config, run_dir, pace, console)
 
 
@@ -143,12 +148,15 @@ def _with_port(config: Config) -> Config:
 
 
 @contextmanager
-def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True) -> Iterator[str]:
+def stack(
+    config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
+) -> Iterator[str]:
     """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the block.
 
-    Without `train` the application only samples and verifies.
+    Without `train` the application only samples and verifies. `file` is told why, when Ray's own processes die.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(*SERVE_CALLBACK)
     import ray
     from ray import serve
 
@@ -168,6 +176,7 @@ def stack(config: Config, run_dir: Path, console: Console, *, train: bool = True
             begin("Ray")
             _start_ray(config)
             exits.callback(ray.shutdown)
+            exits.enter_context(watched_node(file))
             _link_logs(run_dir)
             begin("Serve")
             serve.start(
@@ -203,6 +212,7 @@ def _replicas(config: Config, train: bool) -> int:
 def _start_ray(config: Config) -> None:
     import ray
 
+    keep_token_private(make=True)
     try:
         with starting_ray():
             ray.init(

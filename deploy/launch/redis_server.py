@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -30,23 +32,26 @@ from redis.exceptions import BusyLoadingError
 from actors.coordinator.memory import KEEP_FREED_MEMORY
 from common.errors import RunError
 from common.files import replace_text
+from common.kept_secret import kept_secret
 from common.redis import connect
-from deploy.launch.kept_secret import kept_secret
 
 log = structlog.get_logger(__name__)
 START_S = 30.0
 WATCH_S = 0.2
 STOP_S = 20.0
+ROOM = 32 * 2**20  # with less the append-only file would soon meet the end of the disk again
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)  # loaded here: a forked child must do no more than call
 
 
 class RedisServer:
-    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there."""
+    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there.
+    `address` (host, port) opens a port too."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: tuple[str, int] | None = None) -> None:
         self.folder = folder.resolve()
+        self._address = address
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_folder: Path | None = None
         self._watch: threading.Thread | None = None
@@ -62,6 +67,9 @@ class RedisServer:
     @property
     def url(self) -> str:
         query = urlencode({"password_file": str(self.folder / "password")})
+        if self._address is not None:
+            host, port = self._address
+            return f"redis://{f'[{host}]' if ':' in host else host}:{port}/0?{query}"
         return f"unix://{quote(str(self._socket()))}?{query}"
 
     def start(self) -> None:
@@ -78,7 +86,7 @@ class RedisServer:
         # Rewriting the append-only file costs what writing it did: below 2 GiB it is left to grow.
         replace_text(
             self.folder / "redis.conf",
-            f"port 0\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
+            f"{self._listening()}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
             f"dir {_quoted(self.folder)}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
             "auto-aof-rewrite-min-size 2gb\n",
@@ -93,6 +101,9 @@ class RedisServer:
         self._stopping.clear()
         self._watch = threading.Thread(target=self._revive, name="redis-watch", daemon=True)
         self._watch.start()
+
+    def _listening(self) -> str:
+        return "port 0" if self._address is None else "bind {}\nport {}".format(*self._address)
 
     def _launch(self) -> None:
         """A server process on the files of the folder, ready to answer."""
@@ -110,16 +121,27 @@ class RedisServer:
         self._wait()
 
     def _revive(self) -> None:
-        """Start the server again whenever it dies; its clients retry for longer than that takes."""
+        """Start the server again whenever it dies; its clients retry for longer than that takes. On a full disk it could not
+        write what it is told, so it starts when there is room."""
+        trouble = ""
         while not self._stopping.wait(WATCH_S):
             process = self._process
             if process is None or process.poll() is None:
                 continue
-            log.error("the embedded Redis died; starting it again on its files", exit=process.returncode)
-            try:
-                self._launch()
-            except (RunError, OSError) as error:
-                log.error("the embedded Redis cannot be started again", reason=str(error))
+            before, trouble = trouble, self._started_again(process.returncode)
+            if trouble and trouble != before:
+                log.error("the embedded Redis is down", reason=trouble)
+
+    def _started_again(self, code: int) -> str:
+        """What keeps the server from being up, nothing when it is."""
+        try:
+            if shutil.disk_usage(self.folder).free < ROOM:
+                return f"the disk of {self.folder} is full: free {ROOM // 2**20} MiB, and the run goes on"
+            log.error("the embedded Redis died; starting it again on its files", exit=code)
+            self._launch()
+        except (RunError, OSError) as error:
+            return f"it cannot be started again: {error}"
+        return ""
 
     def stop(self) -> None:
         self._stopping.set()
@@ -214,6 +236,13 @@ class RedisServer:
             )
         except OSError:
             return False
+
+
+def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
+    """`hora redis`: say how parts reach the server, and keep it up until Ctrl-C."""
+    with suppress(KeyboardInterrupt), RedisServer(folder, address) as server:
+        print(f"export HORA_REDIS_URL={shlex.quote(server.url)}", flush=True)
+        threading.Event().wait()
 
 
 def _quoted(path: Path) -> str:

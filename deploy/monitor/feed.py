@@ -20,7 +20,7 @@ import structlog
 
 from common.errors import HoraError
 from common.keys import Keys
-from common.redis import connect, hidden
+from common.redis import Redis, connect, hidden
 from common.state import read_config
 from deploy.monitor.history import History
 from deploy.monitor.run_state import RunState, read_run
@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 COLUMNS_S = 2.0
 Observer = Callable[[RunState], None]
+Read = Callable[[Any, str], RunState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,12 @@ class Event:
 class Feed:
     """Start it on a running loop; `observer` is called with every state that was read."""
 
-    def __init__(self, redis_url: str, run: str, observer: Observer | None = None) -> None:
+    def __init__(
+        self, redis_url: str, run: str, observer: Observer | None = None, read: Read = read_run
+    ) -> None:
         self.run = run
-        self._url, self._observer = redis_url, observer
-        self._client: Any = None
+        self._url, self._observer, self._state = redis_url, observer, read
+        self._client: Redis | None = None
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
@@ -116,8 +119,8 @@ class Feed:
                 self._changed.notify_all()
             await asyncio.sleep(PERIOD_S)
 
-    def _read(self, client: Any) -> RunState:
-        state = read_run(client, self.run)
+    def _read(self, client: Redis) -> RunState:
+        state = self._state(client, self.run)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         with self._history_lock:

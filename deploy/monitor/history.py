@@ -13,6 +13,7 @@ from typing import Any
 
 from common.config import Config
 from common.keys import Keys
+from common.redis import Redis
 from common.state import read_state
 from common.telemetry import FLOWS
 from deploy.monitor.run_state import numbers
@@ -24,7 +25,7 @@ SMOOTH = 5
 BY_STEP = (
     "reward",
     "reward/format",
-    "reward/accuracy",
+    "success",
     "entropy",
     "length/mean",
     "length/max",
@@ -50,7 +51,7 @@ class History:
         self._last_step = self._last_sample = "0"
         self._next_batch = 0
 
-    def read(self, client: Any, config: Config) -> None:
+    def read(self, client: Redis, config: Config) -> None:
         """Take in what has come since the last call."""
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
@@ -88,7 +89,7 @@ class History:
             self._samples = self._samples[::2]
             self._every *= 2
 
-    def _read_shares(self, client: Any, config: Config) -> None:
+    def _read_shares(self, client: Redis, config: Config) -> None:
         shards, trials = config.rollout.shards, config.rollout.pre_rollouts
         last = read_state(client, self._run).step + config.rollout.max_staleness
         for batch in range(self._next_batch, min(last + 1, self._next_batch + CHUNK)):
@@ -96,7 +97,7 @@ class History:
             if not all(found):
                 return
             prompts, extra = [0] * (trials + 1), [0] * (trials + 1)
-            for report in map(json.loads, found):
+            for report in (json.loads(f) for f in found if f):
                 for c, e in zip(report["successes"], report["extra"], strict=True):
                     prompts[c] += 1
                     extra[c] += e
@@ -140,8 +141,8 @@ def classes(trials: int) -> list[tuple[int, int]]:
     return [(0, 0), *(b for b in (few, many) if b[0] <= b[1]), (trials, trials)]
 
 
-def _since(client: Any, stream: str, last: str) -> list[tuple[str, dict[bytes, bytes]]]:
-    found = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
+def _since(client: Redis, stream: str, last: str) -> list[tuple[str, dict[bytes, bytes]]]:
+    found: Any = client.xrange(stream, min=f"({last}" if last != "0" else "-", count=CHUNK)
     return [(entry.decode(), fields) for entry, fields in found]
 
 

@@ -19,7 +19,7 @@ from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.warnings import Kind
 
 EVERY_S = 1.0
-QUIET_S = 300.0
+QUIET_S, LONG_S = 300.0, 60.0
 BESIDE = 46
 """Columns that state, bar, step and time left of the longest runs take."""
 FIGURES = {Kind.LEARNER_STARVING}
@@ -30,7 +30,8 @@ FIGURES = {Kind.LEARNER_STARVING}
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, gone afterwards; nothing where `console` (standard error) is no terminal.
+    """A bar while the block runs, gone afterwards. Where `console` (standard error) is no terminal, a line for each minute that
+    one part takes.
 
     With `total` parts it fills up and counts them: call what it yields as each begins, with its name. Without, it
     only moves.
@@ -39,14 +40,27 @@ def working(
     count = () if total is None else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, begun = bar.add_task(what, total=total), 0
+        task, begun, doing, done = bar.add_task(what, total=total), 0, what, threading.Event()
 
         def begin(part: str) -> None:
-            nonlocal begun
-            bar.update(task, description=f"{what}: {part}", completed=begun)
+            nonlocal begun, doing
+            doing = f"{what}: {part}"
+            bar.update(task, description=doing, completed=begun)
             begun += 1
 
-        yield begin
+        def say() -> None:
+            said, minutes = doing, 0
+            while not done.wait(LONG_S):
+                minutes = minutes + 1 if doing == said else 1
+                said = doing
+                console.print(f"{doing} for {minutes * LONG_S:.0f} s", markup=False)
+
+        if not console.is_terminal:
+            threading.Thread(target=say, name="working", daemon=True).start()
+        try:
+            yield begin
+        finally:
+            done.set()
 
 
 @contextmanager
@@ -104,7 +118,7 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
         TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
     )
-    told: dict[Kind, float] = {}
+    told: dict[str, float] = {}
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("starting", total=config.learner.steps, left="", text="")
         for state in _snapshots(config, url, done, pace):
@@ -120,7 +134,7 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
 
 
 def _lines(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
-    last, told = -1, dict[Kind, float]()
+    last, told = -1, dict[str, float]()
     for state in _snapshots(config, url, done, pace):
         _tell(state, told, console)
         if state.step != last:
@@ -144,15 +158,16 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
         yield state
 
 
-def _tell(state: RunState, told: dict[Kind, float], console: Console) -> None:
-    """Print each kind of warning once, on a line of its own, and again when it was away for QUIET_S. `told`: when each
-    was last there."""
+def _tell(state: RunState, told: dict[str, float], console: Console) -> None:
+    """Print each kind of warning, and each notice, once on a line of its own, and again when it was away for QUIET_S. `told`:
+    when each was last there."""
     for warning in state.warnings:
         if warning.kind in FIGURES or _starting(state, warning.kind):
             continue
-        if state.time - told.get(warning.kind, -QUIET_S) >= QUIET_S:
+        key = warning.text if warning.kind == Kind.NOTICE else warning.kind
+        if state.time - told.get(key, -QUIET_S) >= QUIET_S:
             console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        told[warning.kind] = state.time
+        told[key] = state.time
 
 
 def _starting(state: RunState, kind: Kind) -> bool:

@@ -50,6 +50,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         "1 while generators and learner, or replicas of one version, hold different weights.",
         (),
     ),
+    "hora_warning": ("1 while there is a warning of this kind.", ("kind",)),
     "hora_dead_letters": ("Messages that could not be used, since the start.", ()),
     "hora_paused": ("1 while paused by an operator.", ()),
     "hora_running": ("1 until the run is finished or stopped by an error.", ()),
@@ -120,6 +121,8 @@ def gauges(state: RunState) -> Iterator[Value]:
     yield "hora_warm_up", {}, state.warm_up
     yield "hora_learner_starving", {}, state.warns(Kind.LEARNER_STARVING)
     yield "hora_weights_disagree", {}, state.warns(Kind.WEIGHTS_DISAGREE)
+    for kind in Kind:
+        yield "hora_warning", {"kind": kind.value}, state.warns(kind)
     for stat, lag in state.lag.items():
         yield "hora_lag_steps", {"stat": stat}, lag
     for c, prompts in state.phase_a.items():

@@ -55,13 +55,25 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """The warm-up gate while it is shut: `cycles` batches in a row whose mean of `reward` is at least `needs` open it; it has seen
+    `seen`, the newest with `mean` (None before the first)."""
+
+    reward: str
+    needs: float
+    cycles: int
+    seen: int
+    mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RunState:
     """One run at one moment. Rates are per second over the last minute; ages in seconds.
 
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer steps are
     done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last step, the learner's start
     or the end of a pause, whichever was last (None where no learner was seen). `controls`: whether a token for pause and resume
-    was issued. `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
+    was issued. `gate`: the warm-up gate while it is shut. `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
     """
 
@@ -80,8 +92,10 @@ class RunState:
     error: str | None
     rule: str
     warm_up: bool
+    gate: Gate | None
     prompts_per_batch: int
     group_size: int
+    max_response_tokens: int
     pre_rollouts: int
     queue_depth: int
     queue_capacity: int
@@ -129,9 +143,9 @@ class _Raw:
     evaluations: dict[bytes, bytes]
 
 
-def read_run(client: redis.Redis, run: str) -> RunState:
-    """The state of `run` now; nothing is written. Raises RunError when this Redis knows no such run."""
-    keys, now = Keys(run), time.time()
+def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
+    """The state of `run` at `now` (seconds since the epoch, by default the clock's); nothing is written. Raises RunError when this Redis knows no such run."""
+    keys, now = Keys(run), time.time() if now is None else now
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
     totals = {k.decode(): int(v) for k, v in raw.counters.items()}
@@ -190,8 +204,16 @@ def _progress(config: Config, state: SharedState) -> dict[str, Any]:
         "controls": state.token_sha256 is not None,
         "unplaced": state.unplaced,
         "error": state.error,
-        "warm_up": config.gate is not None and not state.gate_open,
+        "warm_up": _gate(config, state) is not None,
+        "gate": _gate(config, state),
     }
+
+
+def _gate(config: Config, state: SharedState) -> Gate | None:
+    if config.gate is None or state.gate_open:
+        return None
+    warmup = config.allocation.warmup
+    return Gate(config.gate, warmup.format_reward, warmup.cycles, state.gate_seen, state.gate_mean)
 
 
 def _plan(config: Config) -> dict[str, Any]:
@@ -202,6 +224,7 @@ def _plan(config: Config) -> dict[str, Any]:
         "rule": config.allocation.rule,
         "prompts_per_batch": config.rollout.prompts_per_batch,
         "group_size": config.rollout.group_size,
+        "max_response_tokens": config.rollout.max_response_tokens,
         "pre_rollouts": config.rollout.pre_rollouts,
         "queue_capacity": config.capacity,
     }

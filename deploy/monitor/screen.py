@@ -109,7 +109,7 @@ def _learner(state: RunState) -> RenderableType:
         for label, name, form in (
             ("reward", "reward", ".3f"),
             ("format", "reward/format", ".0%"),
-            ("accuracy", "reward/accuracy", ".0%"),
+            ("success", "success", ".0%"),
             ("length", "length/mean", ".0f"),
             ("entropy", "entropy", ".2f"),
         )

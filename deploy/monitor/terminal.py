@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import redis
 from rich.console import Console
 from rich.live import Live
 
 from common.errors import RunError
-from common.redis import connect, hidden
+from common.redis import Redis, connect, hidden
+from deploy.monitor.feed import Read
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.screen import line, screen
 from deploy.runs.record import RunFile
@@ -23,63 +24,78 @@ ENDED = ("finished", "stopped")
 
 
 def monitor(
-    redis_url: str, run: str, json_: bool = False, once: bool = False, file: RunFile | None = None
+    redis_url: str,
+    run: str,
+    json_: bool = False,
+    once: bool = False,
+    file: RunFile | None = None,
+    read: Read = read_run,
 ) -> None:
-    """Show `run` until Ctrl-C or its end, whose last reading stays on the screen; one reading with `once` or `json_`.
+    """Show `run` as `read` finds it until Ctrl-C or its end, whose last reading stays on the screen; one reading with `once` or `json_`.
 
     `file` is the run's record, where there may be one: of a run whose Redis ended with it, it knows how.
 
     Raises RunError with a sentence when Redis refuses or is away at the start, or knows no such run.
     """
-    client: Any = connect(redis_url, retries=0)
+    client: Redis = connect(redis_url, retries=0)
     if json_:
-        print(json.dumps(_settled(client, run).to_dict()))
+        print(json.dumps(_settled(client, run, read).to_dict()))
         return
     console = Console()
     if once:
-        console.print(screen(_settled(client, run), console.width))
+        console.print(screen(_settled(client, run, read), console.width))
         return
     try:
         if console.is_terminal:
-            last, ending = _watch(client, redis_url, run, console, file)
+            last, ending = _watch(client, redis_url, run, console, file, read)
             console.print(screen(last, console.width))
             if ending:
                 console.print(ending, markup=False, soft_wrap=True)
         else:
-            _follow(client, redis_url, run, file)
+            _follow(client, redis_url, run, file, read)
     except KeyboardInterrupt:
         return
 
 
-def serve_page(redis_url: str, run: str, host: str, port: int) -> None:
+def serve_page(
+    redis_url: str, run: str, host: str, port: int, read: Read = read_run, names: Sequence[str] = ()
+) -> None:
     """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down."""
     import uvicorn
 
+    from deploy.monitor.patience import LimitedProtocol
     from deploy.monitor.web import create_app
 
-    uvicorn.run(create_app(redis_url, run), host=host, port=port, log_level="warning", access_log=False)
+    uvicorn.run(
+        create_app(redis_url, run, names=(host, *names), read=read),
+        host=host,
+        port=port,
+        http=LimitedProtocol,
+        log_level="warning",
+        access_log=False,
+    )
 
 
-def _settled(client: Any, run: str) -> RunState:
+def _settled(client: Redis, run: str, read: Read) -> RunState:
     """A reading with rates in it: where nobody watches yet, the first sample is a second away."""
-    state = read_run(client, run)
+    state = read(client, run)
     if not state.sparks["depth"] and state.status == "running":
         time.sleep(1.1)
-        state = read_run(client, run)
+        state = read(client, run)
     return state
 
 
 def _watch(
-    client: Any, url: str, run: str, console: Console, file: RunFile | None
+    client: Redis, url: str, run: str, console: Console, file: RunFile | None, read: Read
 ) -> tuple[RunState, str | None]:
     """The last reading, and how the run ended where only its record says so."""
-    state, problem = read_run(client, run), ""
+    state, problem = read(client, run), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while problem or state.status not in ENDED:
             live.update(screen(state, console.width, problem), refresh=True)
             time.sleep(PERIOD_S)
             try:
-                state, problem = read_run(client, run), ""
+                state, problem = read(client, run), ""
             except (RunError, redis.exceptions.RedisError) as error:
                 if file and (ending := file.ending()):
                     return state, ending
@@ -87,11 +103,11 @@ def _watch(
     return state, None
 
 
-def _follow(client: Any, url: str, run: str, file: RunFile | None) -> None:
+def _follow(client: Redis, url: str, run: str, file: RunFile | None, read: Read) -> None:
     """Plain lines, as a log wants them; ends with the run."""
     while True:
         try:
-            state = read_run(client, run)
+            state = read(client, run)
             print(line(state), flush=True)
             if state.status in ENDED:
                 return

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from deploy.monitor.run_state import Part, RunState
 
 STARVING = 0.2
+MOST = 0.5
+PATIENCE = 3
+"""A gate that is shut after so many times the cycles that could have opened it is worth a warning."""
 BACKLOG_S = 2.0
+SLOW_START_S = 60.0
 
 
 class Kind(StrEnum):
@@ -33,6 +37,12 @@ class Kind(StrEnum):
     DEAD_LETTERS = "dead_letters"
     REPLICA_BEHIND = "replica_behind"
     STALLED = "stalled"
+    STARTING = "starting"
+    NOTICE = "notice"
+    GATE_SHUT = "gate_shut"
+    NO_HIT = "no_hit"
+    NO_SIGNAL = "no_signal"
+    CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,14 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
     if state.unplaced:
         found.append(Warning(Kind.UNPLACED, state.unplaced))
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
-    return found + _silent(state) + _flow(state) + _stalled(state, stall_s)
+    return (
+        found
+        + _silent(state)
+        + notices(state)
+        + _flow(state)
+        + _stalled(state, stall_s)
+        + _idle_allocation(state)
+    )
 
 
 def _foreign(state: RunState) -> list[Warning]:
@@ -123,6 +140,28 @@ def _silent(state: RunState) -> list[Warning]:
     return found
 
 
+def notices(state: RunState) -> list[Warning]:
+    """What living parts say of themselves in words: what keeps a learner from being up, and what they mended or gave up."""
+    said = [
+        Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
+        for p in state.parts
+        if _speaks(p) and p.state.get("notice")
+    ]
+    return _starting(state) + said
+
+
+def _starting(state: RunState) -> list[Warning]:
+    waits = {
+        (round(state.time - p.state["started"]), p.state["waiting_for"])
+        for p in _alive(state, "learner")
+        if p.state.get("state") == "starting" and state.time - p.state["started"] > SLOW_START_S
+    }
+    return [
+        Warning(Kind.STARTING, f"the learner has been starting for {n} s: it waits for {what}")
+        for n, what in sorted(waits)[:1]
+    ]
+
+
 def _flow(state: RunState) -> list[Warning]:
     found: list[Warning] = []
     if _starving(state):
@@ -173,7 +212,11 @@ def _lacking(state: RunState) -> str:
 
 
 def _alive(state: RunState, kind: str) -> list[Part]:
-    return [p for p in state.of(kind) if p.silent_s < SILENT_S]
+    return [p for p in state.of(kind) if _speaks(p)]
+
+
+def _speaks(part: Part) -> bool:
+    return part.silent_s < SILENT_S
 
 
 def _waits(state: RunState) -> str:
@@ -197,3 +240,63 @@ def _stalled(state: RunState, stall_s: float) -> list[Warning]:
     waits = _waits(state)
     what = f"; the coordinator waits for {waits}" if waits else ""
     return [Warning(Kind.STALLED, f"no optimizer step for {state.idle_s:.0f} s{what}")]
+
+
+def _idle_allocation(state: RunState) -> list[Warning]:
+    """What makes the run plain GRPO, or leaves it nothing to learn from, each with its remedy."""
+    return [
+        Warning(kind, text)
+        for kind, text in (
+            (Kind.GATE_SHUT, _gate_shut(state)),
+            (Kind.NO_HIT, _no_hit(state)),
+            (Kind.NO_SIGNAL, _no_signal(state)),
+            (Kind.CUT, _cut(state)),
+        )
+        if text
+    ]
+
+
+def _gate_shut(state: RunState) -> str:
+    gate = state.gate
+    if gate is None or gate.mean is None or gate.seen < PATIENCE * gate.cycles:
+        return ""
+    return (
+        f"warm-up gate still shut after {gate.seen} batches, so allocation is uniform (plain GRPO): the mean {gate.reward} reward is "
+        f"{gate.mean:.2f}, and {gate.cycles} batches in a row need {gate.needs:.2f}. `hora check` shows what the prompt asks for; or "
+        "lower allocation.warmup.format_reward, or set allocation.warmup.enabled: false"
+    )
+
+
+def _no_hit(state: RunState) -> str:
+    if state.learner.get("groups/hit") != 0:
+        return ""
+    return (
+        f"no success in any of the {state.prompts_per_batch} groups of step {state.learner.get('step', 0):.0f}: there is no hit to "
+        "allocate by. `hora check` shows what a right answer must look like; where that is right, train on easier problems"
+    )
+
+
+def _no_signal(state: RunState) -> str:
+    share = state.learner.get("groups/zero_signal") or 0.0
+    if share <= MOST:
+        return ""
+    rate = state.learner.get("success")
+    what, remedy = "", "vary the problems' difficulty or raise rollout.group_size"
+    if rate is not None:
+        what = f" ({rate:.0%} of rollouts succeed)"
+        remedy = f"train on {'harder' if rate >= MOST else 'easier'} problems or raise rollout.group_size"
+    return (
+        f"no signal in {share:.0%} of the groups of step {state.learner.get('step', 0):.0f}: their rollouts earn the same, and "
+        f"teach nothing{what}; {remedy}"
+    )
+
+
+def _cut(state: RunState) -> str:
+    share = state.learner.get("length/cut") or 0.0
+    if share <= MOST:
+        return ""
+    return (
+        f"{share:.0%} of the completions of step {state.learner.get('step', 0):.0f} were cut at rollout.max_response_tokens "
+        f"({state.max_response_tokens}) or rollout.time_limit_s: raise the limit, or see in `hora check` whether the stop tokens are "
+        "those that this model ends with"
+    )

@@ -20,6 +20,7 @@ from common.load import ROOT
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
+from learner import extensions
 
 GIB = 2**30
 # Measured on CPU: the three processes of a replica without weights, one learner rank, Ray with Redis.
@@ -184,6 +185,23 @@ def disk(target: Target) -> Iterator[Finding]:
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
     fix = "lower learner.keep_checkpoints or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
+
+
+def build_lock(target: Target) -> Iterator[Finding]:
+    """What keeps the learner's start, or another program's, waiting for a build of DeepSpeed's."""
+    if not target.trains:
+        return
+    place = extensions.build_folder()
+    for lock in extensions.abandoned_locks():
+        says = f"{lock} was left by a process that was killed: programs other than HORA that use this build wait for ever"
+        yield should(False, "build lock", says, f"rm {lock}")
+    owner = extensions.busy(place)
+    says = (
+        f"{owner} compiles in {place} now; a learner that starts waits for it"
+        if owner
+        else f"{place} is free"
+    )
+    yield ok("DeepSpeed's build", says)
 
 
 def model_gib(path: str) -> float:

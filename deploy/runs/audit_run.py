@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from evaluation.audit import audit, gather
 from common.errors import RunError
 from common.load import load
 from common.redis import connect
-from deploy.monitor.progress import working
 from deploy.launch.redis_server import RedisServer
+from deploy.monitor.progress import working
 from deploy.runs.record import RunFile, redis_url
+from evaluation.audit import audit, gather
 
 
 def audit_run(run: Path) -> bool:

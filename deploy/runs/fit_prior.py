@@ -23,7 +23,6 @@ from common.prompts import load_tokenizer
 from deploy.monitor.progress import working
 from evaluation.report.figures import reliability_figure, save
 
-
 SENTENCE = ("mpnet-dual", "gp")
 """Priors whose features come from a sentence-embedding model; those of the others are the policy's."""
 

@@ -20,19 +20,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import structlog
 from rich.console import Console
 
-from common.state import changed
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import replace_text
+from common.kept_secret import kept_secret
 from common.keys import Keys
 from common.load import dump_yaml, load
 from common.redis import connect, has_password
-from deploy.launch.kept_secret import kept_secret
+from common.state import changed
 from deploy.monitor.progress import working
+from deploy.runs.process import age_s, same_boot, start_ticks, this_machine
 
 log = structlog.get_logger(__name__)
 State = Literal["running", "finished", "failed", "stopped"]
@@ -44,7 +44,8 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did, `resume` is the
-    command that goes on with it, `seen` when its launcher last said that it was there."""
+    command that goes on with it, `seen` when its launcher last said that it was there. `machine` and `ticks` name the process for
+    good (`deploy/runs/process.py`); `silent_s` is how long ago the record was written when it was read."""
 
     run: str
     state: State
@@ -57,25 +58,27 @@ class RunRecord:
     resume: str = ""
     seen: float = 0.0
 
+    machine: str = ""
+    ticks: int = 0
+    silent_s: float = 0.0
+
     @property
     def elsewhere(self) -> bool:
-        """Whether another machine runs it, whose processes cannot be seen from here."""
-        return bool(self.host) and self.host != socket.gethostname()
+        """Whether another machine or container runs it, whose processes cannot be seen from here."""
+        here = this_machine()
+        if self.machine == here:
+            return False
+        return (bool(self.host) and self.host != socket.gethostname()) or same_boot(self.machine, here)
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher that wrote this is still there: the same process, not another with its number. One on another
-        machine is, while it says so."""
+        """Whether the launcher that wrote this is still there: the same process of the same boot, whatever the clock says since.
+        One on another machine is, while it says so."""
         if self.state != "running":
             return False
         if self.elsewhere:
-            return time.time() - self.seen < SILENCE_S
-        try:
-            process = psutil.Process(self.pid)
-            ended = process.status() == psutil.STATUS_ZOMBIE  # and nobody has asked how
-            return not ended and process.create_time() <= self.started + 1.0
-        except psutil.NoSuchProcess:
-            return False
+            return self.silent_s < SILENCE_S
+        return self.machine == this_machine() and self.ticks == start_ticks(self.pid)
 
 
 class RunFile:
@@ -84,6 +87,7 @@ class RunFile:
     def __init__(self, run_dir: Path | str) -> None:
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
+        self._lock = threading.Lock()
 
     def start(self, run: str, pid: int, *, http_port: int | None = None, resume: str = "") -> None:
         """Say that process `pid` of this machine runs `run` here from now on."""
@@ -97,12 +101,15 @@ class RunFile:
                 host=socket.gethostname(),
                 resume=resume,
                 seen=time.time(),
+                machine=this_machine(),
+                ticks=start_ticks(pid) or 0,
             )
         )
 
     def end(self, state: State, reason: str = "") -> None:
         """Say how it ended."""
-        self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+        with self._lock:  # nothing that is said later brings it back to life
+            self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
 
     @contextmanager
     def recorded(
@@ -142,11 +149,16 @@ class RunFile:
         done = threading.Event()
 
         def beat() -> None:
+            trouble = ""
             while not done.wait(BEAT_S):
                 try:
-                    self._write(replace(self.read(), seen=time.time()))
+                    with self._lock:
+                        self._write(replace(self.read(), seen=time.time()))
+                    trouble = ""
                 except (OSError, RunError) as error:  # a full disk may have room again
-                    log.warning("run record not written", folder=str(self.folder), error=str(error))
+                    if str(error) != trouble:
+                        trouble = str(error)
+                        log.warning("run record not written", folder=str(self.folder), error=trouble)
 
         thread = threading.Thread(target=beat, name="run-record", daemon=True)
         thread.start()
@@ -160,7 +172,7 @@ class RunFile:
         """Raises RunError where there is no run, or a file that is not a run's."""
         try:
             values = json.loads(self.path.read_text())
-            return RunRecord(**values)
+            return replace(RunRecord(**values), silent_s=age_s(self.path))
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(
                 f"{self.folder}: no run here ({RUN} is missing); `hora runs` lists the runs there are"
@@ -204,7 +216,7 @@ class RunFile:
 
     def _write(self, record: RunRecord) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_text(self.path, json.dumps(asdict(record), indent=1) + "\n")
+        replace_text(self.path, json.dumps(asdict(replace(record, silent_s=0.0)), indent=1) + "\n")
 
 
 def settled(config: Config) -> Config:

@@ -49,6 +49,20 @@ runs are their mean. The best value of a column within each model is marked.</p>
 <td>{{ share(s.phase_b_to_all) }}</td></tr>
 {% endfor %}
 </tbody></table></div>
+{% for name, rows in hits.items() %}
+<h2>Prompts with a hit: {{ name }}</h2>
+<p>Share of prompts with at least one success, by what Phase A found: as the posterior promised when Phase B was divided, and as it
+came. Under the likelihood objective this is the share of the gradient that a batch realises.</p>
+<div class="wide"><table>
+<thead><tr><th>Class</th><th>Groups</th><th>Mean G<sub>i</sub></th><th>With a hit,<br>expected</th><th>With a hit,<br>realised</th>
+<th>Hit in Phase B,<br>expected</th><th>Hit in Phase B,<br>realised</th></tr></thead>
+<tbody>
+{% for r in rows %}
+<tr><td>{{ r.title }}</td><td>{{ "{:,}".format(r.groups) }}</td><td>{{ "%.1f"|format(r.size) }}</td><td>{{ share(r.expected) }}</td>
+<td>{{ share(r.realised) }}</td><td>{{ share(r.phase_b_expected) }}</td><td>{{ share(r.phase_b_realised) }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+{% endfor %}
 {% for title, image in figures.items() %}
 <h2>{{ title }}</h2>
 <img alt="{{ title }}" src="data:image/png;base64,{{ image }}">

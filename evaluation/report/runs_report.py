@@ -14,13 +14,14 @@ from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from evaluation.report.figures import allocation_figure, curves_figure, pass_at_k_figure, save
+from evaluation.report.hits import hits_by_difficulty
 from evaluation.report.runs_page import PAGE
 from evaluation.report.tables import curves, summarise, table_1
 from evaluation.results import csv_table
 from evaluation.run_folders import Run, RunFolderError, load_run
 
 CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))
-LEARNING = (("reward/accuracy", "Accuracy on training prompts"), ("reward/format", "Format reward"))
+LEARNING = (("success", "Success on training prompts"), ("reward/format", "Format reward"))
 
 
 def write_report(folders: Sequence[Path], out: Path) -> Path:
@@ -43,6 +44,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     text = page.render(
         table=table_1(list(runs.values())),
         summaries=[summarise(n, r) for n, r in runs.items()],
+        hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         figures=figures,
     )
     path = out / "report.html"

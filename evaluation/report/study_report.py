@@ -31,7 +31,7 @@ from evaluation.run_folders import Run, RunFolderError, load_run
 
 Arms = Mapping[str, Mapping[int, Run]]
 CURVES = (
-    ("reward/accuracy", "Accuracy on training prompts"),
+    ("success", "Success on training prompts"),
     ("groups/hit", "Share of prompts with a hit"),
     ("groups/zero_signal", "Share of groups without signal"),
     ("entropy", "Mean token entropy (nats)"),
@@ -143,19 +143,19 @@ def _zero_signal(run: Run) -> float:
     return float(np.nanmean(run.steps["groups/zero_signal"]))
 
 
-def _early_accuracy(run: Run) -> float:
+def _early_success(run: Run) -> float:
     """Mean over the steps: the area under the learning curve."""
-    return float(np.nanmean(run.steps["reward/accuracy"]))
+    return float(np.nanmean(run.steps["success"]))
 
 
-def _late_accuracy(run: Run) -> float:
-    values = run.steps["reward/accuracy"]
+def _late_success(run: Run) -> float:
+    values = run.steps["success"]
     return float(np.nanmean(values[-max(1, len(values) // 5) :]))
 
 
 MEASURES: Mapping[str, Callable[[Run], float]] = {
-    "accuracy, all steps": _early_accuracy,
-    "accuracy, last fifth": _late_accuracy,
+    "success, all steps": _early_success,
+    "success, last fifth": _late_success,
     "prompts with a hit": _hits,
     "groups without signal": _zero_signal,
     "rollouts": lambda run: float(run.groups["size"].sum()),

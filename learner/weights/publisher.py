@@ -12,6 +12,7 @@ max_staleness 0 no token of the next batch can come from older weights.
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ import torch
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
-from common.weight_versions import Manifest, advance, announce
+from common.keys import Keys
+from common.weight_versions import Manifest, advance, announce, mark_of, newest_now
 from learner.engine import Engine
 from learner.weights.broadcast import BroadcastClient
 from learner.weights.file_transport import FileTrainerInitInfo
@@ -86,6 +88,15 @@ class Publisher:
         self.wait()
         if self._newest is not None and self._group.is_behind(self._newest.version):
             self._shipping = self._background.submit(self._send, self._newest)
+
+    def is_damaged(self) -> bool:
+        """Whether a replica found the newest file, as it is now, not to be what was announced (`file`)."""
+        manifest = newest_now(self._redis, self._config.run.name)
+        if self._config.weights.transport != "file" or manifest is None:
+            return False
+        parts: Any = self._redis.hvals(Keys(self._config.run.name).parts)
+        found = [manifest.version, mark_of(manifest.path)]
+        return any(json.loads(part).get("damaged") == found for part in parts)
 
     def wait(self) -> None:
         """Until the version in flight is published; raises what its publication raised."""

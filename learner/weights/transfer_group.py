@@ -8,7 +8,6 @@ repeated, and a replica that came between two versions is sent the newest again.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
@@ -26,6 +25,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from common.config import Config
 from common.keys import Keys
+from common.telemetry import beats
 from learner.weights.broadcast import BroadcastClient
 from learner.weights.gloo_transport import GlooTrainerInitInfo
 
@@ -55,7 +55,7 @@ class TransferGroup:
 
     def __init__(self, config: Config, client: redis.Redis, broadcast: BroadcastClient) -> None:
         self._config, self._broadcast = config, broadcast
-        self._redis: Any = client
+        self._redis = client
         self._parts = Keys(config.run.name).parts
         self._limit = config.weights.update_limit_s
         self._nccl = config.weights.transport == "nccl"
@@ -85,8 +85,7 @@ class TransferGroup:
         """Whether a replica that spoke since the last broadcast holds less than `version`."""
         if time.time() < self._sent_at + RESEND_S:
             return False
-        parts = self._redis.hgetall(self._parts).items()
-        replicas = [json.loads(text) for name, text in parts if name.startswith(b"generator/")]
+        replicas = beats(self._redis.hgetall(self._parts), "generator")
         return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
 
     @contextmanager

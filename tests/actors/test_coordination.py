@@ -327,12 +327,17 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
 AS_IF = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
 
 
-@pytest.mark.parametrize("more", [{}, AS_IF], ids=["hit_utility", "uniform as if hit_utility"])
+ROUNDS_3 = {"allocation.rounds": "3"}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, AS_IF, ROUNDS_3], ids=["hit_utility", "uniform as if hit_utility", "3 rounds"]
+)
 @pytest.mark.parametrize("part", ["pre_rollouts", "additional"])
 def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
     url: str, part: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_of(f"redo-{part}-{len(more)}", staleness=1, steps=2, **more)
+    config = config_of(f"redo-{part}-{'-'.join(more)}", staleness=1, steps=2, **more)
     keys, client = Keys(config.run.name), connect(url)
     payloads = payloads_of(monkeypatch)
 
@@ -360,11 +365,14 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
         assert len(set(reports)) == len(reports) == 2 * PROMPTS
         first = [json.loads(text) for text in client.hvals(keys.shards)]
         report = next(r for r in first if group_id in r["groups"])
-        assert payloads[group_id].extra == report["extra"][report["groups"].index(group_id)]
+        row = report["groups"].index(group_id)
+        assert payloads[group_id].extra == report["extra"][row]
+        due = [r["extra"][row] for r in report["rounds"]]
+        assert payloads[group_id].rounds == tuple(due[: max(i for i, n in enumerate([1, *due]) if n)])
         assert sum(g.size for g in payloads.values()) == 2 * PROMPTS * GROUP
         for r in first:
             as_if = 2 + allocate(r["successes"], 2, len(r["groups"]) * (GROUP - 2))
-            wanted = as_if.tolist() if more else [0] * len(r["groups"])
+            wanted = as_if.tolist() if more is AS_IF else [0] * len(r["groups"])
             found = [payloads[g].size_as_if for g in r["groups"] if g in payloads]
             assert found == [w for g, w in zip(r["groups"], wanted, strict=True) if g in payloads]
         return learner

@@ -223,7 +223,8 @@ def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
         assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
     play(url, config, scenario)
-    assert read_state(connect(url), config.run.name).gate_open, "for those who show the run"
+    state = read_state(connect(url), config.run.name)
+    assert (state.gate_open, state.gate_seen, state.gate_mean) == (True, 2, pytest.approx(0.85)), "for views"
 
 
 def test_the_gate_watches_the_reward_that_is_named(url: str) -> None:

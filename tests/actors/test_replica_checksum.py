@@ -31,7 +31,7 @@ class Replica(Generator):
     def __init__(self) -> None:
         self._config, self._engine = load("tiny", ["weights.transport=gloo"]), Engine()
         self._version, self._checksum, self._failed, self._pause_s = 0, "", None, 0.0
-        self._unreached = False
+        self._unreached, self._damaged, self._notice = False, None, ""
 
     def __del__(self) -> None:
         pass

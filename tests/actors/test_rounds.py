@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from common.load import load
 from common.redis import connect
 from common.types import Completion, SamplingRequest
 from deploy.launch.redis_server import RedisServer
+from deploy.monitor.run_state import read_run
 from evaluation.audit import audit, gather
 from evaluation.audit_divisions import divisions as divided
 from tests.support.held import rollouts_held
@@ -110,6 +112,20 @@ def test_a_run_repeated_divides_as_before(url: str) -> None:
         asyncio.run(to_the_end(config, url, fleet_of(0.01)))
     assert divisions(url, first) == divisions(url, second)
     assert len({str(r) for r in divisions(url, first).values()}) > 1
+
+
+def test_views_count_all_rounds_under_the_successes_of_phase_a(url: str) -> None:
+    config = config_of("views")
+    asyncio.run(to_the_end(config, url, fleet_of(0.0)))
+    phase_a, phase_b = Counter[int](), Counter[int]()
+    for report in reports(url, config).values():
+        for c, *extra in zip(report["successes"], *(r["extra"] for r in report["rounds"]), strict=True):
+            phase_a[c] += 1
+            phase_b[c] += sum(extra)
+    state = read_run(connect(url), "views")
+    assert {c: n for c, n in state.phase_a.items() if n} == phase_a
+    assert {c: n for c, n in state.phase_b.items() if n} == +phase_b
+    assert sum(phase_b.values()) == STEPS * GAMMA * (G - G0)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -178,8 +178,21 @@ def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> N
     assert [r.phase for r in found[0].rollouts] == ["A"] * 4 + ["B"] * 2
 
 
+class FirstPromptAlone(World):
+    """Answers prompt 0; the others' answers never come."""
+
+    async def generate(self, request: SamplingRequest) -> list[Completion]:
+        if request.prompt.index == 0:
+            return await super().generate(request)
+        self.running += 1
+        try:
+            return await asyncio.get_running_loop().create_future()
+        finally:
+            self.running -= 1
+
+
 def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
-    world = World()
+    world = FirstPromptAlone()
 
     async def run() -> int:
         async with begun(world.sampler(make_shard()), even(3, 4, 2)) as sample:

@@ -1,25 +1,44 @@
 """What replicas can get after a learner's crash decides what is published again."""
 
+import hashlib
 from pathlib import Path
 
+import pytest
+
+from common.errors import DamagedWeights, StaleWeights
 from common.load import load
 from common.redis import connect
-from common.weight_versions import Manifest, announce, available
+from common.weight_versions import Manifest, announce, available, check_file
 from deploy.launch.redis_server import RedisServer
 
 
-def test_only_an_announced_file_that_is_still_there_spares_publishing(tmp_path: Path) -> None:
+def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(tmp_path: Path) -> None:
     config, file = load("tiny", ["run.name=versions"]), tmp_path / "00000007.safetensors"
     with RedisServer(tmp_path / "redis") as server:
         client = connect(server.url)
         assert available(client, config) == 0
-        announce(client, Manifest("versions", 7, str(file), "0" * 64, 3))
+        announce(client, Manifest("versions", 7, str(file), hashlib.sha256(b"abc").hexdigest(), 3))
         assert available(client, config) == 0  # announced, then lost: steps 1 to 7 are published again
-        file.write_bytes(b"ab")
-        assert available(client, config) == 0  # cut short when the machine fell
+        for damaged in (b"ab", b"abd"):  # cut short when the machine fell; noise
+            file.write_bytes(damaged)
+            assert available(client, config) == 0
         file.write_bytes(b"abc")
         assert available(client, config) == 7
         over_nccl = config.model_copy(
             update={"weights": config.weights.model_copy(update={"transport": "nccl"})}
         )
         assert available(client, over_nccl) == 0
+
+
+def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: Path) -> None:
+    info = {"version": 1, "path": str(tmp_path / "w"), "sha256": hashlib.sha256(b"w").hexdigest()}
+    with pytest.raises(StaleWeights, match="is gone") as gone:
+        check_file(info)
+    assert not isinstance(gone.value, DamagedWeights)
+    (tmp_path / "w").write_bytes(b"v")
+    with pytest.raises(DamagedWeights, match="is not the announced"):
+        check_file(info)
+    with pytest.raises(DamagedWeights, match="cannot be read: Is a directory"):
+        check_file({**info, "path": str(tmp_path)})
+    (tmp_path / "w").write_bytes(b"w")
+    assert check_file(info) == {"version": 1, "path": str(tmp_path / "w")}

@@ -273,6 +273,25 @@ def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_sai
     assert {Path(c.model.path) for c in seen} == {model}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "tiny", "-s", "run.folder={file}"],
+        ["run", "tiny", "-s", "run.folder={file}/deeper"],
+        ["run", "tiny", "--fresh", "-s", "run.folder=/proc/self/fdinfo"],
+        ["eval", "deploy/demo/model", "--benchmark", "arithmetic", "--samples", "1", "--out", "{file}"],
+        ["study", "hora-vs-grpo", "--out", "{file}"],
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line(
+    tmp_path: Path, hora: Callable[..., Done], command: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = hora(*(word.format(file=tmp_path / "file") for word in command))
+    assert_refused(done)
+    assert "cannot be written" in done.stderr or "file" in done.stderr
+
+
 def test_too_little_memory_is_said_with_the_figures(tmp_path: Path, hora: Callable[..., Done]) -> None:
     settings = [
         "-s",

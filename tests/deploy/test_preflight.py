@@ -1,7 +1,9 @@
 """One list of checks, seen by every command that starts something or says whether it would start."""
 
 import json
+import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,7 @@ from deploy.preflight import configuration, machine, services
 from deploy.preflight.checks import CHECKS, doctor, examine, require, target_of
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.machine import memory_gib
+from learner import extensions
 
 Make = Callable[..., Config]
 H200 = "H200, 143771 MiB"
@@ -136,6 +139,16 @@ def test_a_cluster_is_counted_by_its_own_gpus_and_cpus(config: Make) -> None:
     assert "the cluster has 6, the configuration reserves 6.5" in found["CPUs"].says
     assert "generator.replicas 4 · generator.cpus 0.5" in found["CPUs"].says
     assert {f.level for f in services.placeable(target, {"GPU": 8, "CPU": 6.5})} == {"ok"}
+
+
+def test_pods_that_still_join_are_waited_for_and_not_for_ever(config: Make) -> None:
+    target = Target(config(generator={"gpus": 1}), "train")
+    joining = iter([{"CPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0, "GPU": 2.0}, {}])
+    assert services.grown(target, lambda: next(joining), 0.3) == {"CPU": 4.0, "GPU": 2.0}
+    began = time.monotonic()
+    assert services.grown(target, lambda: {"CPU": 4.0}, 0.3) == {"CPU": 4.0}
+    assert 0.3 <= time.monotonic() - began < 3.0
+    assert services.grown(target, lambda: {"CPU": 1.0}, 0.0) == {"CPU": 1.0}, "elsewhere at once"
 
 
 def test_the_readme_s_example_of_scaling_fits_two_cpus(tmp_path: Path) -> None:
@@ -342,10 +355,28 @@ def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
     assert [f.level for f in configuration.data(Target(config()))] == ["ok"], "arithmetic is in none"
 
 
+def test_the_lock_of_a_build_that_was_killed_is_named(
+    config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    target = Target(config())
+    assert one(machine.build_lock, target)["DeepSpeed's build"].says.endswith("is free")
+    lock = tmp_path / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    found = one(machine.build_lock, target)
+    assert (found["build lock"].level, found["build lock"].fix) == ("warn", f"rm {lock}")
+    with extensions.owned(extensions.build_folder()):
+        found = one(machine.build_lock, target)
+    assert f"process {os.getpid()} of" in found["DeepSpeed's build"].says
+
+
 def test_doctor_shows_every_finding_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    (tmp_path / "token").touch(mode=0o600)
     settings = [f"run.folder={tmp_path}", "queue.url=redis://127.0.0.1:1", "telemetry.http_host=0.0.0.0"]
     settings += ["telemetry.http_port=0"]
     findings = list(examine(target_of("tiny", settings)))

@@ -1,15 +1,20 @@
 import asyncio
+import io
 import json
 import time
 
 import pytest
+from rich.console import Console
 
 from common.errors import RunError
 from common.queue import Producer
 from common.redis import connect, connect_async
+from common.state import changed
 from common.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
+from deploy.monitor.progress import _tell
 from deploy.monitor.prometheus import gauges
 from deploy.monitor.run_state import RunState, read_run
+from deploy.monitor.screen import screen
 from deploy.monitor.warnings import Kind, Warning
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
@@ -103,6 +108,29 @@ def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch)
     stalled = text_of(read_run(run.redis, "silent"), Kind.STALLED)
     assert "no optimizer step for 40" in stalled
     assert "weights of version" in stalled
+
+
+def test_a_learner_that_takes_long_to_start_says_what_it_waits_for(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("starting"))
+    play(run, 3)
+    waits = {"state": "starting", "waiting_for": "process 7 of m, which compiles in /x"}
+    heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 50})
+    assert not read_run(run.redis, "starting").warnings
+    heartbeat_now(run.redis, "starting", "learner/0", {**waits, "started": time.time() - 70})
+    assert (
+        text_of(read_run(run.redis, "starting"), Kind.STARTING)
+        == "the learner has been starting for 70 s: it waits for process 7 of m, which compiles in /x"
+    )
+
+
+def test_what_a_part_says_of_itself_is_shown_while_it_lives(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("notice"))
+    play(run, 3)
+    heartbeat_now(run.redis, "notice", "learner/0", {"notice": "step-00000006 is damaged: set aside"})
+    assert (
+        text_of(read_run(run.redis, "notice"), Kind.NOTICE)
+        == "learner 0: step-00000006 is damaged: set aside"
+    )
 
 
 def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_pause(redis_url, monkeypatch):
@@ -248,3 +276,64 @@ def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redi
         assert not read_run(run.redis, "straggler").warns(Kind.LEARNER_STARVING), "it is dead"
     run.beat(2, learner="training")
     assert read_run(run.redis, "straggler").warnings == ()
+
+
+IDLE = (Kind.GATE_SHUT, Kind.NO_HIT, Kind.NO_SIGNAL, Kind.CUT)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "kind", "words"),
+    [
+        ({"groups/hit": 0.0}, Kind.NO_HIT, ("no success in any of the 8 groups of step 4", "`hora check`")),
+        (
+            {"groups/zero_signal": 0.75, "success": 0.1},
+            Kind.NO_SIGNAL,
+            ("no signal in 75% of the groups of step 4", "10% of rollouts succeed", "easier problems"),
+        ),
+        ({"groups/zero_signal": 0.75, "success": 0.9}, Kind.NO_SIGNAL, ("train on harder problems",)),
+        (
+            {"length/cut": 0.6},
+            Kind.CUT,
+            ("60% of the completions of step 4", "rollout.max_response_tokens (2048)", "stop tokens"),
+        ),
+    ],
+)
+def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(redis_url, metrics, kind, words):
+    name = f"idle-{kind}-{len(words)}"
+    run = SyntheticRun(redis_url, config_of(name))
+    play(run, 4)
+    assert not {w.kind for w in read_run(run.redis, name).warnings} & set(IDLE)
+    usual = {"step": 4, "groups/hit": 0.5, "groups/zero_signal": 0.5, "length/cut": 0.5, "success": 0.4}
+    record_step(run.redis, name, usual)
+    assert not read_run(run.redis, name).warnings
+    record_step(run.redis, name, usual | metrics)
+    state = read_run(run.redis, name)
+    assert [w.kind for w in state.warnings] == [kind]
+    assert all(word in state.warnings[0].text for word in words)
+    told = {tags["kind"]: value for name, tags, value in gauges(state) if name == "hora_warning"}
+    assert [k for k, value in told.items() if value] == [kind]
+    shown = Console(width=200, record=True, file=io.StringIO())
+    shown.print(screen(state, 200))
+    assert " ".join(state.warnings[0].text.split()[:8]) in shown.export_text()
+    assert {"kind": kind, "text": state.warnings[0].text} in state.to_dict()["warnings"]
+    lines = Console(width=400, record=True, file=io.StringIO())
+    _tell(state, {}, lines)
+    assert f"! {state.warnings[0].text}" in lines.export_text(), "on the console of `hora run`"
+
+
+def test_a_gate_that_stays_shut_says_what_it_sees_and_what_it_needs(redis_url):
+    run = SyntheticRun(redis_url, config_of("shut"))
+    play(run, 2)
+    for seen, shut in ((8, False), (9, True)):
+        run.redis.hset(run.keys.state, mapping=changed(gate_open=False, gate_seen=seen, gate_mean=0.314))
+        state = read_run(run.redis, "shut")
+        assert state.warns(Kind.GATE_SHUT) == shut
+    (warning,) = state.warnings
+    assert "still shut after 9 batches, so allocation is uniform (plain GRPO)" in warning.text
+    assert "the mean format reward is 0.31, and 3 batches in a row need 0.85" in warning.text
+    run.redis.hset(run.keys.state, mapping=changed(gate_open=True))
+    assert not read_run(run.redis, "shut").warnings
+    plain = SyntheticRun(redis_url, config_of("no-gate", reward={"weights": {"accuracy": 1.0}}))
+    play(plain, 2)
+    plain.redis.hset(plain.keys.state, mapping=changed(gate_seen=99, gate_mean=0.0))
+    assert not read_run(plain.redis, "no-gate").warnings

@@ -86,8 +86,38 @@ def test_another_process_with_the_same_number_is_not_the_run(tmp_path):
     file = RunFile(tmp_path / "demo")
     file.start("demo", os.getpid())
     record = json.loads(file.path.read_text())
-    file.path.write_text(json.dumps({**record, "started": record["started"] - 10 * 86400}))
+    file.path.write_text(json.dumps({**record, "ticks": record["ticks"] - 1}))
     assert not file.read().alive
+    file.path.write_text(
+        json.dumps({**record, "machine": f"another-boot/{record['machine'].partition('/')[2]}"})
+    )
+    assert not file.read().alive, "the machine was started anew"
+
+
+def test_a_clock_that_is_set_makes_no_run_dead_or_alive(tmp_path, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    up, gone = RunFile(tmp_path / "up"), RunFile(tmp_path / "gone")
+    up.start("up", os.getpid())
+    gone.start("gone", ended.pid)
+    now = time.time()
+    for days in (-400, -1, 1, 400):
+        monkeypatch.setattr(time, "time", lambda days=days: now + days * 86400)
+        assert up.read().alive
+        assert not gone.read().alive
+        with pytest.raises(RunError, match="up already"):
+            up.refuse_if_alive()
+
+
+def test_a_run_in_another_container_of_this_machine_is_taken_at_its_word(tmp_path):
+    file = RunFile(tmp_path / "demo")
+    file.start("demo", 2**22 + 1)
+    record = json.loads(file.path.read_text())
+    boot = record["machine"].partition("/")[0]
+    file.path.write_text(json.dumps({**record, "machine": f"{boot}/pid:[1]"}))
+    assert file.read().alive
+    file.path.write_text(json.dumps({**record, "host": "renamed"}))
+    assert not file.read().alive, "a machine's name may change; its boot and its processes do not"
 
 
 def test_stop_ends_the_launcher_as_ctrl_c_does_and_says_how_to_resume(tmp_path, launcher):
@@ -102,12 +132,12 @@ def test_a_run_of_another_machine_is_taken_at_its_word_and_stopped_there(tmp_pat
     file = RunFile(tmp_path / "demo")
     file.start("demo", 2**22 + 1)
     assert list_runs(tmp_path)[0].state == "lost"
-    record = {**json.loads(file.path.read_text()), "host": "far.away"}
+    record = {**json.loads(file.path.read_text()), "host": "far.away", "machine": "another-boot/pid:[1]"}
     file.path.write_text(json.dumps(record))
     assert list_runs(tmp_path)[0].state == "running"
     with pytest.raises(RunError, match=r"the run is on far\.away; stop it there"):
         stop(tmp_path / "demo")
-    file.path.write_text(json.dumps({**record, "seen": record["seen"] - 300}))
+    os.utime(file.path, (time.time() - 300,) * 2)
     assert list_runs(tmp_path)[0].state == "lost", "that machine has been silent for minutes"
 
 
@@ -129,13 +159,16 @@ def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
     assert RunFile(tmp_path).read().state == "finished"
 
 
-def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher_and_is_told_once(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr("deploy.runs.record.BEAT_S", 0.01)
     full = OSError(28, "No space left on device")
     with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
         with monkeypatch.context() as broken:
             broken.setattr("deploy.runs.record.replace_text", Mock(side_effect=full))
             time.sleep(0.1)
+        assert capsys.readouterr().out.count("No space left on device") == 1
         first = RunFile(tmp_path).read()
         time.sleep(0.3)
         assert RunFile(tmp_path).read().seen > first.seen

@@ -79,6 +79,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(tmp_path: Path, changes:
     ("key", "value"),
     [
         ("rollout.temperature", 0.9),
+        ("allocation.budget", "tokens"),
         ("rollout.max_prompt_tokens", 16),
         ("data.limit", 10),
         ("data.split", "held-out"),

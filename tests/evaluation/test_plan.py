@@ -146,6 +146,7 @@ def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str
     return found
 
 
+@pytest.mark.system
 def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_path: Path) -> None:
     source = write(tmp_path / "counts.jsonl", lines(tokens=True))
     options = [

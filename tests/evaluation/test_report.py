@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from common.config import Objective
 from common.types import Prompt
 from deploy.launch.summary import phase_b_share
 from evaluation.benchmarks import BENCHMARKS
@@ -282,6 +283,29 @@ def test_results_of_other_temperatures_are_not_averaged(tmp_path: Path) -> None:
     ]
     with pytest.raises(RunFolderError, match="different temperatures"):
         table_1(runs)
+
+
+@pytest.mark.parametrize(
+    ("objective", "method"),
+    [
+        ({"advantage": "likelihood"}, "likelihood + HORA"),
+        ({"advantage": "likelihood", "baseline": "wald"}, "likelihood + HORA (baseline=wald)"),
+        ({"advantage": "max_rl"}, "MaxRL + HORA"),
+        ({"advantage": "pkpo", "k": 4}, "PKPO + HORA (k=4)"),
+        ({"group_weight": "difficulty"}, "GRPO + HORA (group_weight=difficulty)"),
+        ({"aggregate": "token", "clip_high": 0.28}, "GRPO + HORA (clip_high=0.28, aggregate=token)"),
+    ],
+)
+def test_runs_of_other_objectives_are_other_methods(
+    tmp_path: Path, objective: dict[str, object], method: str
+) -> None:
+    run = load_run(make_run(tmp_path / "run", "hit_utility", 0, steps=1, evaluated=False))
+    whole = Objective.model_validate(objective).model_dump(mode="json")
+    for written in (objective, whole):
+        config = {**run.config, "learner": {"objective": written}}
+        name, _, remarks = replace(run, config=config).method.partition(" (")
+        wanted, _, of = method.partition(" (")
+        assert (name, set(remarks.rstrip(")").split(", "))) == (wanted, set(of.rstrip(")").split(", ")))
 
 
 def test_methods_bear_the_papers_names(tmp_path: Path) -> None:

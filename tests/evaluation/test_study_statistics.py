@@ -51,7 +51,7 @@ def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "unifor
                 "extra": size - 2,
             }
             file.write(json.dumps({**group, "size": size, "hits": i % 2, "tokens": 10}) + "\n")
-    names = ("reward/accuracy", "groups/hit", "groups/zero_signal", "entropy", "length/mean", "time/step")
+    names = ("success", "groups/hit", "groups/zero_signal", "entropy", "length/mean", "time/step")
     steps = [json.dumps({"step": s, **dict.fromkeys(names, 0.5)}) for s in range(2)]
     (folder / "steps.jsonl").write_text("\n".join(steps) + "\n")
     for step in (0, 2):
@@ -189,8 +189,8 @@ def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     assert "| grpo | 2 |" in text
     for words in (
         "grpo-seed0 (", "arithmetic-step2.json: not a result",
-        "grpo-seed1 (", "steps.jsonl: holds no time/step, reward/accuracy",
-        "grpo-seed2 (", "steps.jsonl: holds no reward/accuracy, groups/hit",
+        "grpo-seed1 (", "steps.jsonl: holds no time/step, success",
+        "grpo-seed2 (", "steps.jsonl: holds no success, groups/hit",
         "grpo-seed3 (finished but not evaluated)",
         "grpo-seed4 (1 of 2 steps)",
         "grpo-seed5 (", "'utf-8' codec can't decode",

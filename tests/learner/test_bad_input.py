@@ -16,8 +16,9 @@ from common.redis import connect
 from common.types import Group, Rollout, VersionSpan
 from common.wire import encode_additional, encode_pre_rollouts
 from deploy.launch.redis_server import RedisServer
+from learner.admission import Vocabulary
 from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.steps import Planner, Vocabulary
+from learner.steps import Planner
 from tests.support.filling import fill
 
 VOCABULARY = Vocabulary("tok", 64)

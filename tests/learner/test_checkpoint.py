@@ -1,6 +1,12 @@
 """Folders of checkpoints: whole or absent. What DeepSpeed writes into them is a file here; `test_restart` has the real one."""
 
+import hashlib
+import hmac
+import json
+import os
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +14,17 @@ import pytest
 
 from common.errors import ConfigError, RunError
 from common.load import load
-from learner.checkpoint import Checkpoints
+from learner.checkpoint import TAG, Checkpoints
+from learner.manifest import read_manifest, read_secret
+
+NAME_OF_RUN = "run.name=c"
 
 
 class Weights:
     """Stands in for the engine: a state that is a text."""
 
     state = ""
+    loads = 0
     found_by_rank_0: int | None = None
 
     def save(self, folder: Path, tag: str) -> None:
@@ -24,19 +34,20 @@ class Weights:
         return step if self.found_by_rank_0 is None else self.found_by_rank_0
 
     def load(self, folder: Path, tag: str) -> None:
+        self.loads += 1
         self.state = (folder / tag).read_text()
 
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Checkpoints:
-    config = load("tiny", ["learner.keep_checkpoints=2"])
+    config = load("tiny", [NAME_OF_RUN, "learner.keep_checkpoints=2"])
     return Checkpoints(config, tmp_path, rank=0, world=1)
 
 
-def save(checkpoints: Checkpoints, step: int, state: str) -> None:
+def save(checkpoints: Checkpoints, step: int, state: str) -> int:
     weights: Any = Weights()
     weights.state = state
-    checkpoints.save(weights, step)
+    return checkpoints.save(weights, step)
 
 
 def restored(checkpoints: Checkpoints) -> tuple[int, str]:
@@ -87,18 +98,149 @@ def test_every_rank_restores_what_rank_0_found(
 ) -> None:
     for step in (2, 4):
         save(checkpoints, step, f"after {step}")
+    other_rank = Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=1, world=1)
     weights: Any = Weights()
     weights.found_by_rank_0 = 2
-    assert checkpoints.restore(weights) == 2
+    assert other_rank.restore(weights) == 2
     assert weights.state == "after 2"
     weights.found_by_rank_0 = 6
     monkeypatch.setattr("learner.checkpoint.SEEN_S", 0.1)
     with pytest.raises(RunError, match=r"step-00000006.*must lie on a disk"):
-        checkpoints.restore(weights)
+        other_rank.restore(weights)
+
+
+def test_groups_are_needed_from_the_oldest_checkpoint_on_that_a_restart_may_take(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    assert [save(checkpoints, step, "s") for step in (2, 4, 6)] == [0, 2, 4]
+    one = Checkpoints(load("tiny", [NAME_OF_RUN, "learner.keep_checkpoints=1"]), tmp_path, rank=0, world=1)
+    assert save(one, 8, "s") == 8
+    assert names(tmp_path) == ["step-00000008"]
+
+
+def noise(folder: Path) -> None:
+    file = folder / TAG
+    data = bytearray(file.read_bytes())
+    data[1] ^= 1
+    file.write_bytes(data)
+
+
+def cut(folder: Path) -> None:
+    (folder / TAG).write_text("after")
+
+
+def lose_state(folder: Path) -> None:
+    (folder / TAG).unlink()
+
+
+def lose_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def cut_manifest(folder: Path) -> None:
+    file = folder / "manifest.json"
+    file.write_text(file.read_text()[:-20])
+
+
+def add(folder: Path) -> None:
+    (folder / "zero_pp_rank_7_mp_rank_00_optim_states.pt").write_bytes(b"a pickle")
+
+
+def forge(folder: Path) -> None:
+    """As one who knows everything but the secret."""
+    state = "a stranger's"
+    (folder / TAG).write_text(state)
+    known = read_manifest_unsafely(folder)
+    known["files"][TAG] = [len(state), hashlib.sha256(state.encode()).hexdigest()]
+    del known["hmac"]
+    own = hmac.new(b"guess", json.dumps(known, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps({**known, "hmac": own}))
+
+
+def rename_older(folder: Path) -> None:
+    """A whole checkpoint of another step under this one's name."""
+    shutil.rmtree(folder)
+    shutil.copytree(folder.with_name("step-00000002"), folder)
+
+
+def read_manifest_unsafely(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+FAULTS = {
+    noise: "state is not what was written",
+    cut: "state has 5 bytes, 7 were written",
+    lose_state: "state is missing",
+    lose_manifest: "manifest.json is missing",
+    cut_manifest: "manifest.json cannot be read",
+    add: "optim_states.pt is not in manifest.json",
+    forge: "manifest.json is not signed with this run's secret",
+    rename_older: "manifest.json is of run 'c', step 2",
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), FAULTS.items(), ids=lambda f: getattr(f, "__name__", ""))
+def test_what_is_not_as_it_was_written_is_set_aside_unread_and_the_one_before_is_taken(
+    checkpoints: Checkpoints, tmp_path: Path, damage: Callable[[Path], None], reason: str
+) -> None:
+    for step in (2, 4):
+        save(checkpoints, step, f"after {step}")
+    damage(tmp_path / "checkpoints" / "step-00000004")
+    again = Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=0, world=1)
+    weights: Any = Weights()
+    assert (again.restore(weights), weights.state, weights.loads) == (2, "after 2", 1)
+    assert names(tmp_path) == ["refused-step-00000004", "step-00000002"]
+    assert again.refused == [f"step-00000004: {again.refused[0].partition(': ')[2]}"]
+    assert reason in again.refused[0]
+    assert save(again, 4, "after 4 again") == 2
+    assert restored(again) == (4, "after 4 again")
+
+
+def test_when_all_are_damaged_none_is_loaded(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    for step in (2, 4):
+        save(checkpoints, step, f"after {step}")
+        noise(tmp_path / "checkpoints" / f"step-{step:08d}")
+    weights: Any = Weights()
+    assert (checkpoints.restore(weights), weights.loads) == (0, 0)
+    assert len(checkpoints.refused) == 2
+
+
+def test_a_checkpoint_that_was_damaged_since_is_not_relied_on_when_the_next_is_written(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    """The one before it stays, and with it the groups of the steps since."""
+    for step in (2, 4):
+        save(checkpoints, step, f"after {step}")
+    noise(tmp_path / "checkpoints" / "step-00000004")
+    assert save(checkpoints, 6, "after 6") == 2
+    assert names(tmp_path) == ["refused-step-00000004", "step-00000002", "step-00000006"]
+
+
+def test_without_the_secret_nothing_is_loaded_and_no_new_one_is_made(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    save(checkpoints, 2, "after 2")
+    secret = tmp_path / "secret"
+    assert secret.stat().st_mode & 0o777 == 0o600
+    secret.unlink()
+    with pytest.raises(RunError, match=r"secret is missing.*bring it back"):
+        Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=0, world=1)
+    assert names(tmp_path) == ["step-00000002"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_secret_that_another_user_put_there_is_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    save(checkpoints, 2, "after 2")
+    os.chown(tmp_path / "secret", 12345, -1)
+    with pytest.raises(RunError, match="belongs to another user"):
+        Checkpoints(load("tiny", [NAME_OF_RUN]), tmp_path, rank=0, world=1)
 
 
 def test_parts_of_other_ranks_are_not_restored(tmp_path: Path) -> None:
-    config = load("tiny", ["learner.zero_stage=1"])
-    save(Checkpoints(config, tmp_path, rank=0, world=1), 2, "after 2")
-    with pytest.raises(ConfigError, match="1 ranks, and there are 2"):
-        restored(Checkpoints(config, tmp_path, rank=0, world=2))
+    config = load("tiny", [NAME_OF_RUN, "learner.zero_stage=1"])
+    checkpoints = Checkpoints(config, tmp_path, rank=0, world=1)
+    save(checkpoints, 2, "after 2")
+    folder, secret = tmp_path / "checkpoints" / "step-00000002", read_secret(tmp_path)
+    replace(read_manifest(folder, secret, "c", 2), world=2).write(folder, secret)
+    with pytest.raises(ConfigError, match="2 ranks, and there are 1"):
+        restored(checkpoints)

@@ -10,6 +10,7 @@ from common.load import dump_yaml, load
 from deploy.runs.export_run import export_run
 from learner.checkpoint import TAG
 from learner.engine import load_model
+from learner.manifest import Manifest, digest, make_secret, read_secret
 from learner.origin import step_of
 
 
@@ -19,7 +20,30 @@ def run_folder(tmp_path: Path, *steps: int) -> Path:
     (run / "config.yaml").write_text(dump_yaml(load("tiny", [])))
     for step in steps:
         (run / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
+    make_secret(run)
     return run
+
+
+def written(run: Path, step: int, state: object) -> Path:
+    """The file of a checkpoint without ZeRO that holds `state`, as the learner would have written and signed it."""
+    folder = run / "checkpoints" / f"step-{step:08d}"
+    file = folder / TAG / "mp_rank_00_model_states.pt"
+    file.parent.mkdir(exist_ok=True)
+    torch.save(state, file)
+    files = {str(file.relative_to(folder)): digest(file)}
+    name = load(str(run / "config.yaml")).run.name
+    Manifest(name, step, 1, files).write(folder, read_secret(run))
+    return file
+
+
+class Opens:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self.file), "w")
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -41,15 +65,33 @@ def test_an_exported_model_knows_its_step(tmp_path: Path) -> None:
     run = run_folder(tmp_path, 10, 20)
     config = load(str(run / "config.yaml"))
     weights = load_model(config, attention="sdpa").state_dict()
-    state = run / "checkpoints" / "step-00000010" / TAG
-    state.mkdir()
-    torch.save({"module": {f"hf.{k}": v for k, v in weights.items()}}, state / "mp_rank_00_model_states.pt")
+    written(run, 10, {"module": {f"hf.{k}": v for k, v in weights.items()}})
     export_run(run, 10, tmp_path / "out")
     assert step_of(str(tmp_path / "out")) == 10
     assert step_of(config.model.path) is None
     (tmp_path / "out" / "hora.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"hora.json: does not say the step .*--step"):
         step_of(str(tmp_path / "out"))
+
+
+def test_a_strangers_pickle_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    run, proof = run_folder(tmp_path, 10, 20), tmp_path / "it was run"
+    torch.load(written(run, 10, Opens(proof)), weights_only=False)
+    assert proof.exists(), "what is loaded is run"
+    proof.unlink()
+    written(run, 20, {"module": {}})
+    torch.save(Opens(proof), run / "checkpoints" / "step-00000020" / TAG / "mp_rank_00_model_states.pt")
+    with pytest.raises(RunError, match=r"step-00000020: state/mp_rank_00_model_states.pt .*try --step 10"):
+        export_run(run, None, tmp_path / "out")
+    (run / "secret").write_text("another")
+    with pytest.raises(
+        RunError, match=r"manifest.json is not signed with this run's secret; nothing of it is loaded"
+    ):
+        export_run(run, 10, tmp_path / "out")
+    (run / "secret").unlink()
+    with pytest.raises(RunError, match="without it no checkpoint of this run can be told from a stranger's"):
+        export_run(run, 10, tmp_path / "out")
+    assert not proof.exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group, Rollout, VersionSpan
 from deploy.launch.redis_server import RedisServer
-from learner.steps import Planner, Reader, Vocabulary, divide
+from learner.admission import Vocabulary
+from learner.steps import Planner, Reader, divide
 from tests.support.filling import fill
 
 GAMMA = 3
@@ -120,6 +121,41 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     assert sorted(client.hkeys(keys.redo)) == [b"0:77", b"0:78", b"0:90", b"0:91", b"0:92", b"0:93"]
 
 
+def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_again(
+    server: RedisServer,
+) -> None:
+    client, keys = connect(server.url), Keys("f")
+    client.hset(keys.state, "prompts", '{"n": 90, "fingerprint": "f"}')
+    push(server, group(90), group(89), *(group(i) for i in range(GAMMA)))
+    feed = planner(server)
+    feed.plan(0, lambda: None)
+    ((_, letter),) = client.xrange(keys.dead)
+    assert letter[b"reason"] == b"group 0:90: this run has 90 prompts, and none of index 90"
+    assert client.hkeys(keys.redo) == []
+    assert not client.hexists(keys.pushed, "0:90")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"rewards": {"accuracy": 7.0, "format": 1.0}}, "rollout 1: reward accuracy is 7, it gives 0 to 1"),
+        ({"rewards": {"accuracy": 1.0, "format": -0.5}}, "rollout 1: reward format is -0.5, it gives 0 to 1"),
+        ({"rewards": {"accuracy": 0.0, "format": 1.0}}, "rollout 1: success is True, and reward.success"),
+        ({"rewards": {"accuracy": 1.0}}, "its rewards must be accuracy, format"),
+    ],
+)
+def test_rewards_that_the_run_s_rewards_cannot_give_are_a_dead_letter(
+    server: RedisServer, changes: dict[str, Any], reason: str
+) -> None:
+    client, keys, good = connect(server.url), Keys("f"), group(50)
+    bad = replace(good, rollouts=(good.rollouts[0], replace(good.rollouts[1], **changes)))
+    push(server, bad, *(group(i) for i in range(GAMMA)))
+    planner(server).plan(0, lambda: None)
+    ((_, letter),) = client.xrange(keys.dead)
+    assert reason in letter[b"reason"].decode()
+    assert client.hkeys(keys.redo) == [b"0:50"], "it is sampled again"
+
+
 def test_a_claim_whose_answer_was_lost_is_found_again(server: RedisServer) -> None:
     feed = planner(server)
     push(server, *(group(i) for i in range(GAMMA)))
@@ -206,19 +242,42 @@ def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups
     assert [trained(server, s) for s in (0, 1)] == before
 
 
-def test_only_what_a_checkpoint_holds_is_let_go_and_a_crash_in_between_is_mended(server: RedisServer) -> None:
-    push(server, *(group(i) for i in range(6)))
+def test_only_what_no_restart_needs_is_let_go_whatever_the_newest_checkpoint_holds(
+    server: RedisServer,
+) -> None:
+    push(server, *(group(i) for i in range(3 * GAMMA)))
     client, keys = connect(server.url), Keys("f")
     first = planner(server)
-    first.plan(0, lambda: None)
-    first.plan(1, lambda: None)
-    assert client.xlen(keys.groups) == 6
+    for step in range(3):
+        first.plan(step, lambda: None)
+    first.durable(0)
+    assert client.xlen(keys.groups) == 3 * GAMMA
     first.durable(1)
-    assert client.xlen(keys.groups) == 3
-    # The checkpoint of step 2 was written, but the process died before it could say so.
-    planner(server, start=2)
+    assert client.xlen(keys.groups) == 2 * GAMMA
+    # The checkpoint of step 3 is the newest, then it is found to be damaged and that of step 1 is taken.
+    planner(server, start=3)
+    assert client.xlen(keys.groups) == 2 * GAMMA
+    again = planner(server, start=1)
+    assert again.plan(1, lambda: None) == again.plan(2, lambda: None) == 0.0
+    assert [trained(server, step) for step in (1, 2)] == [["0:3", "0:4", "0:5"], ["0:6", "0:7", "0:8"]]
+    again.durable(1)
+    again.durable(3)
     assert client.xlen(keys.groups) == 0
-    assert client.hget(keys.state, "durable_step") == b"2"
+    assert client.hget(keys.state, "durable_step") == b"3"
+
+
+def test_what_is_let_go_late_is_let_go_after_a_restart(server: RedisServer) -> None:
+    push(server, *(group(i) for i in range(3 * GAMMA)))
+    client, keys = connect(server.url), Keys("f")
+    first = planner(server)
+    for step in range(2):
+        first.plan(step, lambda: None)
+    second = planner(server, start=2)
+    assert second.missing(2)[0] == 0, "what no step took is ready"
+    second.plan(2, lambda: None)
+    second.durable(2)
+    assert client.xlen(keys.groups) == GAMMA
+    assert second._consumer.claimed() == GAMMA
 
 
 def test_waiting_for_ever_is_an_error_that_names_the_limit(server: RedisServer) -> None:
@@ -280,7 +339,7 @@ def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(ser
     for step in (0, 1):
         feed.plan(step, lambda: None)
         feed.durable(step + 1)
-    with pytest.raises(RunError, match="contains 1 steps, but one of 2 was written"):
+    with pytest.raises(RunError, match="contains 1 steps, but the groups of the first 2 were let go"):
         planner(server, start=1)
     assert connect(server.url).hget(Keys("f").state, "durable_step") == b"2"
 

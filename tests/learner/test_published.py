@@ -1,12 +1,19 @@
 """A learner that comes after another says which version is out, or nobody would."""
 
+import os
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from common.errors import DamagedWeights
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
+from common.telemetry import heartbeat_now
+from common.weight_versions import check_file, mark_of, newest_now
 from deploy.launch.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.real_learner import finish, recorded, start
@@ -31,3 +38,49 @@ def test_a_version_that_was_announced_and_not_counted_is_counted_by_the_next_lea
         client.hset(state, "version", 0)  # as when it dies while the replicas load what was announced
         finish(start(config, server, tmp_path), tmp_path)
         assert client.hget(state, "version") == b"1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
+def test_weights_that_a_replica_found_damaged_are_published_again_while_their_batch_is_waited_for(
+    tmp_path: Path, ranks: int, stage: int
+) -> None:
+    """Without staleness nobody could sample the next batch, and no step could make another version."""
+    settings = [
+        "run.name=r",
+        f"run.folder={tmp_path}",
+        f"rollout.prompts_per_batch={GAMMA}",
+        "rollout.shards=1",
+        "rollout.max_staleness=0",
+        f"learner.workers={ranks}",
+        f"learner.zero_stage={stage}",
+    ]
+    config = load("tiny", [*settings, "learner.steps=2"])
+    with RedisServer(tmp_path / "redis") as server:
+        client, groups = connect(server.url), recorded(config, [[9, 12]] * 2 * GAMMA, per_batch=GAMMA)
+        fill(config, server, groups[:GAMMA])
+        learner = start(config, server, tmp_path)
+        until(lambda: client.hget(Keys("r").state, "version") == b"1", learner)
+        manifest = newest_now(client, "r")
+        assert manifest is not None
+        os.truncate(manifest.path, 1000)
+        with pytest.raises(DamagedWeights):
+            check_file(manifest.update_info())
+        found = {"version": 0, "damaged": (1, mark_of(manifest.path))}
+        heartbeat_now(client, "r", "generator/a", found)
+        until(lambda: os.path.getsize(manifest.path) == manifest.bytes, learner)
+        again = newest_now(client, "r")
+        assert again is not None
+        assert (again.version, again.sha256) == (1, manifest.sha256)
+        check_file(again.update_info())
+        fill(config, server, groups[GAMMA:])
+        finish(learner, tmp_path)
+        assert client.hget(Keys("r").state, "republished") == b"1", "once for each file that is found damaged"
+
+
+def until(there: Callable[[], bool], learner: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 200
+    while not there():
+        assert learner.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

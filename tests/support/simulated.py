@@ -27,7 +27,8 @@ from common.redis import connect, connect_async
 from common.telemetry import Telemetry
 from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from common.weight_versions import advance
-from learner.steps import Planner, Reader, Vocabulary
+from learner.admission import Vocabulary
+from learner.steps import Planner, Reader
 
 TOKENIZER = "simulated"
 VOCABULARY = 1024

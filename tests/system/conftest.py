@@ -34,6 +34,8 @@ PARTS = {
     "coordinator": "ray::ServeReplica:hora:coordinator",
     "verifier": "ray::ServeReplica:hora:verifier",
     "learner": "RayTrainWorker",
+    "controller": "ray::TrainController",
+    "raylet": "raylet/raylet",
     "redis": "redis-server",
 }
 # A worker has no name of its own: it is what its replica spawned.
@@ -57,8 +59,12 @@ class LiveRun:
                 [*self._command, *more], stdout=log, stderr=log, start_new_session=True, env={**os.environ, "COLUMNS": "200"}
             )  # fmt: skip
 
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")
+
     def output(self) -> str:
-        return self._log.read_text(errors="replace")[-4000:]
+        """The end of what was said, for a failed test."""
+        return self.said()[-4000:]
 
     def trained(self) -> int:
         """Steps that surviving records hold."""
@@ -92,9 +98,25 @@ class LiveRun:
             return _saying(word, [c for p in self.part(replica) for c in p.children(recursive=True)])
         return _saying(PARTS[name], self.processes())
 
-    def kill(self, name: str, chance: random.Random, how: signal.Signals = signal.SIGKILL) -> psutil.Process:
-        """Send `how` to one process of the part, at a moment within the next second; the process."""
-        time.sleep(chance.random())
+    def until_there(self, path: Path, limit_s: float = 400.0) -> None:
+        """Wait for a file."""
+        deadline = time.monotonic() + limit_s
+        assert self._process is not None
+        while not path.exists():
+            assert self._process.poll() is None, self.output()
+            assert time.monotonic() < deadline, f"no {path}\n{self.output()}"
+            self.processes()
+            time.sleep(0.05)
+
+    def kill(
+        self,
+        name: str,
+        chance: random.Random,
+        how: signal.Signals = signal.SIGKILL,
+        within_s: float = 1.0,
+    ) -> psutil.Process:
+        """Send `how` to one process of the part, at a moment within the next `within_s` seconds; the process."""
+        time.sleep(within_s * chance.random())
         deadline = time.monotonic() + 60
         while not (victims := self.part(name)):  # it may be between two lives, as workers often are
             assert time.monotonic() < deadline, f"no process of {name}: {self.processes()}"
@@ -135,6 +157,17 @@ class LiveRun:
             time.sleep(0.2)
         assert self._process.returncode == 0, self.output()
         return time.monotonic() - began
+
+    def fail(self, limit_s: float = 400.0) -> str:
+        """What a run said that ended by itself and not well."""
+        assert self._process is not None
+        deadline = time.monotonic() + limit_s
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, self.output()
+            self.processes()
+            time.sleep(0.2)
+        assert self._process.returncode == 1, self.output()
+        return self.said()
 
     def assert_exact(self) -> None:
         """Every step is there once, the audit finds nothing, and no process is left."""

@@ -2,15 +2,19 @@
 ends it: every group trained in exactly one surviving step, no budget lost, no process left.
 """
 
+import json
 import os
 import random
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-STEPS = 40
+from learner import extensions
+
+STEPS, SOME_STEPS, FEW_STEPS = 40, 10, 8
 # Plain text decides nearly all answers of the demo: without work a verifier starts no worker.
 OWN_REWARD = {"reward.weights": "{format: 0.5, accuracy: 0.5, 'tests.system.own_reward:brevity': 0.01}"}
 
@@ -25,7 +29,8 @@ def chance() -> random.Random:
 
 
 @pytest.mark.parametrize(
-    "part", ["generator", "engine", "coordinator", "verifier", "verifier worker", "redis", "learner"]
+    "part",
+    ["generator", "engine", "coordinator", "verifier", "verifier worker", "redis", "learner", "controller"],
 )
 def test_a_run_survives_the_death_of(part: str, live_run: Callable[..., Any], chance: random.Random) -> None:
     run = live_run(STEPS, **(OWN_REWARD if part == "verifier worker" else {}))
@@ -95,6 +100,120 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_and_is_resumed(
     print(
         f"launcher: killed at step {at}, the rest gone {gone:.0f} s later, resumed and finished after {seconds:.0f} s"
     )
+    run.assert_exact()
+
+
+def noise(folder: Path) -> None:
+    """4 KiB inside the largest file: a tensor's values, which load without a word."""
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        file.write(os.urandom(4096))
+
+
+def cut(folder: Path) -> None:
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
+def lose(folder: Path) -> None:
+    next(folder.rglob("*_model_states.pt")).unlink()
+
+
+def steps_of(run: Path) -> list[int]:
+    return sorted(int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("damage", [cut, lose])
+def test_a_learner_that_finds_its_newest_checkpoint_damaged_takes_the_one_before(
+    damage: Callable[[Path], None], live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(6, 7))
+    newest = steps_of(run.run)[-1]
+    damage(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.kill("learner", chance, within_s=0.0)
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    run.assert_exact()
+
+
+def test_noise_in_the_newest_checkpoint_is_found_when_the_run_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 8))
+    run.kill_everything()
+    before, newest = steps_of(run.run)
+    noise(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.start("--resume")
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    assert f"step-{newest:08d}: " in run.said()
+    assert f"the run continues after step {before}" in run.said()
+    run.assert_exact()
+
+
+def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 8))
+    run.kill_everything()
+    for step in steps_of(run.run):
+        noise(run.run / "checkpoints" / f"step-{step:08d}")
+    run.start("--resume")
+    last = run.fail().splitlines()[-1]
+    assert last.startswith(
+        "hora: the learner stopped: the newest checkpoint here that can be used contains 0 steps"
+    )
+    assert "Traceback" not in run.said()
+    assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
+
+
+def test_a_published_file_that_was_cut_short_makes_resuming_no_harder(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(4, 7))
+    run.kill_everything()
+    for file in (run.run / "weights").glob("*.safetensors"):
+        os.truncate(file, 4096)
+    run.start("--resume")
+    run.finish()
+    run.assert_exact()
+
+
+def test_a_learner_killed_while_it_compiles_keeps_no_later_one_waiting(
+    live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
+    foreign = tmp_path / "builds" / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()  # what a killed learner of another program, or of an older version, leaves behind
+    lock = extensions.build_folder() / "deepspeed_shm_comm" / "lock"
+    run = live_run(FEW_STEPS)
+    run.until_there(lock)
+    run.kill("learner", random.Random(0), within_s=0.0)
+    assert lock.exists(), "it was killed while it compiled"
+    run.finish()
+    run.assert_exact()
+    assert not lock.exists()
+
+
+def test_a_run_whose_raylet_was_killed_says_so_in_one_line_leaves_nothing_and_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(2, 8))
+    run.kill("raylet", chance)
+    last = run.fail().splitlines()[-1]
+    assert last.startswith("hora: Ray's node on this machine ended (its process raylet died)")
+    record = json.loads((run.run / "run.json").read_text())
+    assert record["state"] == "failed"
+    assert "raylet" in record["reason"]
+    run.start("--resume")
+    run.finish()
     run.assert_exact()
 
 

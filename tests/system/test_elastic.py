@@ -24,7 +24,9 @@ from common.load import ROOT, from_args
 from common.redis import connect
 from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer
+from deploy.launch.signals import GRACE_S
 from deploy.monitor.run_state import read_run
+from deploy.monitor.warnings import Kind
 from deploy.runs.record import RunFile
 
 BIN = Path(sys.executable).parent
@@ -44,7 +46,7 @@ class Cluster:
         self.learner: subprocess.Popen[bytes] | None = None
         self.first_version: dict[str, int] = {}  # of each generator, when it was first seen
 
-    def start(self) -> None:
+    def start(self, cpus: int = 16) -> None:
         self.redis.start()
         self.env = {
             **os.environ,
@@ -61,7 +63,7 @@ class Cluster:
             "start",
             "--head",
             "--block",
-            "--num-cpus=16",
+            f"--num-cpus={cpus}",
             "--disable-usage-stats",
         ]
         command += [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1"]
@@ -71,7 +73,9 @@ class Cluster:
         with (self.folder / "ray.log").open("wb") as log:
             self.head = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
-    def deploy(self, transport: str = "file", **deployments: dict[str, Any]) -> None:
+    def deploy(
+        self, transport: str = "file", generator_cpus: float = 0.5, **deployments: dict[str, Any]
+    ) -> None:
         """`serve deploy` of deploy/hora.yaml at a small size, with these settings of its deployments."""
         file = yaml.safe_load((ROOT / "deploy" / "hora.yaml").read_text())
         file["http_options"]["port"] = self.http
@@ -81,6 +85,7 @@ class Cluster:
         args["run"] = {"name": "elastic", "folder": str(self.folder / "runs")}
         args["model"]["path"] = str(ROOT / args["model"]["path"])
         args["rollout"] |= {"prompts_per_batch": 8, "group_size": 6, "pre_rollouts": 2, "shards": 2}
+        args["generator"] = {"cpus": generator_cpus}
         args["learner"] |= {"steps": STEPS, "checkpoint_every": 50}
         args["queue"], args["weights"] = {}, {"transport": transport}
         self.config = from_args(args)
@@ -96,12 +101,17 @@ class Cluster:
                 env=self.env, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
-    def stop_learner(self) -> None:
-        """As a person does it from another terminal."""
+    def stop_learner(self, how: signal.Signals | None = None) -> None:
+        """By `how`; without, as a person does it from another terminal."""
         assert self.learner is not None
-        done = self._command("hora", "stop", str(self.run))
-        assert f"resume with: hora train {self.run}/config.yaml" in done.stdout, done.stdout + done.stderr
-        assert self.learner.wait(30) == 130
+        resume = f"resume with: hora train {self.run}/config.yaml"
+        if how is None:
+            done = self._command("hora", "stop", str(self.run))
+            assert resume in done.stdout, done.stdout + done.stderr
+        else:
+            self.learner.send_signal(how)
+        assert self.learner.wait(GRACE_S) == 130
+        assert resume in (self.folder / "train.log").read_text()
         assert RunFile(self.run).read().state == "stopped"
 
     @property
@@ -230,6 +240,42 @@ def test_generators_verifiers_and_coordinators_scale_up_and_down_during_training
     cluster.train(cluster.run / "config.yaml")
     cluster.steps_more(5)
     cluster.assert_exact()
+
+
+def test_a_replica_without_a_place_is_told_and_sigterm_stops_the_learner(tmp_path: Path) -> None:
+    """Two CPUs hold one replica of half a CPU beside the learner, or two as deploy/hora.yaml has them."""
+    small = Cluster(tmp_path)
+    try:
+        small.start(cpus=2)
+        small.deploy(generator={"num_replicas": 1})
+        small.until("a generator", lambda: len(small.alive("generator")) == 1)
+        small.train()
+        small.until("steps", lambda: small.state().step >= 2)
+        small.deploy(generator={"num_replicas": 2})
+        small.until("the warning", lambda: small.state().warns(Kind.UNPLACED), 60)
+        shown = small._command("hora", "monitor", str(small.run), "--once").stdout
+        assert "no place for 1 of 2 generator: 2.5 CPUs are reserved" in " ".join(shown.split())
+        small.deploy(generator={"num_replicas": 1})
+        small.until("no warning", lambda: not small.state().warns(Kind.UNPLACED), 120)
+        small.stop_learner(signal.SIGTERM)
+
+        refused = small.folder / "too-many.yaml"
+        file = yaml.safe_load((small.folder / "hora.yaml").read_text())
+        file["applications"][0]["deployments"][0]["num_replicas"] = 2
+        refused.write_text(yaml.safe_dump(file))
+        for command in ("check", "train"):
+            asked = [BIN / "hora", command, str(refused)]
+            done = subprocess.run(asked, env=small.env, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 1
+            assert "the cluster has 2, the configuration reserves 2.5" in done.stderr
+        args = file["applications"][0]["args"]
+        args["generator"]["cpus"] = yaml.safe_load((ROOT / "deploy/hora.yaml").read_text())["applications"][
+            0
+        ]["args"]["generator"]["cpus"]
+        refused.write_text(yaml.safe_dump(file))
+        assert small._command("hora", "check", str(refused)).returncode == 0
+    finally:
+        small.end()
 
 
 def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_drained(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import pytest
 from deploy.launch.signals import GRACE_S
 
 HORA = str(Path(sys.executable).with_name("hora"))
-STEPS = 12
+STEPS = 8
 SETTINGS = {
     "rollout.prompts_per_batch": 8,
     "rollout.group_size": 6,
@@ -88,23 +88,33 @@ class Terminal:
             self.process.send_signal(signal.SIGTERM)
 
 
+def stopped(folder: Path, how: str, *more: str) -> None:
+    """Start the run, stop it two steps later by `how`, and see that all of it has ended in good order."""
+    run = folder / "stopped"
+    terminal, wanted = Terminal(command(folder, *more)), len(steps(run)) + 2
+    family = terminal.until(lambda: len(steps(run)) >= wanted)
+    began = time.monotonic()
+    terminal.stop(how)
+    assert terminal.ended() == 130, (how, terminal.read())
+    print(f"{how}: ended after {time.monotonic() - began:.1f} s")
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], how
+    assert json.loads((run / "run.json").read_text())["state"] == "stopped", how
+    if how != "close":
+        assert "resume with: hora run" in terminal.read(), how
+        assert "SIGTERM received" not in terminal.read(), "a stack of C++"
+        os.close(terminal.screen)
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_stops_the_run(tmp_path: Path) -> None:
+    stopped(tmp_path, "close")
+
+
 def test_a_stopped_run_leaves_nothing_and_is_resumed_without_a_gap(tmp_path: Path) -> None:
     run = tmp_path / "stopped"
-    for number, how in enumerate(("SIGTERM", "close", "^C")):
-        terminal = Terminal(command(tmp_path, *(["--resume"] if number else [])))
-        wanted = len(steps(run)) + 2
-        family = terminal.until(lambda wanted=wanted: len(steps(run)) >= wanted)
-        began = time.monotonic()
-        terminal.stop(how)
-        assert terminal.ended() == 130, (how, terminal.read())
-        print(f"{how}: ended after {time.monotonic() - began:.1f} s")
-        _, alive = psutil.wait_procs(family, timeout=30)
-        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], how
-        assert json.loads((run / "run.json").read_text())["state"] == "stopped", how
-        if how != "close":
-            assert "resume with: hora run" in terminal.read(), how
-            assert "SIGTERM received" not in terminal.read(), "a stack of C++"
-            os.close(terminal.screen)
+    stopped(tmp_path, "SIGTERM")
+    stopped(tmp_path, "^C", "--resume")
     env = {**os.environ, "COLUMNS": "200"}
     again = subprocess.run(
         command(tmp_path, "--resume"), capture_output=True, text=True, timeout=400, env=env

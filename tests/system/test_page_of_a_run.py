@@ -135,9 +135,9 @@ def test_the_figures_of_a_real_run_are_the_json_endpoint_s(run: Run, browser: Br
     until(lambda: text(browser, "#step") == f"step {status['step']} of {status['steps']}", 5)
     assert browser.js("document.querySelector('[data-depth]').dataset.depth") == str(status["queue_depth"])
     assert float(text(browser, "[data-field=reward]")) == pytest.approx(learner["reward"], abs=6e-4)
-    for name in ("format", "accuracy"):
+    for name, metric in (("format", "reward/format"), ("success", "success")):
         shown = float(text(browser, f"[data-field={name}]").rstrip("%")) / 100
-        assert shown == pytest.approx(learner[f"reward/{name}"], abs=6e-3)
+        assert shown == pytest.approx(learner[metric], abs=6e-3)
     assert float(text(browser, "[data-field=entropy]")) == pytest.approx(learner["entropy"], rel=6e-3)
     parts = {k: [p for p in status["parts"] if p["kind"] == k] for k in ("generator", "verifier")}
     assert rows(browser, "parts", 0, 1, 2) == [

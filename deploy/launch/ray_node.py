@@ -1,0 +1,52 @@
+"""Ray's own processes on this machine, watched while a run uses them.
+
+Nothing of Ray can start a raylet again, and without it every call waits or fails under lines of Ray's own. So the command says
+which process died, records it, and ends: what Ray left ends with it, and the embedded Redis as its parent does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deploy.runs.record import RunFile
+
+WATCH_S = 0.1
+NEEDED = ("raylet", "gcs_server")
+
+
+@contextmanager
+def watched_node(file: RunFile | None) -> Iterator[None]:
+    """While the block runs, end this command when Ray's node here loses a process that it needs; `file` is told the reason,
+    then the user."""
+    done = threading.Event()
+    thread = threading.Thread(target=_watch, args=(file, done), name="ray-node", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch(file: RunFile | None, done: threading.Event) -> None:
+    while not done.wait(WATCH_S):
+        if died := _dead():
+            reason = f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short memory does"
+            if file is not None:
+                file.end("failed", reason)
+                reason += f"; resume with: {file.read().resume}"
+            print(f"hora: {reason}", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def _dead() -> str | None:
+    """A process of the node of this command that is needed and has ended."""
+    import ray
+
+    node = ray._private.worker._global_node
+    dead = [kind for kind, _ in node.dead_processes()] if node is not None else []
+    return next((kind for kind in dead if kind in NEEDED), None)

@@ -1,0 +1,70 @@
+"""Where to read a run: from its Redis while it is up, or as it was when it ended, from its folder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from deploy.launch.redis_server import RedisServer
+from deploy.monitor.feed import Read
+from deploy.monitor.progress import working
+from deploy.monitor.run_state import RunState, read_run
+from deploy.monitor.warnings import Kind, Warning
+from deploy.runs.record import RunFile, RunRecord, folder_of, redis_of
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Redis, name and way of reading of one run. `file` is its record, where there may be one."""
+
+    url: str
+    run: str
+    read: Read
+    file: RunFile
+
+
+@contextmanager
+def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
+    """The run that a folder or a configuration names. Of one that has ended, its Redis is started for the block on a
+    copy of its files: nothing in the folder changes.
+
+    Raises RunError where no run is, or where it kept nothing.
+    """
+    file = RunFile(folder_of(source, overrides))
+    if not _kept(file):
+        yield Source(*redis_of(source, overrides), read_run, file)
+        return
+    record = file.read()
+    with TemporaryDirectory(prefix="hora-") as copy:
+        with working(f"reading {file.folder}"):
+            files = shutil.ignore_patterns("redis.sock", "lock", "pid", "url", "redis.log")
+            shutil.copytree(file.folder / "redis", Path(copy) / "redis", ignore=files)
+            server = RedisServer(Path(copy) / "redis")
+            server.start()
+        try:
+            yield Source(server.url, record.run, partial(_as_it_was, record=record), file)
+        finally:
+            server.stop()
+
+
+def _kept(file: RunFile) -> bool:
+    """Whether the run here has ended and left the files of a Redis of its own."""
+    if not file.path.exists() or file.read().alive:
+        return False
+    return any((file.folder / "redis").glob("appendonly*"))
+
+
+def _as_it_was(client: Any, run: str, record: RunRecord) -> RunState:
+    state = read_run(client, run, now=record.ended or record.seen)
+    if record.state == "finished":
+        return state
+    reason = record.reason or "ended without a word"
+    return replace(
+        state, status="stopped", error=reason, warnings=(Warning(Kind.STOPPED, f"stopped: {reason}"),)
+    )

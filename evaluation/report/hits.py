@@ -1,0 +1,74 @@
+"""Prompts with a hit by difficulty: what the posterior promised when the budget was divided, and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import exp, lgamma
+
+import numpy as np
+
+from evaluation.run_folders import Run
+
+CLASSES: tuple[tuple[str, Callable[[float], bool]], ...] = (
+    ("no hit in Phase A", lambda share: share == 0.0),
+    ("up to a quarter right", lambda share: 0.0 < share <= 0.25),
+    ("up to three quarters", lambda share: 0.25 < share < 0.75),
+    ("more", lambda share: 0.75 <= share < 1.0),
+    ("all right", lambda share: share == 1.0),
+    ("all prompts", lambda share: True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HitRow:
+    """Groups of one class of difficulty: how many, their mean size, and shares with a hit, in the whole group and in Phase B."""
+
+    title: str
+    groups: int
+    size: float
+    expected: float
+    realised: float
+    phase_b_expected: float
+    phase_b_realised: float
+
+
+def hits_by_difficulty(run: Run) -> list[HitRow]:
+    """One row for each class that has groups, the class being Phase A's share of successes c/G0."""
+    if not len(run.rules):
+        return []
+    c, trials, size = (run.groups[name] for name in ("successes", "trials", "size"))
+    promised = np.array(
+        [
+            promise(alpha + hits, beta + n - hits, rounds)
+            for (alpha, beta), hits, n, rounds in zip(run.priors, c, trials, run.rounds, strict=True)
+        ]
+    )
+    more = run.groups["hits"] > c
+    rows = []
+    for title, belongs in CLASSES:
+        of = np.array([belongs(share) for share in c / trials])
+        if of.any():
+            expected, realised = np.where(c > 0, 1.0, promised)[of], (run.groups["hits"] > 0)[of]
+            means = (float(x.mean()) for x in (size[of], expected, realised, promised[of], more[of]))
+            rows.append(HitRow(title, int(of.sum()), *means))
+    return rows
+
+
+def promise(alpha: float, beta: float, rounds: Sequence[tuple[int, int]]) -> float:
+    """Posterior probability that Phase B brings a hit, from Beta(alpha, beta) after Phase A and (Δ, hits) of each round.
+
+    With several rounds it is the sum over rounds, up to the first with a hit, of the probability that the round brings one given
+    that none before did: its mean is the share of prompts with a hit, though later rounds depend on earlier ones.
+    """
+    total = 0.0
+    for extra, hits in rounds:
+        total += 1.0 - exp(_log_beta(alpha, beta + extra) - _log_beta(alpha, beta))
+        if hits:
+            break
+        beta += extra
+    return total
+
+
+def _log_beta(a: float, b: float) -> float:
+    return lgamma(a) + lgamma(b) - lgamma(a + b)

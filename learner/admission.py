@@ -1,0 +1,79 @@
+"""Which groups of the queue may be trained on: of this run, of its prompts, and with rewards that its rewards can give.
+
+What is refused here becomes a dead letter and no part of a step. A group that cannot be the run's is not sampled again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.config import Config
+from common.config.reward import BUILT_IN
+from common.errors import WireError
+from common.queue import Entry
+from common.types import Group
+from common.wire import decode_group
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What token ids must mean here: the tokenizer's fingerprint and the model's number of tokens."""
+
+    fingerprint: str
+    size: int
+
+
+class Foreign(WireError):
+    """A group that this run cannot have asked for."""
+
+
+def admitted(
+    config: Config, vocabulary: Vocabulary, prompts: int | None, entry: Entry, messages: tuple[bytes, bytes]
+) -> Group:
+    """The group of `entry`. `prompts` is how many the run has, None while no coordinator has said it.
+
+    Raises WireError for anything that cannot be trained on, and Foreign for a group of a prompt that the run does not have.
+    """
+    group = decode_group(
+        *messages,
+        run=config.run.name,
+        tokenizer=vocabulary.fingerprint,
+        vocabulary=vocabulary.size,
+        max_bytes=config.queue.max_group_bytes,
+    )
+    if prompts is not None and group.prompt_index >= prompts:
+        raise Foreign(
+            f"group {group.id}: this run has {prompts} prompts, and none of index {group.prompt_index}"
+        )
+    if (group.id, group.batch) != (entry.group, entry.batch):
+        raise WireError(
+            f"group {group.id} of batch {group.batch} came as {entry.group} of batch {entry.batch}"
+        )
+    _check_lengths(group, config)
+    _check_rewards(group, config)
+    return group
+
+
+def _check_lengths(group: Group, config: Config) -> None:
+    longest = max(len(r.tokens) for r in group.rollouts)
+    if longest > config.rollout.max_response_tokens:
+        raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
+    if len(group.prompt_tokens) > config.rollout.max_prompt_tokens:
+        raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
+
+
+def _check_rewards(group: Group, config: Config) -> None:
+    """Names and success as `reward` of the configuration has them; the built-in rewards are from 0 to 1, a user's any number."""
+    names = set(config.reward.names)
+    for i, rollout in enumerate(group.rollouts):
+        if rollout.rewards.keys() != names:
+            raise WireError(
+                f"group {group.id}: its rewards must be {', '.join(sorted(names))}, of every rollout"
+            )
+        for name, value in rollout.rewards.items():
+            if name in BUILT_IN and not 0.0 <= value <= 1.0:
+                raise WireError(f"group {group.id} rollout {i}: reward {name} is {value:g}, it gives 0 to 1")
+        if rollout.success != config.reward.succeeded(rollout.rewards):
+            raise WireError(
+                f"group {group.id} rollout {i}: success is {rollout.success}, and reward.success of its rewards is not"
+            )

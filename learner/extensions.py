@@ -1,0 +1,135 @@
+"""What DeepSpeed compiles on a CPU, built under a lock that the kernel frees when its owner dies.
+
+torch guards a build with a file, `lock`, that a killed process leaves behind; whoever comes later waits for it for ever. Here
+builds lie in a folder of HORA's own, and only the holder of its flock compiles there. So a `lock` found there has no owner.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import importlib.metadata
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TextIO
+
+import structlog
+
+from common.errors import RunError
+
+log = structlog.get_logger(__name__)
+ROOT = "TORCH_EXTENSIONS_DIR"
+OWNER, BATON = "owner", "lock"
+POLL_S = 0.2
+SAY_S = 60.0
+
+
+def build_folder() -> Path:
+    """Where builds of this Python, torch and DeepSpeed lie; below TORCH_EXTENSIONS_DIR where that is set."""
+    spec = find_spec("deepspeed")
+    what = [platform.python_version(), importlib.metadata.version("torch"), spec.origin if spec else ""]
+    key = hashlib.blake2b(repr(what).encode(), digest_size=6).hexdigest()
+    return _root() / "hora" / f"deepspeed-{importlib.metadata.version('deepspeed')}-{key}"
+
+
+def compile_extensions(doing: Callable[[str], None]) -> None:
+    """Load into this process what DeepSpeed compiles for CPUs, compiling it first where it was never compiled.
+
+    `doing` is told what this process waits for. Raises RunError when it cannot be compiled here.
+    """
+    import deepspeed
+
+    accelerator = deepspeed.accelerator.get_accelerator()
+    builder, place = accelerator.create_op_builder("ShareMemCommBuilder"), build_folder()
+    if builder is None or not deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
+        return  # as on GPUs: DeepSpeed asks for none either
+    with owned(place, doing):
+        doing(f"DeepSpeed's {builder.name} to be compiled in {place}")
+        (place / builder.name / BATON).unlink(missing_ok=True)
+        try:
+            with _environment(ROOT, str(place)):
+                builder.load(verbose=False)  # DeepSpeed finds it loaded later
+        except (RuntimeError, OSError, ImportError) as error:
+            raise RunError(
+                f"DeepSpeed's {builder.name} cannot be compiled in {place} ({' '.join(str(error).split())[:300]}): a C++ "
+                "compiler and ninja are needed, and that folder must be writable"
+            ) from error
+
+
+@contextmanager
+def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold `place` alone while the block runs; waits for the process that holds it, telling `doing` and the log which."""
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / OWNER).open("a+") as file:
+        began = said = time.monotonic()
+        while not _try_lock(file):
+            waits = f"{_owner(place)}, which compiles in {place}"
+            doing(waits)
+            if time.monotonic() - said > SAY_S:
+                said = time.monotonic()
+                log.warning("the start waits", for_what=waits, seconds=round(said - began))
+            time.sleep(POLL_S)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} of {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def busy(place: Path) -> str | None:
+    """Which process compiles in `place` now; None where nobody does."""
+    try:
+        with (place / OWNER).open() as file:
+            return None if _try_lock(file) else _owner(place)
+    except FileNotFoundError:
+        return None
+
+
+def abandoned_locks() -> list[Path]:
+    """torch's lock files below its folder of builds that no process of this machine has open: whoever uses these builds waits
+    for ever. HORA's own are left out, for its next start removes them."""
+    found = [Path(p) for p in (*glob.glob(f"{_root()}/*/{BATON}"), *glob.glob(f"{_root()}/*/*/{BATON}"))]
+    opened = {_target(link) for link in glob.iglob("/proc/[0-9]*/fd/*")} if found else set()
+    return [p for p in found if str(p.resolve()) not in opened]
+
+
+def _root() -> Path:
+    return Path(os.environ.get(ROOT) or Path.home() / ".cache" / "torch_extensions")
+
+
+def _owner(place: Path) -> str:
+    return (place / OWNER).read_text().strip() or "another process"
+
+
+def _try_lock(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _target(link: str) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:  # it is closed, or its process is another user's
+        return ""
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

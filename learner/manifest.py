@@ -1,0 +1,134 @@
+"""The manifest of a checkpoint: size and SHA-256 of every file, signed (HMAC-SHA256) with the run's secret.
+
+DeepSpeed's state is pickles, and loading one runs what it says. So nothing of a checkpoint is loaded before its manifest was
+found to be signed by this run, and each file to be what the manifest says.
+
+    RUN/secret                                made once, its owner's alone
+    RUN/checkpoints/step-00000010/manifest.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import RunError
+from common.files import replace_text
+from common.kept_secret import kept_secret
+
+NAME, SECRET = "manifest.json", "secret"
+SECRET_BYTES = 32
+
+
+class Refused(ValueError):
+    """A checkpoint is not what its run wrote; `str` says which file, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, SHA-256] by path within its folder."""
+
+    run: str
+    step: int
+    world: int
+    files: Mapping[str, tuple[int, str]]
+
+    def write(self, folder: Path, secret: bytes) -> None:
+        text = _text(asdict(self))
+        replace_text(folder / NAME, json.dumps({**json.loads(text), "hmac": _sign(text, secret)}, indent=1))
+
+
+def read_manifest(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
+    """The manifest of `folder`, its files all there and of the right size. Raises Refused when it is not signed with `secret`
+    for this run and step, or a file is missing, too many, or of another size."""
+    manifest = _signed(folder / NAME, secret)
+    if (manifest.run, manifest.step) != (run, step):
+        raise Refused(f"{NAME} is of run {manifest.run!r}, step {manifest.step}")
+    there = {str(p.relative_to(folder)): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+    there.pop(NAME)
+    for name in sorted(there.keys() ^ manifest.files.keys()):
+        raise Refused(f"{name} is not in {NAME}" if name in there else f"{name} is missing")
+    for name, (size, _) in sorted(manifest.files.items()):
+        if there[name] != size:
+            raise Refused(f"{name} has {there[name]} bytes, {size} were written")
+    return manifest
+
+
+def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise Refused when one of these files is not what was written."""
+    for name in names:
+        if digest(folder / name) != tuple(manifest.files[name]):
+            raise Refused(f"{name} is not what was written: its SHA-256 is another")
+
+
+def verified(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
+    """The manifest of a checkpoint of which every file was compared with it. Raises Refused."""
+    manifest = read_manifest(folder, secret, run, step)
+    check_files(folder, manifest, sorted(manifest.files))
+    return manifest
+
+
+def digest(path: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file. Raises Refused when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            return file.tell(), found
+    except OSError as error:
+        raise Refused(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def make_secret(run_dir: Path) -> None:
+    """Have a secret in the run's folder. Raises RunError when it is gone and checkpoints signed with it are there."""
+    file = run_dir / SECRET
+    if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
+        raise RunError(
+            f"{file} is missing: the checkpoints beside it are signed with it, and cannot be told from a stranger's; bring it "
+            "back, or start anew under another run.name"
+        )
+    kept_secret(file, SECRET_BYTES)
+
+
+def read_secret(run_dir: Path) -> bytes:
+    """What the run's manifests are signed with. Raises RunError when it is missing, or another user put it there."""
+    file = run_dir / SECRET
+    try:
+        text, owner = file.read_text().strip(), file.stat().st_uid
+    except OSError as error:
+        raise RunError(
+            f"{file} cannot be read ({error.strerror}): without it no checkpoint of this run can be told from a stranger's"
+        ) from None
+    if owner != run_dir.stat().st_uid:
+        raise RunError(f"{file} belongs to another user than {run_dir}: not the run's own, nothing is loaded")
+    if not text:
+        raise RunError(f"{file} is empty: without it no checkpoint of this run can be told from a stranger's")
+    return text.encode()
+
+
+def _signed(file: Path, secret: bytes) -> Manifest:
+    try:
+        value = json.loads(file.read_bytes())
+        signature = value.pop("hmac")
+        text = _text(value)
+        own = hmac.compare_digest(_sign(text, secret), signature)
+    except FileNotFoundError:
+        raise Refused(f"{NAME} is missing") from None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise Refused(f"{NAME} cannot be read ({type(error).__name__})") from None
+    if not own:
+        raise Refused(f"{NAME} is not signed with this run's secret")
+    files = {name: (int(size), str(sha)) for name, (size, sha) in value["files"].items()}
+    return Manifest(value["run"], value["step"], value["world"], files)
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _sign(text: str, secret: bytes) -> str:
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

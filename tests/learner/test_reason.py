@@ -1,0 +1,69 @@
+"""Why the learner ended, in one line, from what Ray says in many."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import OutOfMemoryError
+
+from common.errors import RunError
+from learner import launch
+
+# As Ray 2.60 wrote it, shortened.
+SHORT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: 307e) was 22.78GB used / 23.54GB limit (0.96)
+OOM kill reason: Memory usage 2982658048B exceeded threshold of 2906798848B (11.5% of 25276510208B limit)
+Object store memory usage: [- objects spillable: 1
+- bytes spillable: 1651
+
+(global lru) num evictions: 0]
+Ray killed 1 worker(s) based on the killing policy
+Considered workers: [
+Selected to kill: (Task: job ID=01000000, lease ID=00000000aea, task name=RayTrainWorker.execute, required resources={}, pid=9007, actual memory used=7.05GB, worker ID=1561)
+]
+Total non-selected idle workers: 2
+Top 10 memory users: PID\tMEM(GB)\tCOMMAND
+8320\t0.57\tray::IDLE
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/x.html. Consider provisioning more memory."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError(SHORT_OF_MEMORY),
+        RuntimeError(f"Training failed due to worker errors:\n{SHORT_OF_MEMORY}"),
+    ],
+)
+def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Exception) -> None:
+    assert launch.reason(error) == (
+        "the learner stopped: Ray's memory monitor ended process 9007 (RayTrainWorker.execute), which held 7.05 GB, because "
+        "22.78 of 23.54 GB of the machine 192.0.2.2 were in use: lower learner.tokens_per_microbatch, learner.workers, "
+        "generator.replicas or generator.kv_cache_gib, or use a machine with more memory"
+    )
+
+
+def test_any_other_error_is_its_last_line_and_ours_is_whole() -> None:
+    assert launch.reason(ValueError("a\nray.x.Y: the last")) == "the learner stopped: the last"
+    assert launch.reason(RunError("one line")) == "one line"
+
+
+def controller_that_dies(times: int) -> tuple[Callable[[], Any], list[int]]:
+    """Trainers whose controller dies so often, and how often one was started."""
+    started: list[int] = []
+
+    class Trainer:
+        def fit(self) -> None:
+            started.append(1)
+            if len(started) <= times:
+                raise OutOfMemoryError(SHORT_OF_MEMORY)
+
+    return Trainer, started
+
+
+def test_a_controller_that_dies_again_and_again_is_given_up() -> None:
+    make, started = controller_that_dies(2)
+    launch._fit(make)
+    assert len(started) == 3
+    make, started = controller_that_dies(9)
+    with pytest.raises(RunError, match="TrainController died 3 times"):
+        launch._fit(make)
+    assert len(started) == launch.CONTROLLERS
