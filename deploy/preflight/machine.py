@@ -100,9 +100,10 @@ def memory(target: Target) -> Iterator[Finding]:
         return
     config, need = target.config, memory_gib(target)
     free = psutil.virtual_memory().available / GIB
+    weights = model_gib(config.model.path)
     says = (
         f"about {need:.1f} GiB are needed (generator.replicas {config.generator.replicas}, learner.workers "
-        f"{config.learner.workers * target.trains}, weights {model_gib(config.model.path):.1f} GiB), {free:.1f} GiB are free"
+        f"{config.learner.workers * target.trains}, weights {weights:.1f} GiB), {free:.1f} GiB are free"
     )
     fix = "lower generator.replicas or generator.kv_cache_gib, or use a larger machine"
     yield must(need <= free, "memory", says, fix)
@@ -147,7 +148,7 @@ def port(target: Target) -> Iterator[Finding]:
             raise
         fix = "not free: choose another http_options.port, unless this application is up and holds it"
         yield should(False, "HTTP port", f"{host}:{number}", fix)
-    fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or put a proxy with a login before it"
+    fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or use a proxy with a login"
     key = "http_options.host" if served else "telemetry.http_host"
     yield should(host in ("127.0.0.1", "localhost", "::1"), "HTTP address", f"{key} = {host}", fix)
 
