@@ -55,7 +55,7 @@ async def seconds(items: list[Item], processes: int) -> float:
         took = time.monotonic() - started
     finally:
         pool.close()
-    if [s["accuracy"] for s in scored] != [float(gold != "28") for _, _, gold in items]:
+    if [s["accuracy"] for s in scored] != [float(item[2] != "28") for item in items]:
         raise RuntimeError("a verdict is wrong")
     return took
 

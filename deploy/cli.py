@@ -243,13 +243,19 @@ def plan(
         typer.Option(help="Rules with commas, a stop behind a slash: hit_utility,hit_utility/hit."),
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
+    shard: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Prompts that are allocated together (Γ over shards); by default a large batch."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
 ) -> None:
     """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend one."""
     from evaluation.plan.command import plan as make_plan
 
-    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out)
+    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard)
 
 
 @app.command()

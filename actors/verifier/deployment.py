@@ -66,12 +66,13 @@ class Verifier:
 
     def _state(self) -> dict[str, Any]:
         """What waits here, and the rate since the beat before. It costs no answer its place."""
-        stats, now = self._pool.stats(), time.monotonic()
+        stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
         self._scored, self._at = stats["scored"], now
         return {
             "state": "failing" if self._faults else "serving",
             "answers_per_s": round(rate, 2),
+            **({"away": "; ".join(f"{name}: {why}" for name, why in away.items())} if away else {}),
             "waiting": self._pool.waiting,
             "scored": self._scored,
             "killed": stats["killed"],

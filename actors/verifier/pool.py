@@ -20,6 +20,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -27,8 +28,11 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from common import answers, equality, rewards
+from actors.verifier.judges import Judges
+from common import answers, equality
 from common.config import Reward
+from common.errors import Unavailable
+from common.user_rewards import Answer, is_async, user_reward
 
 MEMORY_BYTES = 2**30
 """Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real answers."""
@@ -48,11 +52,14 @@ STALLED = 10.0
 START_LIMIT_S = 60.0
 """Time beyond the limit of an answer after which a call that no worker took counts as a fault of ours."""
 
+LONGEST_PAUSE_S = 10.0
+"""Longest pause between two tries of a reward that is unavailable."""
+
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
-Item = tuple[str, str, str]
-"""(problem, completion, gold)"""
+Item = Answer | tuple[str, str, str]
+"""An answer, or its (problem, completion, gold) alone."""
 
 
 class VerifierUnavailable(RuntimeError):
@@ -66,9 +73,9 @@ class VerifierPool:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._users = tuple(name for name in reward.names if ":" in name)
-        for name in self._users:
-            rewards.load_reward(name)
+        self._users = {name: is_async(name) for name in reward.names if ":" in name}
+        self._judges = Judges(reward.time_limit_s) if any(self._users.values()) else None
+        self._away: dict[str, str] = {}
         answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
@@ -99,6 +106,11 @@ class VerifierPool:
         """Completions of batches that are not wholly scored yet."""
         return self._waiting
 
+    @property
+    def away(self) -> dict[str, str]:
+        """Rewards that are unavailable, with the reason of each."""
+        return dict(self._away)
+
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
         return dict(self._counts)
@@ -107,18 +119,21 @@ class VerifierPool:
         """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
         for task in self._pending.values():
             task.cancel()
+        if self._judges is not None:
+            self._judges.close()
         self._pool.stop()
         self._pool.join()
 
     async def _score(self, item: Item) -> dict[str, float]:
-        problem, completion, gold = item
+        answer = Answer(*item)
+        completion, gold = answer.completion, answer.gold
         scored = {}
         if "format" in self._reward.names:
             scored["format"] = answers.format_reward(completion, self._reward.answer)
         if "accuracy" in self._reward.names:
             scored["accuracy"] = await self._accuracy(completion, gold)
         for name in self._users:
-            scored[name] = await self._user(name, problem, completion, gold)
+            scored[name] = await self._user(name, answer)
         return scored
 
     async def _accuracy(self, completion: str, gold: str) -> float:
@@ -189,11 +204,28 @@ class VerifierPool:
         _log.warning("an answer to a problem with the gold answer %.40r was %s: counted as wrong", gold, why)
         return False
 
-    async def _user(self, name: str, problem: str, completion: str, gold: str) -> float:
-        return await self._users_own("reward", rewards.user_reward, name, problem, completion, gold)
+    async def _user(self, name: str, answer: Answer) -> float:
+        """A user's reward; asked again, for reward.wait_limit_s, while it raises Unavailable."""
+        deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
+        while True:
+            try:
+                value = float(await self._users_own("reward", user_reward, name, answer))
+            except Unavailable as error:
+                self._away[name] = str(error)
+                if time.monotonic() + pause > deadline:
+                    raise ValueError(
+                        f"reward {name!r} was unavailable for reward.wait_limit_s = {self._reward.wait_limit_s:g} s: {error}"
+                    ) from None
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
+            else:
+                self._away.pop(name, None)
+                return value
 
-    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: str) -> Any:
+    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: Any) -> Any:
         try:
+            if self._judges is not None and self._users.get(name):
+                return await self._judges.ask(name, *args)
             return await self._run(function, name, *args, limit_s=self._reward.time_limit_s)
         except (TimeoutError, ProcessExpired) as error:
             raise ValueError(

@@ -34,6 +34,10 @@ class Reward(Section):
         5.0,
         description="Processor time math-verify gets for one answer, then its process is killed and the answer is wrong; time by the clock that a reward of your own gets.",
     )
+    wait_limit_s: Seconds = Field(
+        600.0,
+        description="A reward that raises `Unavailable` is asked again for so long; then the run stops.",
+    )
     max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
 
     @field_validator("weights")
