@@ -1,6 +1,7 @@
 """The embedded Redis keeps to its folder: it takes up after a killed launcher, and ends nobody else's server."""
 
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import redis
 
 from common.errors import RunError
 from common.redis import connect
+from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer, executable
 from tests.support.small_disk import fill_up, small_disk
 
@@ -169,3 +171,31 @@ def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch:
 
 def test_a_server_of_the_needed_version_is_found() -> None:
     assert Path(executable()).is_file()
+
+
+def test_hora_redis_says_how_to_reach_it_and_shows_its_password_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, port = tmp_path / "kept", free_port()
+    command = [sys.executable, "-m", "deploy.cli", "redis", str(folder), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            name, _, url = process.stdout.readline().strip().removeprefix("export ").partition("=")
+            assert name == "HORA_REDIS_URL"
+            assert (folder / "url").read_text() == shlex.split(url)[0]
+            client = connect(shlex.split(url)[0])
+            monkeypatch.setenv("HOME", str(tmp_path))  # as the Serve files have it
+            assert connect(f"redis://127.0.0.1:{port}?password_file=~/kept/password").ping()
+            assert client.config_get("appendfsync") == {"appendfsync": "always"}
+            assert client.config_get("bind") == {"bind": "127.0.0.1"}
+            with pytest.raises(RunError, match="refuses the password"):
+                connect(f"redis://127.0.0.1:{port}")
+            password = (folder / "password").read_text()
+            shown = [" ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True)]
+            assert any("redis-server" in line for line in shown)
+            assert not any(password in line for line in [*shown, url])
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+    assert not (folder / "pid").exists()
