@@ -111,12 +111,11 @@ def memory(target: Target) -> Iterator[Finding]:
 
 def memory_gib(target: Target) -> float:
     """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an optimizer that
-    was sent here, and the copy of the weights that rank 0 sends over the network."""
+    was sent here, and the copy of the weights that rank 0 publishes from."""
     config, learner = target.config, target.config.learner
     weights = model_gib(config.model.path)
-    replica, rank, once = REPLICA_GIB, RANK_GIB, 0.0
+    replica, rank, once = REPLICA_GIB, RANK_GIB, weights
     if gpus():
-        once += weights * (config.weights.transport != "file")
         once += weights * OPTIMIZER[config.model.dtype] * learner.offload_optimizer
     else:
         replica += config.generator.kv_cache_gib + weights
