@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
 from common.types import Completion, Prompt, SamplingRequest, Scored
+from common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -42,8 +44,10 @@ def generator_calls(
     degrees = config.rollout.temperature if temperature is None else temperature
 
     async def generate(request: SamplingRequest) -> list[Completion]:
+        lean = replace(request, prompt=replace(request.prompt, row={}))  # no generator needs the row
+
         async def ask(before: int) -> list[Completion]:
-            return await method.remote(request, min_version, degrees)
+            return await method.remote(lean, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # The replica cuts at the limit itself, and one that stands still is replaced. This is for what neither sees; a request
@@ -57,15 +61,30 @@ def generator_calls(
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     """`score`: rewards by name of each completion of one prompt, and whether it is a success."""
     method = handle.options(method_name="score")
+    own = any(":" in name for name in config.reward.names)
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        items = [(prompt.text, prompt.prefill + c.text, prompt.answer) for c in completions]
+        row = prompt.row if own else {}
+        items = [
+            Answer(
+                prompt.text,
+                prompt.prefill + c.text,
+                prompt.answer,
+                row,
+                prompt.index,
+                len(c.tokens),
+                c.finish_reason,
+            )
+            for c in completions
+        ]
 
         async def ask(before: int) -> list[dict[str, float]]:
             return await method.remote(items)
 
         what = f"verifying {len(items)} completions of prompt {prompt.index}"
-        limit = config.reward.time_limit_s * len(items) + config.rollout.time_limit_s
+        limit = (
+            config.reward.time_limit_s * len(items) + config.reward.wait_limit_s + config.rollout.time_limit_s
+        )
         rewards = await retry(ask, what, config.rollout.attempts, limit)
         return [Scored(r, config.reward.succeeded(r)) for r in rewards]
 

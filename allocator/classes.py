@@ -17,7 +17,8 @@ from allocator.posterior import Float, Int, Posterior, posterior
 from allocator.rules.base import Marginal, Mask, Sampled
 from allocator.ties import NEAR
 
-FIRST_DEPTH = 32
+FIRST_DEPTH = 8
+DEEPEST_TABLE = 2048
 DENSE_KEYS = 1 << 22  # keys up to here are counted in an array; beyond, they are sorted
 
 
@@ -84,7 +85,8 @@ def _table(rule: Marginal, post: Posterior, members: Int, room: Int, budget: int
         found = found + slab
         last = slab[(slab.levels == depth - 1) & (room[slab.classes] > depth)]
         if int(members[found.classes].sum()) >= budget:
-            last = last[last.gains >= _cut(found, members, budget) - NEAR]
+            cut = _cut(found, members, budget) - NEAR
+            found, last = found[found.gains >= cut], last[last.gains >= cut]
         classes, first, depth = last.classes, depth, 2 * depth
     return found
 
@@ -92,7 +94,10 @@ def _table(rule: Marginal, post: Posterior, members: Int, room: Int, budget: int
 def _slab(rule: Marginal, post: Posterior, classes: Int, span: tuple[int, int], room: Int) -> Entries:
     """The entries of the levels in `span` of some classes, without those beyond their room."""
     part, levels = post[classes], np.arange(*span)
-    gains = rule.log_gain(part[:, None], levels[None, :]) if span[0] else rule.log_table(part, span[1])
+    if span[1] <= DEEPEST_TABLE:  # from level 0 by recurrence is cheaper than each level by itself
+        gains = rule.log_table(part, span[1])[:, span[0] :]
+    else:
+        gains = rule.log_gain(part[:, None], levels[None, :])
     refuse_rising(rule, gains)
     row, level = np.nonzero(levels[None, :] < room[classes][:, None])
     return Entries(gains[row, level], classes[row], levels[level])

@@ -14,6 +14,7 @@ from allocator.rules.base import Division, Marginal, Mask, Rule, Sampled, Split,
 from allocator.threshold import allocate_each
 
 Prior = tuple[float, float] | tuple[Float, Float]
+FEW = 128  # prompts up to which a table of all is faster than classes
 Tier = tuple[Mask, Rule]
 """Some of the prompts (n,), and the rule that divides among them."""
 
@@ -108,6 +109,11 @@ def _maximise(rule: Marginal, problem: Problem, budget: int) -> Int:
         post = posterior(sampled.successes, sampled.trials, np.asarray(alpha), np.asarray(beta))
         return allocate_each(rule, post, budget, problem.room(budget))
     least, most = int(sampled.trials.min()), int(sampled.trials.max())
+    if least < most and rule.exact is not None and len(sampled) <= FEW:
+        post = posterior(
+            sampled.successes, sampled.trials, np.full(len(sampled), alpha), np.full(len(sampled), beta)
+        )
+        return allocate_each(rule, post, budget, problem.room(budget))
     if least < most:
         return allocate_classes(rule, sampled, (alpha, beta), budget, cap)
     room = None if cap is None else cap - most

@@ -3,6 +3,8 @@
     python -m benchmarks.allocator [--million]
 
 Prints medians and ratios; inputs are shards whose counts follow the paper's mix. Input checks are included.
+Then the longest of four rounds of a `Session` (`ask` and `tell`), with the ratio to a heap that takes the
+same posteriors. Times are those of the processor.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from allocator import allocate
+from allocator import Session, allocate
 
 
 def naive(successes: np.ndarray, trials: int, budget: int, alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
@@ -43,20 +45,56 @@ def heap(successes: np.ndarray, trials: int, budget: int, alpha: np.ndarray, bet
     return np.array(level)
 
 
+def heap_round(session: Session, share: int) -> list[int]:
+    """One round of hit utility by a heap, from what a session was told under Beta(1, 1)."""
+    c, n = session.successes.tolist(), session.trials.tolist()
+    queue = [(-(1 + hits) / (2 + size), i) for i, (hits, size) in enumerate(zip(c, n, strict=True))]
+    heapq.heapify(queue)
+    level = [0] * len(c)
+    for _ in range(share):
+        gain, i = queue[0]
+        k, missed = level[i], 1 + n[i] - c[i]
+        level[i] = k + 1
+        heapq.heapreplace(queue, (gain * (missed + k) / (3 + n[i] + k), i))
+    return level
+
+
+def rounds(n: int, g: int, rule: str, stop: str, by_heap: bool, repeats: int = 5) -> tuple[float, float]:
+    """(median over repeats of the longest round, time of its heap) in seconds."""
+    rng, longest, heaps = np.random.default_rng(1), [], [0.0]
+    rates = rng.beta(0.323, 0.143, n)
+    for repeat in range(repeats):
+        session = Session(n, n * (g - 8), rule, rounds=4, stop=stop)
+        session.tell(rng.binomial(8, rates), 8)
+        times = []
+        while not session.done:
+            if by_heap and repeat == 0:
+                heaps.append(once(partial(heap_round, session, n * (g - 8) // 4)))
+            began = time.process_time()
+            extra = session.ask()
+            asked = time.process_time() - began
+            successes = rng.binomial(extra, rates)
+            began = time.process_time()
+            session.tell(successes, extra)
+            times.append(asked + time.process_time() - began)
+        longest.append(max(times))
+    return statistics.median(longest), max(heaps) or float("nan")
+
+
 def median(work: Callable[[], object], repeats: int) -> float:
     work()
     times = []
     for _ in range(repeats):
-        began = time.perf_counter()
+        began = time.process_time()
         work()
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     return statistics.median(times)
 
 
 def once(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def main() -> None:
@@ -81,6 +119,15 @@ def main() -> None:
             print(
                 f"{n:>8} {g:>3} {name:>10} {ours * 1e6:>8.0f}us {by_heap * 1e6:>8.0f}us {slow * 1e6:>8.0f}us "
                 f"{by_heap / ours:>9.1f}x"
+            )
+    print(
+        f"\n{'prompts':>8} {'G':>3} {'rule':>12} {'stop':>6} {'a round':>10} {'heap':>10} {'heap/ours':>10}"
+    )
+    for n, g in sizes:
+        for rule, stop in (("hit_utility", "none"), ("hit_utility", "hit"), ("hit_or_miss", "mixed")):
+            ours, slow = rounds(n, g, rule, stop, by_heap=stop == "none" and n < 100_000)
+            print(
+                f"{n:>8} {g:>3} {rule:>12} {stop:>6} {ours * 1e6:>8.0f}us {slow * 1e6:>8.0f}us {slow / ours:>9.1f}x"
             )
 
 

@@ -7,6 +7,7 @@ the reason. What makes a whole source unusable (no file, a line that is not JSON
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -32,11 +33,12 @@ class DataError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`index` counts the usable rows from 0 and names the prompt for the whole run."""
+    """`index` counts the usable rows from 0 and names the prompt for the whole run; `columns` is the row as it was read."""
 
     index: int
     problem: str
     answer: str
+    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,7 @@ def _collect(data: Data, source: Iterable[tuple[str, Mapping[str, Any]]], usable
         problem, answer = raw.get(data.prompt_field), answer_text(raw.get(data.answer_field))
         reason = _unusable(data, raw, problem, answer, usable)
         if reason is None and isinstance(problem, str) and answer is not None:
-            rows.append(Row(len(rows), problem, answer))
+            rows.append(Row(len(rows), problem, answer, raw))
         else:
             rejected.append(Rejected(place, reason or "not a row of text and answer"))
         if data.limit is not None and len(rows) >= data.limit:

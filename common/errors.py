@@ -25,6 +25,10 @@ class RunError(HoraError, RuntimeError):
     """The run cannot start or go on: a server is away, memory is short, a part gave up."""
 
 
+class Unavailable(Exception):
+    """Raise it from a reward whose service is away: the run waits and asks again, up to `reward.wait_limit_s`."""
+
+
 class NoRoom(RuntimeError):
     """A replica is full: nothing failed, the request waits for another place."""
 

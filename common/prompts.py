@@ -86,7 +86,7 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
 def make_prompt(tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data) -> Prompt:
     """Row `row` of a data set as prompt `index`."""
     text = render_text(tokenizer, row.problem, data)
-    return Prompt(index, row.problem, row.answer, _encode(tokenizer, text, data), prefill(text))
+    return Prompt(index, row.problem, row.answer, _encode(tokenizer, text, data), prefill(text), row.columns)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:

@@ -1,11 +1,12 @@
 """Connections to Redis, with retries that outlast a restart of the server.
 
 URLs: redis://, rediss:// (TLS) or unix://; a password stands in the URL (redis://:secret@host) or, to keep it out of
-process lists and files that are shown, in a file named by `?password_file=/path`.
+process lists and files that are shown, in a file named by `?password_file=/path`, in which `~` is the home folder.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
@@ -140,7 +141,7 @@ def _options(url: str) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {}
     if path is not None:
         try:
-            with open(path) as file:
+            with open(os.path.expanduser(path)) as file:
                 options["password"] = file.read().strip()
         except OSError as error:
             raise ConfigError(f"queue.url: password_file {path} cannot be read: {error.strerror}") from None

@@ -9,8 +9,9 @@ partition [0, L). A group of prompt i holds G_i = G0 + Δ_i rollouts (paper, sec
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +25,15 @@ LogProbs = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts. `prefill` is the
-    opening of the thought that the template wrote at its end: completions are judged with it in front."""
+    opening of the thought that the template wrote at its end: completions are judged with it in front. `row` is the row as it was
+    read, for a user's own rewards."""
 
     index: int
     text: str
     answer: str
     tokens: Tokens
     prefill: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

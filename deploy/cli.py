@@ -116,13 +116,32 @@ def page(
     set_: Overrides = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A further name that this server is asked for by.")
+    ] = None,
 ) -> None:
     """Serve the page of a run without Ray Serve: it works while the application is down, and after the run's end."""
     from deploy.monitor.terminal import serve_page
     from deploy.runs.past import source_of
 
     with source_of(config, set_ or ()) as source:
-        serve_page(source.url, source.run, host, port, source.read)
+        serve_page(source.url, source.run, host, port, source.read, name or ())
+
+
+@app.command()
+def redis(
+    folder: Annotated[Path, typer.Argument(help="Where its data and its password are kept.")],
+    host: Annotated[str, typer.Option(help="Address to listen on, with --port.")] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on; none: a Unix socket in the folder alone.")
+    ] = None,
+) -> None:
+    """A Redis for `hora train`, with a password made for it and every write synced. Ctrl-C ends it."""
+    from deploy.launch.redis_server import serve_redis
+    from deploy.launch.signals import stopped_by_signals
+
+    with stopped_by_signals():
+        serve_redis(folder, None if port is None else (host, port))
 
 
 @app.command(name="eval")
@@ -224,13 +243,19 @@ def plan(
         typer.Option(help="Rules with commas, a stop behind a slash: hit_utility,hit_utility/hit."),
     ] = None,
     rounds: Annotated[str, typer.Option(help="Rounds of Phase B, several with commas.")] = "1,4",
+    shard: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Prompts that are allocated together (Γ over shards); by default a large batch."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
 ) -> None:
     """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend one."""
     from evaluation.plan.command import plan as make_plan
 
-    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out)
+    make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard)
 
 
 @app.command()

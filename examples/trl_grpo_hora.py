@@ -1,53 +1,55 @@
-"""HORA inside TRL's GRPOTrainer: the same Γ·G rows per generation batch, divided over its prompts by `allocate`.
+"""HORA inside TRL's GRPOTrainer: the same Γ·G rows per generation batch, divided over its prompts by a `Session`.
 
-    trainer = HoraTrainer(pre_rollouts=8, hit=1, model=..., reward_funcs=[format, accuracy],
+    trainer = HoraTrainer(pre_rollouts=8, hit=1, rounds=4, stop="hit", model=..., reward_funcs=[format, accuracy],
                           args=GRPOConfig(loss_type="dr_grpo", beta=0.0, num_generations=32, ...), ...)
 
-TRL keeps G rows per prompt. Here the first G0 of each stay, the other rows go where Phase A says, and the advantages
-are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss divides by Γ·G, so that factor turns it into the
-paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and micro-batches of equal size, in one process.
+TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where these say, in
+`rounds` rounds. Advantages are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss divides by Γ·G, so that
+factor turns it into the paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and micro-batches of equal size, in one process.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from allocator import allocate
+from allocator import Session
 
 
 class HoraTrainer(GRPOTrainer):
-    """`pre_rollouts`: G0. `hit`: index of the reward function whose value 1 counts as a success."""
+    """`pre_rollouts`: G0. `hit`: index of the reward function whose value 1 counts as a success. `rule`, `rounds`, `stop` and
+    `max_group_size`: those of `allocator.Session`."""
 
     def __init__(
-        self, *args: Any, pre_rollouts: int, hit: int = 0, rule: str = "hit_utility", **kwargs: Any
+        self,
+        *args: Any,
+        pre_rollouts: int,
+        hit: int = 0,
+        rule: str = "hit_utility",
+        rounds: int = 1,
+        stop: str = "none",
+        max_group_size: int | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if self.loss_type != "dr_grpo" or self.beta != 0.0 or self.accelerator.num_processes != 1:
             raise ValueError("HoraTrainer needs loss_type='dr_grpo', beta=0.0 and one process")
         if not 0 < pre_rollouts < self.num_generations:
             raise ValueError(f"pre_rollouts must be in 1..{self.num_generations - 1}, not {pre_rollouts}")
-        self._pre, self._hit, self._rule = pre_rollouts, hit, rule
-        self._phase_a: tuple[Any, ...] | None = None
+        self._pre, self._hit = pre_rollouts, hit
+        self._session = partial(Session, rule=rule, rounds=rounds, stop=stop, max_group_size=max_group_size)
+        self._sampled: tuple[Any, ...] | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         prompts = inputs[:: self.num_generations]
-        first = [row for row in prompts for _ in range(self._pre)]
-        self._phase_a = self._generate_each([row["prompt"] for row in first])
-        rewards = super()._calculate_rewards(
-            first, [row["prompt"] for row in first], self._phase_a[3], self._phase_a[1]
-        )
-        successes = (rewards[:, self._hit] >= 1).reshape(len(prompts), self._pre).sum(1).cpu().numpy()
-        extra = allocate(successes, self._pre, len(inputs) - len(first), rule=self._rule)
-        # Phase A of all prompts comes first, Phase B behind it; TRL shuffles the rows afterwards anyway.
-        owner = np.concatenate(
-            [np.repeat(np.arange(len(prompts)), self._pre), np.repeat(np.arange(len(prompts)), extra)]
-        )
+        # Phase A of all prompts comes first, one round after the other behind it; TRL shuffles the rows afterwards anyway.
+        owner, self._sampled = self._sample(prompts, len(inputs))
         output = super()._generate_and_score_completions([dict(prompts[i]) for i in owner])
         output["advantages"] = self._advantages(torch.from_numpy(owner), len(prompts)).to(
             output["advantages"].device
@@ -55,16 +57,32 @@ class HoraTrainer(GRPOTrainer):
         self.last_owner = owner
         return output
 
+    def _sample(self, prompts: list[dict[str, Any]], total: int) -> tuple[Any, tuple[Any, ...]]:
+        """`total` completions of n prompts: the prompt of each row, and what TRL's `_generate` returns for all rows."""
+        n = len(prompts)
+        session = self._session(n, total - n * self._pre)
+        owner, sampled, given = np.zeros(0, dtype=np.int64), None, np.full(n, self._pre)
+        while True:
+            of = np.repeat(np.arange(n), given)
+            rows = [prompts[i] for i in of]
+            part = self._generate_each([row["prompt"] for row in rows])
+            owner, sampled = np.concatenate([owner, of]), part if sampled is None else _joined(sampled, part)
+            if len(owner) == total:
+                return owner, sampled
+            session.tell(np.bincount(of, weights=self._hits(rows, part), minlength=n).astype(np.int64), given)
+            given = session.ask()
+
+    def _hits(self, rows: list[dict[str, Any]], part: tuple[Any, ...]) -> Any:
+        """(rows,) whether each completion is a success."""
+        rewards = super()._calculate_rewards(rows, [row["prompt"] for row in rows], part[3], part[1])
+        return (rewards[:, self._hit] >= 1).cpu().numpy()
+
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        """Phase A's rows are there already; only Phase B's are sampled."""
-        if self._phase_a is None:
+        """All rows are there already."""
+        if self._sampled is None:
             return super()._generate(prompts)
-        first, self._phase_a = self._phase_a, None
-        second = self._generate_each(prompts[len(first[1]) :])
-        return tuple(
-            a + b if isinstance(a, list) and isinstance(b, list) else b
-            for a, b in zip(first, second, strict=True)
-        )
+        sampled, self._sampled = self._sampled, None
+        return sampled
 
     def _generate_each(self, prompts: list[Any]) -> tuple[Any, ...]:
         # With vLLM, TRL asks once for every num_generations-th prompt; ragged groups need every row asked for.
@@ -90,3 +108,11 @@ class HoraTrainer(GRPOTrainer):
                     (group - group.mean()) / (group.std() + 1e-4) * self.num_generations / len(group)
                 )
         return advantages
+
+
+def _joined(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Rows of two calls of `_generate`, one behind the other; what is not one value a row is the second's."""
+    return tuple(
+        a + b if isinstance(a, list) and isinstance(b, list) else b
+        for a, b in zip(first, second, strict=True)
+    )

@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "rollout.time_limit_s",
     "rollout.attempts",
     "reward.time_limit_s",
+    "reward.wait_limit_s",
     "generator.",
     "verifier.",
     "coordinator.",

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray import serve
 
-from actors.verifier.pool import Item, VerifierPool, VerifierUnavailable
+from actors.verifier.pool import Item, VerifierPool, VerifierUnavailable, default_processes
 from common import logs
 from common.config import Config
 from common.redis import connect_async
@@ -29,7 +29,7 @@ class Verifier:
         logs.configure(checked.telemetry.logs, run=checked.run.name, part="verifier")
         self._run, self._redis = checked.run.name, connect_async(redis_url)
         self._name = f"verifier/{serve.get_replica_context().replica_id.unique_id}"
-        self._processes = checked.verifier.processes
+        self._processes = checked.verifier.processes or default_processes()
         self._pool = VerifierPool(checked.reward, self._processes)
         self._faults = 0
         self._scored, self._at = 0, time.monotonic()
@@ -66,12 +66,13 @@ class Verifier:
 
     def _state(self) -> dict[str, Any]:
         """What waits here, and the rate since the beat before. It costs no answer its place."""
-        stats, now = self._pool.stats(), time.monotonic()
+        stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
         self._scored, self._at = stats["scored"], now
         return {
             "state": "failing" if self._faults else "serving",
             "answers_per_s": round(rate, 2),
+            **({"away": "; ".join(f"{name}: {why}" for name, why in away.items())} if away else {}),
             "waiting": self._pool.waiting,
             "scored": self._scored,
             "killed": stats["killed"],

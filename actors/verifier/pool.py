@@ -6,8 +6,9 @@
                    └─ math-verify in a worker process ─► verdict, or killed: wrong
 
 A hostile answer costs its worker, never the replica: over time, over memory or a crash of the interpreter is
-one wrong answer. A fault of ours is not: when no worker can be started, or the pool breaks, `score_batch` raises
-`VerifierUnavailable`, nothing is scored and the caller asks again.
+one wrong answer. Time is the worker's own processor time, which a busy machine does not use up: an answer that is over
+it is to blame and is not tried again. A fault of ours is no wrong answer: when no worker can be started, or the pool
+breaks, `score_batch` raises `VerifierUnavailable`, nothing is scored and the caller asks again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import asyncio
 import ctypes
 import logging
 import multiprocessing
+import os
 import resource
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -25,8 +28,11 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from common import answers, equality, rewards
+from actors.verifier.judges import Judges
+from common import answers, equality
 from common.config import Reward
+from common.errors import Unavailable
+from common.user_rewards import Answer, is_async, user_reward
 
 MEMORY_BYTES = 2**30
 """Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real answers."""
@@ -37,14 +43,23 @@ TASKS_PER_WORKER = 5000
 CACHE_SIZE = 100_000
 """Verdicts remembered. Groups repeat their answers: most of a trained model's are the same few."""
 
+MOST_PROCESSES = 8
+"""Workers of one replica where the configuration names no number: one for each processor, at most so many."""
+
+STALLED = 10.0
+"""A call that takes so many times its processor time by the clock hangs on the machine, not on the answer."""
+
 START_LIMIT_S = 60.0
 """Time beyond the limit of an answer after which a call that no worker took counts as a fault of ours."""
+
+LONGEST_PAUSE_S = 10.0
+"""Longest pause between two tries of a reward that is unavailable."""
 
 _PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
-Item = tuple[str, str, str]
-"""(problem, completion, gold)"""
+Item = Answer | tuple[str, str, str]
+"""An answer, or its (problem, completion, gold) alone."""
 
 
 class VerifierUnavailable(RuntimeError):
@@ -58,9 +73,9 @@ class VerifierPool:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._users = tuple(name for name in reward.names if ":" in name)
-        for name in self._users:
-            rewards.load_reward(name)
+        self._users = {name: is_async(name) for name in reward.names if ":" in name}
+        self._judges = Judges(reward.time_limit_s) if any(self._users.values()) else None
+        self._away: dict[str, str] = {}
         answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
@@ -91,6 +106,11 @@ class VerifierPool:
         """Completions of batches that are not wholly scored yet."""
         return self._waiting
 
+    @property
+    def away(self) -> dict[str, str]:
+        """Rewards that are unavailable, with the reason of each."""
+        return dict(self._away)
+
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
         return dict(self._counts)
@@ -99,18 +119,21 @@ class VerifierPool:
         """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
         for task in self._pending.values():
             task.cancel()
+        if self._judges is not None:
+            self._judges.close()
         self._pool.stop()
         self._pool.join()
 
     async def _score(self, item: Item) -> dict[str, float]:
-        problem, completion, gold = item
+        answer = Answer(*item)
+        completion, gold = answer.completion, answer.gold
         scored = {}
         if "format" in self._reward.names:
             scored["format"] = answers.format_reward(completion, self._reward.answer)
         if "accuracy" in self._reward.names:
             scored["accuracy"] = await self._accuracy(completion, gold)
         for name in self._users:
-            scored[name] = await self._user(name, problem, completion, gold)
+            scored[name] = await self._user(name, answer)
         return scored
 
     async def _accuracy(self, completion: str, gold: str) -> float:
@@ -148,13 +171,10 @@ class VerifierPool:
     async def _verify(self, gold: str, answer: str) -> bool:
         try:
             verdict = await self._equal(gold, answer)
-        except (TimeoutError, ProcessExpired):
-            # Once more: the machine may have stood still, or another process taken the memory. An answer that costs two
-            # workers is to blame.
+        except ProcessExpired:
+            # Once more: another process may have taken the memory. An answer that costs two workers is to blame.
             try:
                 verdict = await self._equal(gold, answer)
-            except TimeoutError:
-                verdict = self._killed(gold, "over its time limit")
             except ProcessExpired:
                 verdict = self._killed(gold, "ended its process twice")
         self._counts["verified"] += 1
@@ -164,38 +184,64 @@ class VerifierPool:
         return verdict
 
     async def _equal(self, gold: str, answer: str) -> bool:
+        seconds = self._reward.time_limit_s
         try:
-            return bool(await self._run(equality.math_equal, gold, answer))
+            return bool(await self._run(_judge, seconds, gold, answer, limit_s=STALLED * seconds))
         except (MemoryError, RecursionError) as error:
             return self._killed(gold, f"ended by {type(error).__name__}")
+        except ProcessExpired as error:
+            if error.exitcode != -signal.SIGPROF:
+                raise
+            return self._killed(gold, f"over its {seconds:g} s of processor time")
+        except TimeoutError as error:
+            raise VerifierUnavailable(
+                f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: the machine "
+                "has too little for verifier.processes"
+            ) from error
 
     def _killed(self, gold: str, why: str) -> bool:
         self._counts["killed"] += 1
         _log.warning("an answer to a problem with the gold answer %.40r was %s: counted as wrong", gold, why)
         return False
 
-    async def _user(self, name: str, problem: str, completion: str, gold: str) -> float:
-        return await self._users_own("reward", rewards.user_reward, name, problem, completion, gold)
+    async def _user(self, name: str, answer: Answer) -> float:
+        """A user's reward; asked again, for reward.wait_limit_s, while it raises Unavailable."""
+        deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
+        while True:
+            try:
+                value = float(await self._users_own("reward", user_reward, name, answer))
+            except Unavailable as error:
+                self._away[name] = str(error)
+                if time.monotonic() + pause > deadline:
+                    raise ValueError(
+                        f"reward {name!r} was unavailable for reward.wait_limit_s = {self._reward.wait_limit_s:g} s: {error}"
+                    ) from None
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
+            else:
+                self._away.pop(name, None)
+                return value
 
-    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: str) -> Any:
+    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: Any) -> Any:
         try:
-            return await self._run(function, name, *args)
+            if self._judges is not None and self._users.get(name):
+                return await self._judges.ask(name, *args)
+            return await self._run(function, name, *args, limit_s=self._reward.time_limit_s)
         except (TimeoutError, ProcessExpired) as error:
             raise ValueError(
                 f"{key} {name!r} took over {self._reward.time_limit_s} s or ended its process"
             ) from error
 
-    async def _run(self, function: Callable[..., Any], *args: str) -> Any:
+    async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:
         """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died of it."""
-        limit = self._reward.time_limit_s
         async with self._slots:
             pool = self._pool
             try:
-                future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit))
+                future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit_s))
             except RuntimeError as error:
                 raise self._broken(pool, str(error)) from error
             # Two calls to a worker: this one may wait for the other.
-            done, _ = await asyncio.wait((future,), timeout=2 * limit + START_LIMIT_S)
+            done, _ = await asyncio.wait((future,), timeout=2 * limit_s + START_LIMIT_S)
             if not done:
                 raise self._broken(pool, f"no worker process started within {START_LIMIT_S:g} s")
             try:
@@ -223,6 +269,22 @@ class VerifierPool:
             initargs=(self._memory_bytes,),
             context=context,
         )
+
+
+def default_processes() -> int:
+    """Workers where the configuration names no number: those that this machine can run at once."""
+    return max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+
+
+def _judge(seconds: float, gold: str, answer: str) -> bool:
+    """In a worker: `math_equal`, ended by the kernel with this process after so much processor time."""
+    signal.setitimer(
+        signal.ITIMER_PROF, seconds
+    )  # SIGPROF is left at its default, which no C code can put off
+    try:
+        return equality.math_equal(gold, answer)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 def _initialize(memory_bytes: int) -> None:

@@ -32,7 +32,11 @@ class Reward(Section):
     )
     time_limit_s: Seconds = Field(
         5.0,
-        description="Time math-verify gets for one answer; then its process is killed and the answer counts as wrong.",
+        description="Processor time math-verify gets for one answer, then its process is killed and the answer is wrong; time by the clock that a reward of your own gets.",
+    )
+    wait_limit_s: Seconds = Field(
+        600.0,
+        description="A reward that raises `Unavailable` is asked again for so long; then the run stops.",
     )
     max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
 
@@ -88,5 +92,8 @@ def check_reward_name(name: str) -> str:
 
 class Verifier(Section):
     replicas: Count = Field(1, description="Replicas at the start.")
-    processes: Count = Field(1, description="Killable worker processes of one replica.")
+    processes: Count | None = Field(
+        None,
+        description="Killable worker processes of one replica; none: one for each processor of its machine, at most 8.",
+    )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")

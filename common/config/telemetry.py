@@ -17,6 +17,9 @@ class Telemetry(Section):
     http_host: str = Field(
         "127.0.0.1", description="Address of the HTTP endpoint; loopback unless you expose it."
     )
+    http_names: tuple[str, ...] = Field(
+        (), description="Names by which the page may be asked for besides localhost and addresses."
+    )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
 
 

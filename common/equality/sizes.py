@@ -15,8 +15,8 @@ MAX_NESTING = 12
 MAX_DIGITS = 50_000
 """Most digits that an answer's numbers may have once computed. `2^{2025}` has 610."""
 
-MAX_CELLS = 200
-"""Most cells of a matrix."""
+MAX_TOKENS = 300
+"""Most numbers, letters, commands and signs. The parser takes milliseconds for each."""
 
 _OPENING, _CLOSING = "([{", ")]}"
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\\[A-Za-z]+|\\.|\*\*|[A-Za-z]|\S")
@@ -25,10 +25,11 @@ _CHOICES = ("\\binom", "\\choose", "\\dbinom", "\\tbinom")
 
 def bounded(text: str, max_chars: int) -> bool:
     """Whether a text is short and shallow enough to be parsed, and its numbers small enough to be computed."""
-    if not text or len(text) > max_chars or text.count("&") > MAX_CELLS:
+    if not text or len(text) > max_chars or not _shallow(text):
         return False
+    tokens = _TOKEN.findall(text)
     try:
-        return _shallow(text) and _Reader(text).all() <= MAX_DIGITS
+        return len(tokens) <= MAX_TOKENS and _Reader(tokens).all() <= MAX_DIGITS
     except _TooLarge:
         return False
 
@@ -50,10 +51,10 @@ class _TooLarge(Exception):
 
 
 class _Reader:
-    """Reads a text once. A value is bounded by the product of all its numbers, each plus one, powers included."""
+    """Reads a text once. A value is bounded by the product of all its numbers, a 1 being taken as 2 (a + b ≤ a·b from 2 on)."""
 
-    def __init__(self, text: str) -> None:
-        self._tokens = _TOKEN.findall(text)
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
         self._at = 0
         self._powers = 0
 
@@ -94,7 +95,7 @@ class _Reader:
         if token in _OPENING:
             return self._product()
         if token[0].isdecimal():
-            return math.log10(float(token[:300]) + 1) + max(0, len(token) - 300)
+            return math.log10(max(float(token[:300]), 2.0)) + max(0, len(token) - 300)
         if token in _CHOICES:
             return _factorial(max(self._argument(), self._argument()))
         return self._letter if token.isalpha() else 0.0

@@ -1,7 +1,7 @@
 r"""What an answer claims: the value in `x = 28`, and whether it claims one at all.
 
-`x^2 = 28` is a problem, `27 \Rightarrow 28` a step, `28\text{ or 27}` two answers, `1,2,3,\ldots` an open list: none
-of them is 28. A gold answer that has the same form is compared as it stands.
+`x^2 = 28` and `\sum_{n=1}^{7} n` are problems, `27 \Rightarrow 28` a step, `28\text{ or 27}` two answers,
+`1,2,3,\ldots` an open list: none of them is 28. A gold answer that has the same form is compared as it stands.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ DOTS = re.compile(r"\\[lc]?dots\b|\\dots[cbmio]\b|\.{3,}")
 _DECIMAL_DOTS = re.compile(r"(\d\.\d+)(?:\\[lc]?dots|\.{3,})$")
 _TWO_NUMBERS = re.compile(rf"(?<![\d.}}])\d+(?:\.\d+)?{SPACE}+(?!\d+\s*/)(?=[\d.])(?![^ ]*/)")
 _EQUALS = re.compile(r"(?<![<>!=\\]):?=(?![=>])")
+_UNEVALUATED = re.compile(r"\\(?:sum|prod|i{1,3}nt|oint|lim|limsup|liminf|bigcup|bigcap)(?![A-Za-z])")
 _APPROX = re.compile(r"\\(?:approx|simeq)\b")
 _IN = re.compile(r"\\in\b")
 _SET = re.compile(r"\s*(?:\\left\s*)?(?:\\\{|[\[(\]]|\\mathbb|\\emptyset|\\varnothing)")
@@ -39,6 +40,8 @@ def claim(gold: str, answer: str) -> list[str] | None:
     if bool(DOTS.search(answer)) != bool(DOTS.search(gold)):
         return None
     if _TWO_NUMBERS.search(answer) and not _TWO_NUMBERS.search(gold):
+        return None
+    if _UNEVALUATED.search(answer) and not _UNEVALUATED.search(gold):
         return None
     if _EQUALS.search(gold):
         return [answer]

@@ -16,6 +16,7 @@ from common.redis import Redis, connect
 from common.state import read_state
 from deploy.app import APP
 from deploy.launch.placement import telling_unplaced
+from deploy.launch.ray_token import keep_token_private
 from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
 from deploy.preflight.checks import require
@@ -45,6 +46,7 @@ def train_on_cluster(config: Config) -> None:
     require(Target(config, "train"), console)
     url = redis_url(config)
     check_agreement(config, url)
+    keep_token_private()
     with starting_ray():
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
     config = settled(config)

@@ -30,9 +30,11 @@ from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benc
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
 from deploy.launch.ray_node import watched_node
+from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
+from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
@@ -154,6 +156,7 @@ def stack(
     Without `train` the application only samples and verifies. `file` is told why, when Ray's own processes die.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(*SERVE_CALLBACK)
     import ray
     from ray import serve
 
@@ -209,6 +212,7 @@ def _replicas(config: Config, train: bool) -> int:
 def _start_ray(config: Config) -> None:
     import ray
 
+    keep_token_private(make=True)
     try:
         with starting_ray():
             ray.init(

@@ -12,6 +12,7 @@ import ctypes
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -44,10 +46,12 @@ LIBC = ctypes.CDLL(None)  # loaded here: a forked child must do no more than cal
 
 
 class RedisServer:
-    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there."""
+    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there.
+    `address` (host, port) opens a port too."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: tuple[str, int] | None = None) -> None:
         self.folder = folder.resolve()
+        self._address = address
         self._process: subprocess.Popen[bytes] | None = None
         self._socket_folder: Path | None = None
         self._watch: threading.Thread | None = None
@@ -63,6 +67,9 @@ class RedisServer:
     @property
     def url(self) -> str:
         query = urlencode({"password_file": str(self.folder / "password")})
+        if self._address is not None:
+            host, port = self._address
+            return f"redis://{f'[{host}]' if ':' in host else host}:{port}/0?{query}"
         return f"unix://{quote(str(self._socket()))}?{query}"
 
     def start(self) -> None:
@@ -79,7 +86,7 @@ class RedisServer:
         # Rewriting the append-only file costs what writing it did: below 2 GiB it is left to grow.
         replace_text(
             self.folder / "redis.conf",
-            f"port 0\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
+            f"{self._listening()}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
             f"dir {_quoted(self.folder)}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
             "auto-aof-rewrite-min-size 2gb\n",
@@ -94,6 +101,9 @@ class RedisServer:
         self._stopping.clear()
         self._watch = threading.Thread(target=self._revive, name="redis-watch", daemon=True)
         self._watch.start()
+
+    def _listening(self) -> str:
+        return "port 0" if self._address is None else "bind {}\nport {}".format(*self._address)
 
     def _launch(self) -> None:
         """A server process on the files of the folder, ready to answer."""
@@ -226,6 +236,13 @@ class RedisServer:
             )
         except OSError:
             return False
+
+
+def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
+    """`hora redis`: say how parts reach the server, and keep it up until Ctrl-C."""
+    with suppress(KeyboardInterrupt), RedisServer(folder, address) as server:
+        print(f"export HORA_REDIS_URL={shlex.quote(server.url)}", flush=True)
+        threading.Event().wait()
 
 
 def _quoted(path: Path) -> str:

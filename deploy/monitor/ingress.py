@@ -21,8 +21,12 @@ class Ingress:
     def __init__(
         self, config: dict[str, Any], redis_url: str, coordinator: DeploymentHandle | None = None
     ) -> None:
-        self._run = Config.model_validate(config).run.name
+        checked = Config.model_validate(config)
+        self._run, self._names = (
+            checked.run.name,
+            (checked.telemetry.http_host, *checked.telemetry.http_names),
+        )
         self._redis_url = redis_url
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._redis_url, self._run, observer=Exporter())
+        return create_app(self._redis_url, self._run, observer=Exporter(), names=self._names)

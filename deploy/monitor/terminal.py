@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 
 import redis
 from rich.console import Console
@@ -56,14 +57,22 @@ def monitor(
         return
 
 
-def serve_page(redis_url: str, run: str, host: str, port: int, read: Read = read_run) -> None:
+def serve_page(
+    redis_url: str, run: str, host: str, port: int, read: Read = read_run, names: Sequence[str] = ()
+) -> None:
     """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down."""
     import uvicorn
 
+    from deploy.monitor.patience import LimitedProtocol
     from deploy.monitor.web import create_app
 
     uvicorn.run(
-        create_app(redis_url, run, read=read), host=host, port=port, log_level="warning", access_log=False
+        create_app(redis_url, run, names=(host, *names), read=read),
+        host=host,
+        port=port,
+        http=LimitedProtocol,
+        log_level="warning",
+        access_log=False,
     )
 
 

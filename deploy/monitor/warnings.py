@@ -39,6 +39,7 @@ class Kind(StrEnum):
     STALLED = "stalled"
     STARTING = "starting"
     NOTICE = "notice"
+    REWARD_AWAY = "reward_away"
     GATE_SHUT = "gate_shut"
     NO_HIT = "no_hit"
     NO_SIGNAL = "no_signal"
@@ -70,6 +71,7 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
     return (
         found
         + _silent(state)
+        + _away(state)
         + notices(state)
         + _flow(state)
         + _stalled(state, stall_s)
@@ -159,6 +161,17 @@ def _starting(state: RunState) -> list[Warning]:
     return [
         Warning(Kind.STARTING, f"the learner has been starting for {n} s: it waits for {what}")
         for n, what in sorted(waits)[:1]
+    ]
+
+
+def _away(state: RunState) -> list[Warning]:
+    told = sorted({p.state["away"] for p in _alive(state, "verifier") if "away" in p.state})
+    return [
+        Warning(
+            Kind.REWARD_AWAY,
+            f"a reward is unavailable, the run waits for it up to reward.wait_limit_s: {why}",
+        )
+        for why in told
     ]
 
 

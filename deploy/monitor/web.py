@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -27,11 +27,15 @@ from common.keys import Keys
 from common.redis import Redis
 from common.state import changed, read_state
 from deploy.monitor.feed import Feed, Observer, Read
+from deploy.monitor.hosts import Guard
 from deploy.monitor.run_state import RunState, read_run
 
 PAGE = Path(__file__).with_name("page.html")
 # The page brings everything with it and talks to its own server alone.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 class Health(BaseModel):
@@ -56,8 +60,15 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(redis_url: str, run: str, observer: Observer | None = None, read: Read = read_run) -> FastAPI:
-    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus)."""
+def create_app(
+    redis_url: str,
+    run: str,
+    observer: Observer | None = None,
+    names: Sequence[str] = (),
+    read: Read = read_run,
+) -> FastAPI:
+    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus). `names`: what
+    the server is called besides its addresses and localhost."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -68,6 +79,7 @@ def create_app(redis_url: str, run: str, observer: Observer | None = None, read:
 
     # Swagger's and ReDoc's pages load scripts from elsewhere; /openapi.json needs none.
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
     _add_controls(app, feed)
     _add_problems(app)

@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: model, rule, prior, rewards and data. They need no particular machine."""
+"""Checks of what a configuration names: model, rule, prior, rewards and data, on any machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
 from common.prompts import load_tokenizer, render
-from common.rewards import gold_test, load_reward
+from common.rewards import gold_test
+from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
 from evaluation.benchmarks import known_leaks
@@ -153,7 +154,8 @@ def data(target: Target) -> Iterator[Finding]:
         _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
     )
     if too_long:
-        longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
+        limit = f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
+        longer = f"left out: {plural(too_long, 'prompt')} longer than {limit}"
         yield Finding("warn", "data", longer)
     if len(usable) < rollout.prompts_per_batch:
         raise ConfigError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -13,10 +15,14 @@ import common
 from common.config import Config
 from common.errors import RunError
 from common.redis import connect, hidden
+from deploy.launch.ray_token import open_to_others, token_file
 from deploy.launch.redis_server import executable
+from deploy.launch.signals import starting_ray
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.preflight.machine import enough_gpus
 from deploy.runs.record import named_redis, redis_url
+
+PODS_S, POLL_S = 300.0, 2.0
 
 
 def redis_server(target: Target) -> Iterator[Finding]:
@@ -33,7 +39,7 @@ def redis_server(target: Target) -> Iterator[Finding]:
     yield must(recent, "Redis", says, "streams need 6.2: install a newer Redis")
     appends, synced = "yes" if info.get("aof_enabled") else "no", _synced(client)
     says = f"appendonly is {appends}, appendfsync is {synced}"
-    fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes and appendfsync always, also in redis.conf"
+    fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes, appendfsync always; redis.conf too"
     yield should(appends == "yes" and synced in ("always", "hidden"), "Redis persistence", says, fix)
     policy = str(info.get("maxmemory_policy")) if info.get("maxmemory") else "noeviction"
     fix = "Redis would drop the run's data: CONFIG SET maxmemory-policy noeviction"
@@ -47,26 +53,49 @@ def _synced(client: redis.Redis) -> str:
         return "hidden"
 
 
+def ray_token(target: Target) -> Iterator[Finding]:
+    """Whoever reads Ray's token can start programs in the cluster."""
+    file = token_file()
+    if file.is_file():
+        exposed = open_to_others(file)
+        says = f"{file} can be read by {'others' if exposed else 'its owner alone'}"
+        yield should(not exposed, "Ray's token", says, f"chmod 600 {file}")
+
+
 def ray_cluster(target: Target) -> Iterator[Finding]:
-    """The cluster that `hora train` attaches to: its GPUs and CPUs, and that its workers import the same code."""
+    """The cluster that `hora train` attaches to: GPUs, CPUs, and that its workers import the same code."""
     if not target.on_cluster:
         return
     import ray
 
     try:
-        ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level="ERROR")
+        with starting_ray():
+            ray.init(address="auto", log_to_driver=False, configure_logging=False, logging_level="ERROR")
     except ConnectionError:
         raise RunError(
             "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
         ) from None
     try:
-        resources: dict[str, float] = ray.cluster_resources()
+        # Pods join one by one, and `hora train`, whose target has no address, is started with them.
+        waits = "KUBERNETES_SERVICE_HOST" in os.environ and target.http is None
+        resources = grown(target, ray.cluster_resources, PODS_S if waits else 0.0)
         nodes = len([n for n in ray.nodes() if n["Alive"]])
         yield ok("Ray", f"{nodes} nodes, {resources.get('GPU', 0):g} GPUs, {resources.get('CPU', 0):g} CPUs")
         yield from placeable(target, resources)
         yield _same_code()
     finally:
         ray.shutdown()
+
+
+def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: float) -> Mapping[str, float]:
+    """The resources that `read` finds, once they hold all parts or `limit_s` is over."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        found = read()
+        enough = all(f.level == "ok" for f in placeable(target, found))
+        if enough or time.monotonic() >= deadline:
+            return found
+        time.sleep(min(POLL_S, limit_s / 10))
 
 
 def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Finding]:
@@ -82,7 +111,8 @@ def _enough_cpus(config: Config, have: float) -> Finding:
     ]
     need = sum(replicas * cpus for _, replicas, cpus in parts) + config.learner.workers
     terms = "".join(f"{name}.replicas {n} · {name}.cpus {cpus:g} + " for name, n, cpus in parts)
-    says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}learner.workers {config.learner.workers}"
+    terms += f"learner.workers {config.learner.workers}"
+    says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"
     fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"
     return must(need <= have, "CPUs", says, fix)
 

@@ -16,6 +16,7 @@ from common.errors import ConfigError
 from common.prompts import load_tokenizer, render_text
 from common.rewards import gold_test, total
 from common.stop_tokens import named, stop_tokens
+from common.user_rewards import Answer
 from deploy.preflight.configuration import OWN_FAULTS, working_folder
 from deploy.preflight.findings import Finding, Target, ok
 
@@ -77,7 +78,11 @@ def judge(config: Config, row: Row, opened: str, answers: Sequence[str]) -> list
     own = config.reward.answer not in ANSWERS
     forms = [form for form in ANSWERS if form != "auto"] if own else [config.reward.answer]
     texts = [[example(form, answer, opened) for answer in answers] for form in forms]
-    items = [(row.problem, opened + text, row.answer) for form in texts for text in form]
+    items = [
+        Answer(row.problem, opened + text, row.answer, row.columns, row.index)
+        for form in texts
+        for text in form
+    ]
     try:
         with working_folder():
             scored = iter(asyncio.run(_score(config, items)))
@@ -93,7 +98,7 @@ def judge(config: Config, row: Row, opened: str, answers: Sequence[str]) -> list
     return next((form for form in found if form[0].success), found[0])
 
 
-async def _score(config: Config, items: Sequence[tuple[str, str, str]]) -> list[dict[str, float]]:
+async def _score(config: Config, items: Sequence[Answer]) -> list[dict[str, float]]:
     pool = VerifierPool(config.reward)
     try:
         return await pool.score_batch(items)

@@ -16,8 +16,8 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from common.answers import format_reward
 from common.config import Config
-from common.rewards import load_reward
 from common.types import Phase, Prompt, Rollout, VersionSpan
+from common.user_rewards import load_reward
 from deploy.tasks.recall import one_of
 
 Sampled = list[tuple[list[int], list[float]]]

@@ -21,16 +21,17 @@ def plan(
     rounds: str,
     json_: bool,
     out: Path | None,
+    shard: int | None = None,
 ) -> Plan:
     """Read counts, forecast every combination, print it (as JSON with `json_`) and draw it into `out` where
     that is given.
 
-    rules: names with commas, each with its stop behind a slash where it has one: `hit_utility/hit`.
+    shard: prompts that are allocated together, where they are too few to count as a large batch. rules: names with commas, each with its stop behind a slash where it has one: `hit_utility/hit`.
     """
     counts = read_counts(source)
     sizes = _sizes(group_size, counts)
     pre = _numbers("--pre-rollouts", pre_rollouts) if pre_rollouts else [g for g in (4, 8) if g < max(sizes)]
-    made = forecast(counts, arms(_rules(rules), _numbers("--rounds", rounds), pre, sizes))
+    made = forecast(counts, arms(_rules(rules), _numbers("--rounds", rounds), pre, sizes), shard)
     if json_:
         print(as_json(made))
     else:

@@ -18,11 +18,12 @@ from allocator.rules import get_rule
 from allocator.rules.base import Division
 from evaluation.plan.counts import Counts, CountsError
 from evaluation.plan.outcome import Arm, Outcome, outcome
+from evaluation.plan.shards import shift
 
 SAMPLES = 120
 WIDEN = 1.25
 """Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow
-(docs/evaluation.md).
+(docs/performance.md).
 """
 PAD = 0.003
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
@@ -112,22 +113,45 @@ def _first_below(pre_rollouts: Sequence[int], g: int) -> int:
     return min((g0 for g0 in pre_rollouts if g0 < g), default=0)
 
 
-def forecast(counts: Counts, chosen: Sequence[Arm]) -> Plan:
-    """The plan of these arms. Raises CountsError for a group size beyond the counts' reach."""
-    check(counts, chosen)
+@dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """What the counts say: weights (K,) of F and of each resample (B, K), tokens of a completion (K,), uniform by G."""
+
+    weights: Float
+    resampled: Float
+    lengths: Float | None
+    uniform: dict[int, Outcome]
+    reach: int
+
+
+def forecast(counts: Counts, chosen: Sequence[Arm], shard: int | None = None) -> Plan:
+    """The plan of these arms, for a large batch or for shards of `shard` prompts.
+
+    Raises CountsError for a group size beyond the counts' reach.
+    """
+    check(counts, chosen, shard)
     weights = fit_mixture(counts.successes, counts.trials)
-    resampled = resampled_mixtures(counts.successes, counts.trials, SAMPLES)
-    lengths = _lengths(counts, weights)
+    basis = Basis(
+        weights,
+        resampled_mixtures(counts.successes, counts.trials, SAMPLES),
+        _lengths(counts, weights),
+        {g: outcome(Arm("uniform", "none", 1, 1, g), weights) for g in {a.group_size for a in chosen}},
+        counts.reach,
+    )
     outcomes = {arm: outcome(arm, weights) for arm in chosen}
-    uniform = {g: outcome(Arm("uniform", "none", 1, 1, g), weights) for g in {a.group_size for a in chosen}}
     rows = tuple(
-        _row(arm, found, _worth(arm, outcomes, weights), weights, resampled, lengths, uniform, counts.reach)
+        _row(arm, found, _worth(arm, outcomes, weights), basis, _shift(arm, found, weights, shard))
         for arm, found in outcomes.items()
     )
     return Plan(rows, recommend(rows), counts.notes)
 
 
-def check(counts: Counts, chosen: Sequence[Arm]) -> None:
+def _shift(arm: Arm, found: Outcome, weights: Float, shard: int | None) -> tuple[float, float]:
+    """What shards change; nothing under uniform sampling."""
+    return (0.0, 0.0) if shard is None or arm.rule == "uniform" else shift(arm, found, weights, shard)
+
+
+def check(counts: Counts, chosen: Sequence[Arm], shard: int | None) -> None:
     """Raise CountsError for an arm that cannot be foretold from these counts, or cannot be at all."""
     if not chosen:
         raise CountsError("no arm to plan: every --pre-rollouts must leave some --group-size above it")
@@ -136,6 +160,11 @@ def check(counts: Counts, chosen: Sequence[Arm]) -> None:
             raise CountsError(
                 f"group size {arm.group_size} is beyond these counts: of {counts.reach} trials a prompt nothing is "
                 f"known beyond {counts.reach}; sample more, or ask for --group-size {counts.reach}"
+            )
+        budget = None if shard is None else shard * (arm.group_size - arm.pre_rollouts)
+        if budget is not None and arm.rounds > budget:
+            raise CountsError(
+                f"{arm.rounds} rounds exceed Phase B's {budget} rollouts of a shard of {shard} prompts"
             )
         rule = get_rule(arm.rule)
         if not isinstance(rule, Division) and arm.pre_rollouts < rule.least_trials:
@@ -159,21 +188,16 @@ def _worth(arm: Arm, outcomes: dict[Arm, Outcome], weights: Float) -> tuple[floa
 
 
 def _row(
-    arm: Arm,
-    found: Outcome,
-    worth: tuple[float, float],
-    weights: Float,
-    resampled: Float,
-    lengths: Float | None,
-    uniform: dict[int, Outcome],
-    reach: int,
+    arm: Arm, found: Outcome, worth: tuple[float, float], basis: Basis, shifted: tuple[float, float]
 ) -> Row:
-    over = found.size - arm.group_size
-    hits, signal = found.hits - worth[0] * over, found.signal - worth[1] * over
-    gain = hits - uniform[arm.group_size].hits
+    weights, over = basis.weights, found.size - arm.group_size
+    hits = found.hits - worth[0] * over + shifted[0]
+    signal = found.signal - worth[1] * over + shifted[1]
+    gain = hits - basis.uniform[arm.group_size].hits
     (hit, hit_low, hit_high), (more, more_low, more_high), (mix, mix_low, mix_high) = (
-        _interval(value, weights, resampled) for value in (hits, gain, signal)
+        _interval(value, weights, basis.resampled) for value in (hits, gain, signal)
     )
+    lengths = basis.lengths
     return Row(
         rule=arm.rule,
         rounds=arm.rounds,
@@ -191,8 +215,8 @@ def _row(
         signal_high=mix_high,
         rollouts=float(arm.group_size),
         tokens=None if lengths is None else float(weights @ ((found.size - weights @ over) * lengths)),
-        uniform_group_size=_same_as_uniform(hit, weights, reach),
-        by_difficulty=_classes(found, uniform[arm.group_size], weights),
+        uniform_group_size=_same_as_uniform(hit, weights, basis.reach),
+        by_difficulty=_classes(found, basis.uniform[arm.group_size], weights),
     )
 
 

@@ -36,6 +36,7 @@ def handle(redis_url: str) -> Iterator[Any]:
             "model": {"path": "m"},
             "data": {"path": "d"},
             "reward": {"time_limit_s": 1.0},
+            "verifier": {"processes": 1},
         }
         deployment = serve.deployment(
             Verifier, name="verifier", ray_actor_options={"num_cpus": 0.1}, max_ongoing_requests=100
@@ -83,23 +84,27 @@ def beat_with(url: str, **wanted: int) -> dict[str, Any]:
 def test_a_replica_outlives_hostile_answers_says_so_and_leaves_no_process_behind(
     handle: Any, redis_url: str
 ) -> None:
-    def ask(answer: str) -> Any:
-        return handle.score.remote([("q", f"<think>x</think><answer>{answer}</answer>", r"\frac{3}{7}")])
+    def ask(answer: str, gold: str = r"\frac{3}{7}") -> Any:
+        return handle.score.remote([("q", f"<think>x</think><answer>{answer}</answer>", gold)])
+
+    def endless(n: int) -> Any:
+        series = r"\sum_{n=1}^{\infty}\frac{\cos %d n}{n^2}"
+        return ask(series % n, gold=series % 99)
 
     assert ask("6/14").result() == [{"format": 1.0, "accuracy": 1.0}]
-    hostile = [ask(f"10^{{10^{{{n}}}}}") for n in range(10, 14)]
+    hostile = [endless(n) for n in range(10, 14)]
     assert [h.result() for h in hostile] == [[{"format": 1.0, "accuracy": 0.0}]] * 4
     assert ask("9/21").result() == [{"format": 1.0, "accuracy": 1.0}]
     assert handle.stats.remote().result()["killed"] == 4
     told = beat_with(redis_url, scored=6)
     assert (told["killed"], told["waiting"], told["processes"], told["state"]) == (4, 0, 1, "serving")
     assert "ServeReplica:verifier-test" in Path(f"/proc/{told['pid']}/cmdline").read_text()
-    slow = ask("10^{10^{15}}")
+    slow = endless(15)
     assert beat_with(redis_url, waiting=1)["answers_per_s"] >= 0.0
     slow.result()
     assert beat_with(redis_url, waiting=0, scored=7)["killed"] == 5
     assert len(workers()) == 1
-    ask("10^{10^{20}}")
+    endless(20)
     serve.delete("verifier-test")
     deadline = time.monotonic() + 20
     while workers() and time.monotonic() < deadline:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from common import rewards
+from common.user_rewards import Answer, load_reward, user_reward
 
 
 def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:
@@ -25,9 +26,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_users_reward_is_loaded_by_name_and_must_be_finite() -> None:
-    assert rewards.user_reward("own_rewards:brief", "q", "abcd", "g") == 0.25
+    assert user_reward("own_rewards:brief", Answer("q", "abcd", "g")) == 0.25
     with pytest.raises(ValueError, match=r"own_rewards:broken.* returned nan"):
-        rewards.user_reward("own_rewards:broken", "q", "abcd", "g")
+        user_reward("own_rewards:broken", Answer("q", "abcd", "g"))
 
 
 @pytest.mark.usefixtures("own")
@@ -36,4 +37,4 @@ def test_a_users_reward_is_loaded_by_name_and_must_be_finite() -> None:
 )
 def test_a_reward_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name!r}"):
-        rewards.load_reward(name)
+        load_reward(name)

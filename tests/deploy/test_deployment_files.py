@@ -1,8 +1,10 @@
 """What cannot be run without GPUs, Docker or Kubernetes is held against the schemas and names it must agree with."""
 
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 
@@ -11,9 +13,14 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from common.errors import RunError
 from common.load import load
+from common.redis import connect, has_password
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import executable
 from deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
 from deploy.monitor.run_state import read_run
+from tests.support.ports import wait_for_port
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -44,7 +51,11 @@ def test_every_serve_file_is_valid_for_serve_and_its_experiment_loads(path):
     assert named["generator"] == config.generator.replicas
     assert named["verifier"] == config.verifier.replicas
     assert serve.applications[0].name == "hora"
-    assert "password" not in (config.queue.url or "")
+    assert config.queue.url
+    assert not has_password(config.queue.url)
+    assert config.queue.url.endswith(
+        "?password_file=~/hora-redis/password"
+    )  # what `hora redis ~/hora-redis` writes
 
 
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda p: p.name)
@@ -67,7 +78,10 @@ def test_compose_has_the_shape_that_compose_reads():
     compose = documents("compose.yaml")[0]
     service = closed(
         [],
-        **dict.fromkeys(("image", "shm_size"), STRING),
+        **dict.fromkeys(("image", "shm_size", "user", "network_mode"), STRING),
+        read_only={"type": "boolean"},
+        cap_drop=many(STRING),
+        security_opt=many(STRING),
         build=closed(["context", "dockerfile"], context=STRING, dockerfile=STRING, args=OBJECT),
         command=many({"type": "string"}),
         environment={"type": "object", "additionalProperties": STRING},
@@ -76,7 +90,8 @@ def test_compose_has_the_shape_that_compose_reads():
         depends_on={
             "type": "object",
             "additionalProperties": closed(
-                ["condition"], condition={"enum": ["service_started", "service_healthy"]}
+                ["condition"],
+                condition={"enum": ["service_started", "service_healthy", "service_completed_successfully"]},
             ),
         },
         healthcheck=closed(
@@ -99,6 +114,49 @@ def test_compose_has_the_shape_that_compose_reads():
         and subprocess.run(["docker", "compose", "version"], capture_output=True).returncode == 0
     ):
         subprocess.run(["docker", "compose", "-f", str(DEPLOY / "compose.yaml"), "config", "-q"], check=True)
+
+
+def test_compose_s_redis_gets_a_password_that_is_made_once_and_that_no_process_shows(tmp_path):
+    """The two services' own commands, run here on folders in the place of their volumes."""
+    services, port = documents("compose.yaml")[0]["services"], free_port()
+
+    def command(name: str) -> list[str]:
+        *shell, script = services[name]["command"]
+        for old, new in (
+            ("$$", "$"),
+            ("/secrets", str(tmp_path)),
+            ("chown 999:1000", "true"),
+            ("dir /data", f"dir {tmp_path}\nbind 127.0.0.1\nport {port}"),
+        ):
+            script = script.replace(old, new)
+        return [*shell, script]
+
+    subprocess.run(command("password"), check=True)
+    password = (tmp_path / "redis").read_text()
+    assert re.fullmatch("[0-9a-f]{48}", password)
+    assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o440
+    subprocess.run(command("password"), check=True)
+    assert (tmp_path / "redis").read_text() == password
+    (tmp_path / "redis-server").symlink_to(executable())
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    with subprocess.Popen(command("redis"), env=environment, stdout=subprocess.DEVNULL) as server:
+        try:
+            wait_for_port(port)
+            url = services["actors"]["environment"]["HORA_REDIS_URL"]
+            client = connect(
+                url.replace("redis:6379", f"127.0.0.1:{port}").replace("/secrets", str(tmp_path))
+            )
+            assert client.config_get("appendfsync") == {"appendfsync": "always"}
+            with pytest.raises(RunError, match="refuses the password"):
+                connect(f"redis://127.0.0.1:{port}")
+            assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("path", [*DEPLOY.rglob("*.yaml"), DEPLOY.parent / "README.md"], ids=lambda p: p.name)
+def test_no_file_starts_redis_with_its_password_as_an_argument(path):
+    assert "--requirepass" not in path.read_text()
 
 
 def test_every_path_the_image_copies_is_there():

@@ -3,15 +3,20 @@ types: the fields used here, any other being an error. Their pod templates are c
 
 import copy
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import jsonschema
 import kubernetes_validate
 import pytest
+import redis as redis_module
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from common.load import differences, from_args, load
+from deploy.launch.redis_server import executable
+from tests.support.ports import wait_for_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OLDEST, NEWEST = "1.29.0", "1.37.0"
@@ -59,6 +64,7 @@ KUBERAY = {
         submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]},
         backoffLimit=INTEGER,
         shutdownAfterJobFinishes={"type": "boolean"},
+        submitterPodTemplate=TEMPLATE,
     ),
 }
 
@@ -72,17 +78,28 @@ def validate(document: dict, version: str) -> None:
     kind = document["kind"]
     whole = {"apiVersion": STRING, "kind": STRING, "metadata": meta, "spec": KUBERAY[kind]}
     jsonschema.validate(document, closed(list(whole), **whole))
-    for group in groups(document) if kind == "RayService" else ():
+    for pod in pods(document):
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
-        kubernetes_validate.validate({**template, "template": group["template"]}, version, strict=True)
+        kubernetes_validate.validate({**template, "template": pod}, version, strict=True)
 
 
-def groups(service: dict) -> list[dict]:
-    cluster = service["spec"]["rayClusterConfig"]
-    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+def pods(document: dict) -> list[dict]:
+    """The templates of every pod that comes of an object."""
+    spec = document["spec"]
+    if document["kind"] == "RayService":
+        cluster = spec["rayClusterConfig"]
+        return [g["template"] for g in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+    return [spec[key] for key in ("template", "submitterPodTemplate") if key in spec]
 
 
+ALL_PODS = {
+    f"{name}-{d['kind']}-{i}": pod
+    for name in ("redis", "actors", "learner")
+    for d in documents(name)
+    for i, pod in enumerate(pods(d))
+}
 OBJECTS = {
+    "network": [("NetworkPolicy", "hora-redis"), ("NetworkPolicy", "hora")],
     "redis": [("Service", "hora-redis"), ("StatefulSet", "hora-redis")],
     "runs": [("PersistentVolumeClaim", "hora-runs")],
     "actors": [("RayService", "hora")],
@@ -119,6 +136,8 @@ def test_a_misspelt_key_anywhere_would_be_seen(version):
         broken(service, "spec", "rayClusterConfig", "headGroupSpec", *pod, "resources"),
         broken(service, "spec", "rayClusterConfig", "workerGroupSpecs", 0, *pod, "volumeMounts", 0),
         broken(job, "spec"),
+        broken(job, "spec", "submitterPodTemplate", "spec", "containers", 0, "securityContext"),
+        broken(documents("network")[0], "spec", "ingress", 0),
     ]
     for case in cases:
         with pytest.raises(
@@ -142,16 +161,15 @@ def test_nobody_without_the_clusters_token_starts_jobs_on_it():
 
 
 def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
-    actors = documents("actors")[0]["spec"]["rayClusterConfig"]
+    actors = documents("actors")[0]
     claims = {d["metadata"]["name"] for d in documents("runs")}
-    for group in (actors["headGroupSpec"], *actors["workerGroupSpecs"]):
-        pod = group["template"]["spec"]
+    for template in pods(actors):
+        pod = template["spec"]
         volumes = {v["name"]: v for v in pod["volumes"]}
         assert {m["name"] for c in pod["containers"] for m in c["volumeMounts"]} == volumes.keys()
         assert volumes["runs"]["persistentVolumeClaim"]["claimName"] in claims
     redis, *_ = (d for d in documents("redis") if d["kind"] == "StatefulSet")
     assert redis["spec"]["serviceName"] == "hora-redis"
-    assert "always" in redis["spec"]["template"]["spec"]["containers"][0]["args"]
     assert f"@{redis['metadata']['name']}:6379" in json.dumps(actors)
 
 
@@ -171,3 +189,71 @@ def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_
 def test_the_cluster_s_ray_is_the_pinned_one():
     version = documents("actors")[0]["spec"]["rayClusterConfig"]["rayVersion"]
     assert f"ray=={version}\n" in (DEPLOY.parent / "requirements" / "cpu.txt").read_text()
+
+
+@pytest.mark.parametrize("pod", ALL_PODS.values(), ids=ALL_PODS)
+def test_no_pod_is_root_or_may_become_it_or_writes_outside_its_volumes(pod):
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] > 0
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in spec["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert "/tmp" in {m["mountPath"] for m in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("pod", ALL_PODS.values(), ids=ALL_PODS)
+def test_no_secret_stands_in_an_argument(pod):
+    for container in pod["spec"]["containers"]:
+        words = [*container.get("command", []), *container.get("args", [])]
+        assert not any("$(" in word or "--requirepass" in word for word in words)
+
+
+def selected(policy: dict, pod: dict) -> bool:
+    return policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_every_pod_has_a_network_policy_and_redis_takes_hora_s_alone():
+    policies = {d["metadata"]["name"]: d for d in documents("network")}
+    for name, pod in ALL_PODS.items():
+        policy = policies["hora-redis" if name.startswith("redis") else "hora"]
+        assert selected(policy, pod), name
+        assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    hora = policies["hora"]["spec"]["podSelector"]
+    (rule,) = policies["hora-redis"]["spec"]["ingress"]
+    assert rule == {"from": [{"podSelector": hora}], "ports": [{"protocol": "TCP", "port": 6379}]}
+    assert policies["hora-redis"]["spec"]["egress"] == []
+    assert all(rule.get("from") for rule in policies["hora"]["spec"]["ingress"])  # nobody comes from anywhere
+    reached = [to for rule in policies["hora"]["spec"]["egress"] for to in rule["to"]]
+    assert {"podSelector": policies["hora-redis"]["spec"]["podSelector"]} in reached
+
+
+def test_redis_starts_from_its_line_with_a_password_that_no_process_shows(tmp_path):
+    """The container's own command, run here with the server of this machine in the place of the image's."""
+    from deploy.launch.ports import free_port
+
+    redis, *_ = (d for d in documents("redis") if d["kind"] == "StatefulSet")
+    container = redis["spec"]["template"]["spec"]["containers"][0]
+    port, password = free_port(), "a0" * 24
+    (tmp_path / "redis-server").symlink_to(executable())
+    script = container["args"][0].replace("dir /data", f"dir {tmp_path}\nbind 127.0.0.1\nport {port}")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": password}
+    with subprocess.Popen(
+        [*container["command"], script], env=environment, stdout=subprocess.DEVNULL
+    ) as server:
+        try:
+            wait_for_port(port)
+            client = redis_module.Redis(port=port, password=password)
+            assert client.config_get("appendfsync") == {"appendfsync": "always"}
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            with pytest.raises(redis_module.exceptions.AuthenticationError):
+                redis_module.Redis(port=port).ping()
+            assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        finally:
+            server.terminate()

@@ -321,6 +321,14 @@ def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(red
     assert f"! {state.warnings[0].text}" in lines.export_text(), "on the console of `hora run`"
 
 
+def test_a_reward_that_is_waited_for_is_said_by_name(redis_url):
+    run = SyntheticRun(redis_url, config_of("away"))
+    play(run, 2)
+    heartbeat_now(run.redis, "away", "verifier/v1", {"state": "serving", "away": "my:judge: it restarts"})
+    (warning,) = read_run(run.redis, "away").warnings
+    assert (warning.kind, "my:judge: it restarts" in warning.text) == (Kind.REWARD_AWAY, True)
+
+
 def test_a_gate_that_stays_shut_says_what_it_sees_and_what_it_needs(redis_url):
     run = SyntheticRun(redis_url, config_of("shut"))
     play(run, 2)

@@ -1,13 +1,12 @@
 """The embedded Redis keeps to its folder: it takes up after a killed launcher, and ends nobody else's server."""
 
 import os
+import shlex
 import signal
 import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,9 @@ import redis
 
 from common.errors import RunError
 from common.redis import connect
+from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer, executable
+from tests.support.small_disk import fill_up, small_disk
 
 OWNER = """
 import pathlib, sys, time
@@ -78,18 +79,6 @@ def test_a_server_that_is_killed_comes_back_by_itself_with_all_that_it_confirmed
     assert not psutil.pid_exists(last)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 100 MiB of its own."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=100m", "none", str(disk)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a disk is for root")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 def _write_on(client: redis.Redis) -> None:
     for _ in range(100):
         client.set("more", b"0" * 2**16)
@@ -97,14 +86,12 @@ def _write_on(client: redis.Redis) -> None:
 
 @pytest.mark.system
 def test_on_a_full_disk_the_server_says_so_once_and_comes_back_when_there_is_room(
-    small_disk: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with RedisServer(small_disk / "redis") as server:
+    with small_disk(tmp_path / "disk", 100) as disk, RedisServer(disk / "redis") as server:
         client = connect(server.url)
         client.set("before", "kept")
-        with (small_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-            while True:
-                filler.write(b"0" * 2**20)
+        filler = fill_up(disk)
         impatient = connect(server.url, retries=0)
         with pytest.raises(redis.exceptions.RedisError):
             _write_on(impatient)
@@ -112,7 +99,7 @@ def test_on_a_full_disk_the_server_says_so_once_and_comes_back_when_there_is_roo
         said = capsys.readouterr().out
         assert said.count("is full: free 32 MiB, and the run goes on") == 1
         assert len(said.splitlines()) <= 3, said
-        (small_disk / "filler").unlink()
+        filler.unlink()
         assert client.get("before") == b"kept", "clients wait meanwhile"
 
 
@@ -184,3 +171,31 @@ def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch:
 
 def test_a_server_of_the_needed_version_is_found() -> None:
     assert Path(executable()).is_file()
+
+
+def test_hora_redis_says_how_to_reach_it_and_shows_its_password_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, port = tmp_path / "kept", free_port()
+    command = [sys.executable, "-m", "deploy.cli", "redis", str(folder), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            name, _, url = process.stdout.readline().strip().removeprefix("export ").partition("=")
+            assert name == "HORA_REDIS_URL"
+            assert (folder / "url").read_text() == shlex.split(url)[0]
+            client = connect(shlex.split(url)[0])
+            monkeypatch.setenv("HOME", str(tmp_path))  # as the Serve files have it
+            assert connect(f"redis://127.0.0.1:{port}?password_file=~/kept/password").ping()
+            assert client.config_get("appendfsync") == {"appendfsync": "always"}
+            assert client.config_get("bind") == {"bind": "127.0.0.1"}
+            with pytest.raises(RunError, match="refuses the password"):
+                connect(f"redis://127.0.0.1:{port}")
+            password = (folder / "password").read_text()
+            shown = [" ".join(p.cmdline()) for p in psutil.Process(process.pid).children(recursive=True)]
+            assert any("redis-server" in line for line in shown)
+            assert not any(password in line for line in [*shown, url])
+        finally:
+            process.terminate()
+        assert process.wait(20) == 0
+    assert not (folder / "pid").exists()

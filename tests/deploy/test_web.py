@@ -112,6 +112,18 @@ def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve):
     assert time.monotonic() - pushed < 2.0
 
 
+def test_no_page_may_frame_ours_and_no_foreign_name_reads_the_run(redis_url, serve):
+    run = SyntheticRun(redis_url, config_of("guarded"))
+    play(run, 1)
+    client = serve(redis_url, "guarded")
+    page = client.get("/")
+    assert "frame-ancestors 'none'" in page.headers["content-security-policy"]
+    assert page.headers["x-frame-options"] == "DENY"
+    for path in ("/", "/status", "/events", "/openapi.json"):
+        assert client.get(path, headers={"Host": "rebound.example"}).status_code == 421, path
+    assert client.post("/pause", headers={"Host": "rebound.example"}).status_code == 421
+
+
 def test_history_is_bounded_and_buckets_follow_the_paper(redis_url, serve):
     run = SyntheticRun(redis_url, config_of("long", learner={"steps": 2000}))
     play(run, 2)

@@ -110,6 +110,20 @@ def test_predictions_from_counts_are_met_by_the_first_batches(rates: str) -> Non
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("shard", [4, 15])
+def test_small_shards_find_what_the_plan_for_them_says(shard: int) -> None:
+    rng = np.random.default_rng(8)
+    draw = np.exp(rng.uniform(np.log(1 / 300), 0, 6000))
+    counts = Counts(rng.binomial(64, draw), np.full(6000, 64), None)
+    arm = Arm("hit_utility", "hit", 4, 8, 32)
+    [large], [small] = (forecast(counts, [arm], size).rows for size in (None, shard))
+    hits, signal, _ = realised(arm, draw, shard, rng)
+    assert small.hits == pytest.approx(hits, abs=0.015)
+    assert small.signal == pytest.approx(signal, abs=0.015)
+    assert large.hits - hits > 0.02 or shard > 4
+
+
+@pytest.mark.system
 def test_intervals_hold_what_they_promise() -> None:
     hits, gain, signal, _, bias = study(lambda rng, m: rng.beta(0.504, 1.322, m), 300, 16, 12)
     assert min(hits, signal) >= 0.85
@@ -146,6 +160,7 @@ def lines(n: int = 320, trials: int = 32, tokens: bool = False) -> list[dict[str
     return found
 
 
+@pytest.mark.system
 def test_the_command_prints_rows_and_a_recommendation_and_draws_a_figure(tmp_path: Path) -> None:
     source = write(tmp_path / "counts.jsonl", lines(tokens=True))
     options = [

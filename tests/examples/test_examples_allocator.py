@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # TRL takes seconds to import, which only the worker that run
 WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(14))]
 GAMMA, G, G0, LENGTH = 3, 8, 2, 5
 WEIGHTS = [0.25, 1.0]
+# One prompt that nothing answers, one that nearly everything does, one between.
+ANSWERS = ["none", " ".join(WORDS[2:14]), "w3"]
 
 
 def test_a_plain_training_loop_learns_more_with_hora_than_with_grpo() -> None:
@@ -39,8 +41,8 @@ def accuracy(completions: list[str], answer: list[str], **_: object) -> list[flo
     ]
 
 
-@pytest.fixture
-def trainer(tmp_path: Path) -> HoraTrainer:
+@pytest.fixture(params=[(1, "none"), (3, "hit")], ids=["one-round", "three-rounds"])
+def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> HoraTrainer:
     from trl import GRPOConfig
 
     from examples.trl_grpo_hora import HoraTrainer
@@ -63,9 +65,7 @@ def trainer(tmp_path: Path) -> HoraTrainer:
             eos_token_id=1,
         )
     )
-    # One prompt that nothing answers, one that nearly everything does, one between.
-    answers = ["none", " ".join(WORDS[2:14]), "w3"]
-    rows = [{"prompt": f"w{i} w{i + 4}", "answer": answers[i]} for i in range(GAMMA)]
+    rows = [{"prompt": f"w{i} w{i + 4}", "answer": ANSWERS[i]} for i in range(GAMMA)]
     args = GRPOConfig(
         output_dir=str(tmp_path),
         num_generations=G,
@@ -83,9 +83,12 @@ def trainer(tmp_path: Path) -> HoraTrainer:
         report_to=[],
         save_strategy="no",
     )
+    rounds, stop = request.param
     return HoraTrainer(
         pre_rollouts=G0,
         hit=1,
+        rounds=rounds,
+        stop=stop,
         model=model,
         reward_funcs=[short, accuracy],
         args=args,
@@ -139,6 +142,35 @@ def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> 
     torch.testing.assert_close(
         gradient(trainer, trainer.compute_loss(trainer.model, batch)), ours, atol=1e-6, rtol=1e-4
     )
+
+
+@pytest.mark.system
+def test_rounds_go_on_from_what_the_last_one_found(
+    trainer: HoraTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    each = trainer._generate_each
+
+    def counted(prompts: list[str]) -> tuple[object, ...]:
+        asked.append(len(prompts))
+        return each(prompts)
+
+    monkeypatch.setattr(trainer, "_generate_each", counted)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions(rows_of(trainer))
+    rounds = trainer._session.keywords["rounds"]
+    assert asked == [GAMMA * G0, *([GAMMA * (G - G0) // rounds] * rounds)]
+    owner, ids = trainer.last_owner, batch["completion_ids"]
+    hits = np.array(accuracy(trainer.processing_class.batch_decode(ids), [ANSWERS[i] for i in owner]))
+    # What each round is divided by follows from the rows before it: a fresh session gives the same rows.
+    session, at = trainer._session(GAMMA, GAMMA * (G - G0)), 0
+    for size in asked:
+        rows = slice(at, at := at + size)
+        trials = np.bincount(owner[rows], minlength=GAMMA)
+        if rows.start:
+            assert session.ask().tolist() == trials.tolist()
+        session.tell(np.bincount(owner[rows], weights=hits[rows], minlength=GAMMA).astype(int), trials)
+    assert session.done
 
 
 @pytest.mark.system

@@ -145,3 +145,31 @@ def test_several_updates_on_a_batch_clip_against_the_policy_before_the_first(
     assert error_of(one, config, ratio, 3) > 1e-2, (
         "three updates must differ from one of three times the length"
     )
+
+
+OPTIONS = [
+    ("advantage=likelihood", "baseline=wald", "group_weight=difficulty"),
+    ("advantage=pass_at_k", "k=1"),
+    ("scale=batch", "aggregate=token", "overlong=mask"),
+    ("multi_objective_aggregation=normalize_then_sum", "ratio=sequence", "normalisation=sequence"),
+    ("loss=sapo", "kl=0.1", "kl_estimator=k2"),
+    ("top_entropy_quantile=0.3", "entropy_coef=0.05"),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_every_option_has_one_gradient_over_real_ranks_and_zero_stages(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    ratio, settings = 1e4, [f"learner.objective.{option}" for option in options]
+    alone = configuration(tmp_path / "alone", ratio, *settings)
+    wanted = trained(alone, groups(alone), tmp_path / "alone")
+    start = load_file(Path(alone.model.path) / "model.safetensors")
+    for ranks, stage in ((2, 2), (2, 3), (4, 0)):
+        folder = tmp_path / f"{ranks}-{stage}"
+        config = configuration(
+            folder, ratio, *settings, f"learner.zero_stage={stage}", f"learner.workers={ranks}"
+        )
+        error = relative(trained(config, groups(config), folder), wanted, start)
+        print(f"{options}, ranks {ranks}, ZeRO {stage}: {error:.1e}")
+        assert error < 1e-5

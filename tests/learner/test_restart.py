@@ -56,11 +56,20 @@ def uninterrupted(folder: Path, *more: str) -> dict[str, torch.Tensor]:
     return trained(config, groups(config), folder)
 
 
-def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bit(tmp_path: Path) -> None:
-    expected = uninterrupted(tmp_path / "whole")
+ENTROPY = tuple(
+    f"learner.objective.{option}"
+    for option in ("entropy_target=3.0", "entropy_coef=0.01", "top_entropy_quantile=0.5", "aggregate=token")
+)
+
+
+@pytest.mark.parametrize("more", [(), ENTROPY], ids=["defaults", "entropy towards a target"])
+def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bit(
+    tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    expected = uninterrupted(tmp_path / "whole", *more)
     folder = tmp_path / "killed"
     folder.mkdir()
-    config, rng = configuration(folder), random.Random(0)
+    config, rng = configuration(folder, *more), random.Random(0)
     with RedisServer(folder / "redis") as server:
         fill(config, server, groups(config))
         client, keys = connect(server.url), Keys("r")

@@ -124,15 +124,28 @@ def steps_of(run: Path) -> list[int]:
     return sorted(int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.parametrize("damage", [noise, cut, lose])
-def test_of_a_damaged_newest_checkpoint_nothing_is_loaded_and_the_one_before_is_taken(
+@pytest.mark.parametrize("damage", [cut, lose])
+def test_a_learner_that_finds_its_newest_checkpoint_damaged_takes_the_one_before(
     damage: Callable[[Path], None], live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(6, 7))
+    newest = steps_of(run.run)[-1]
+    damage(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.kill("learner", chance, within_s=0.0)
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    run.assert_exact()
+
+
+def test_noise_in_the_newest_checkpoint_is_found_when_the_run_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
 ) -> None:
     run = live_run(SOME_STEPS)
     run.until(chance.randint(7, 8))
     run.kill_everything()
     before, newest = steps_of(run.run)
-    damage(run.run / "checkpoints" / f"step-{newest:08d}")
+    noise(run.run / "checkpoints" / f"step-{newest:08d}")
     run.start("--resume")
     run.finish()
     assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]

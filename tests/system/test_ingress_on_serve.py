@@ -2,8 +2,10 @@
 
 import asyncio
 import re
+import socket
 import time
 import urllib.request
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -11,7 +13,9 @@ from ray import serve
 
 from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer
+from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.ingress import Ingress
+from deploy.monitor.patience import REQUEST_S
 from deploy.monitor.prometheus import EXPORTED
 from tests.support.local_serve import local_serve
 from tests.support.synthetic_run import SyntheticRun, config_of, play
@@ -32,7 +36,8 @@ def until(check, limit_s: float):
 def stage(tmp_path_factory):
     """(run, base URL, metrics URL) of an application that holds the ingress alone."""
     metrics = free_port()
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+    with pytest.MonkeyPatch.context() as patch, RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        patch.setenv(*SERVE_CALLBACK)
         run = SyntheticRun(server.url, config_of("served"))
         play(run, 3)
         with local_serve(_metrics_export_port=metrics) as url:
@@ -52,6 +57,18 @@ def test_page_status_and_problems_are_at_the_application_s_root(stage):
     refused = httpx.post(f"{url}/pause")
     assert refused.status_code == 403
     assert refused.headers["content-type"] == "application/problem+json"
+
+
+def test_a_foreign_name_is_refused_and_a_half_sent_request_loses_its_connection(stage):
+    _run, url, _metrics = stage
+    assert httpx.get(f"{url}/status", headers={"Host": "rebound.example"}).status_code == 421
+    address = httpx.URL(url)
+    started = time.monotonic()
+    with socket.create_connection((address.host, address.port), timeout=60) as client:
+        client.sendall(b"GET /status HTTP/1.1\r\nHost: localhost\r\nX-Never: ")
+        with suppress(ConnectionError):
+            assert client.recv(1000) == b""
+    assert REQUEST_S - 1 < time.monotonic() - started < REQUEST_S + 20
 
 
 def test_twenty_clients_watch_at_once_and_the_page_still_answers(stage):

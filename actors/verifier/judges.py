@@ -1,0 +1,35 @@
+"""Async rewards of a user's own: a service or a model as judge.
+
+They wait for others most of the time, so they share one event loop in a thread of its own: the killable processes stay free for
+what computes, and one that blocks its loop does not block the replica's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from common.user_rewards import Answer, user_reward_async
+
+AT_ONCE = 64
+"""Calls of one replica that are under way at the same time."""
+
+
+class Judges:
+    """Use from one event loop; `close()` ends the thread."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        self._limit = time_limit_s
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="judges", daemon=True)
+        self._thread.start()
+
+    async def ask(self, name: str, answer: Answer) -> float:
+        """The reward's value. Raises TimeoutError past the time limit, and what `user_reward_async` raises."""
+        async with self._places:
+            call = asyncio.run_coroutine_threadsafe(user_reward_async(name, answer), self._loop)
+            return await asyncio.wait_for(asyncio.wrap_future(call), self._limit)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,0 +1,76 @@
+r"""What hostile answers cost a batch of 640: seconds with none, and with 32 different ones among them.
+
+    python -m benchmarks.verifier_bombs
+
+Towers, factorials, products, binomial coefficients, powers of a sum and of a number, and nested `\left(`. All
+others are right answers that only math-verify can see, each a different one. A real pool, as a replica has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from actors.verifier.pool import Item, VerifierPool
+from common.config import Reward
+
+ANSWERS, BOMBS = 640, 32
+_KINDS = (
+    "{n}^{{9^{{9^9}}}}",
+    "({n}0^{{10}})!",
+    r"\prod_{{k=1}}^{{10^{{{n}}}}} k",
+    r"\binom{{10^{{{n}}}}}{{5\cdot 10^7}}",
+    "(x+{n})^{{99999}}",
+    "{n}^{{999999999}}+x",
+)
+
+
+def right(number: int) -> Item:
+    """A right answer that only math-verify can see, different for every number."""
+    return "q", f"<answer>{number} + \\frac{{6}}{{14}}</answer>", rf"\frac{{3}}{{7}} + {number}"
+
+
+def bombs(count: int) -> list[str]:
+    """Different answers that are short to write, each too large to compute or too deep to parse. A quarter is nested."""
+    deep = [r"\left(" * (38 + n) + "1" + r"\right)" * (38 + n) for n in range(count // 4)]
+    return deep + [_KINDS[n % len(_KINDS)].format(n=n + 9) for n in range(count - len(deep))]
+
+
+def batches() -> tuple[list[Item], list[Item]]:
+    """One batch of right answers, and one in which bombs stand in the place of some."""
+    plain = [right(number) for number in range(ANSWERS)]
+    mined = [*plain[BOMBS:], *(("q", f"<answer>{bomb}</answer>", "28") for bomb in bombs(BOMBS))]
+    random.Random(0).shuffle(mined)
+    return plain, mined
+
+
+async def seconds(items: list[Item], processes: int) -> float:
+    """Time of one batch on a fresh pool whose workers are up. Raises RuntimeError where a verdict is wrong."""
+    pool = VerifierPool(Reward(), processes)
+    try:
+        await pool.score_batch([right(-1 - n) for n in range(4 * processes)])
+        started = time.monotonic()
+        scored = await pool.score_batch(items)
+        took = time.monotonic() - started
+    finally:
+        pool.close()
+    if [s["accuracy"] for s in scored] != [float(item[2] != "28") for item in items]:
+        raise RuntimeError("a verdict is wrong")
+    return took
+
+
+def main() -> None:
+    try:
+        from actors.verifier.pool import default_processes
+
+        processes = default_processes()
+    except ImportError:  # a tree in which the default was one
+        processes = 1
+    plain, mined = batches()
+    for name, items in (("plain", plain), ("with bombs", mined)):
+        print(f"{name}: {asyncio.run(seconds(items, processes)):.1f} s on {processes} processes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

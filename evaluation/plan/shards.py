@@ -1,0 +1,42 @@
+"""What small shards lose: prompts that are allocated together are few, and divide their budget coarsely."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from allocator import Session
+from allocator.mixture import GRID
+from allocator.posterior import Float
+from evaluation.plan.outcome import Arm, Outcome
+
+PROMPTS = 6000  # simulated for an arm: a standard error of about 0.3 points
+
+
+def shift(arm: Arm, found: Outcome, weights: Float, shard: int, seed: int = 0) -> tuple[float, float]:
+    """By how much hits and mixed groups of shards of `shard` prompts differ from those of a large batch (`found`).
+
+    Simulated with the allocator itself, on rates drawn from the mixture `weights` (K,); compared with what the large batch
+    does at these very rates.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = rng.choice(len(GRID), size=(max(1, PROMPTS // shard), shard), p=weights)
+    hits = signal = 0
+    for rates in GRID[drawn]:
+        session = Session(
+            shard,
+            shard * (arm.group_size - arm.pre_rollouts),
+            arm.rule,
+            rounds=1 if arm.rule == "uniform" else arm.rounds,
+            stop=arm.stop,
+        )
+        session.tell(rng.binomial(arm.pre_rollouts, rates), arm.pre_rollouts)
+        while not session.done:
+            extra = session.ask()
+            session.tell(rng.binomial(extra, rates), extra)
+        c, n = session.successes, session.trials
+        hits += int((c > 0).sum())
+        signal += int(((c > 0) & (c < n)).sum())
+    return (
+        hits / drawn.size - float(found.hits[drawn].mean()),
+        signal / drawn.size - float(found.signal[drawn].mean()),
+    )

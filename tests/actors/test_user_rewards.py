@@ -1,0 +1,158 @@
+"""A user's own rewards: they get the whole row, name it when they fail, and are waited for while their service is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.calls import generator_calls, verifier_calls
+from actors.verifier.pool import VerifierPool
+from common.config import Config, Data, Reward
+from common.datasets import load_dataset
+from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from common.user_rewards import Answer
+
+OWN = """
+import asyncio, time
+from pathlib import Path
+from common.errors import Unavailable
+
+def passes(answer):
+    right = answer.row["expected"] in answer.completion and answer.finish_reason == "stop"
+    return right - 0.001 * answer.tokens
+
+async def judge(answer):
+    await asyncio.sleep(0.1)
+    return len(answer.row["expected"])
+
+async def lost(answer):
+    raise KeyError("verdict")
+
+async def sleeps(answer):
+    await asyncio.sleep(60)
+
+def fails(answer):
+    raise RuntimeError("no tests in this row")
+
+def away(answer):
+    flag = Path(__file__).with_name("back")
+    if not flag.exists():
+        raise Unavailable("the judge restarts")
+    return 1.0
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own_judges_of_a_user.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def answer(text: str = "it is 7", **changes: Any) -> Answer:
+    return Answer("3+4=?", text, "7", {"expected": "7", "level": 2}, 5, tokens=10)._replace(**changes)
+
+
+async def score(name: str, *answers: Answer, **reward: Any) -> list[float]:
+    full = f"own_judges_of_a_user:{name}"
+    pool = VerifierPool(Reward(weights={full: 1.0}, success=full, **reward))
+    try:
+        return [scored[full] for scored in await pool.score_batch(answers)]
+    finally:
+        pool.close()
+
+
+@pytest.mark.usefixtures("own")
+def test_a_reward_of_one_parameter_gets_the_whole_row_and_how_the_completion_ended() -> None:
+    cut, wrong = answer(finish_reason="length"), answer("it is 8")
+    assert asyncio.run(score("passes", answer(), cut, wrong)) == [0.99, -0.01, -0.01]
+
+
+@pytest.mark.usefixtures("own")
+def test_async_rewards_of_a_batch_wait_together() -> None:
+    async def timed() -> float:
+        started = asyncio.get_running_loop().time()
+        assert await score("judge", *[answer()] * 40) == [1.0] * 40
+        return asyncio.get_running_loop().time() - started
+
+    assert asyncio.run(timed()) < 40 * 0.1
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("fails", "fails' raised RuntimeError: no tests in this row (row 5, problem '3+4=?')"),
+        ("lost", "lost' raised KeyError: 'verdict' (row 5, problem '3+4=?')"),
+        ("sleeps", "sleeps' took over 0.5 s"),
+    ],
+)
+def test_a_reward_that_fails_is_an_error_with_its_name_and_the_row_s_never_a_zero(
+    name: str, words: str
+) -> None:
+    with pytest.raises(ValueError, match="reward") as error:
+        asyncio.run(score(name, answer(), time_limit_s=0.5))
+    assert words in str(error.value)
+
+
+def test_a_reward_that_is_unavailable_is_waited_for_and_said(own: Path) -> None:
+    async def run() -> None:
+        full = "own_judges_of_a_user:away"
+        pool = VerifierPool(Reward(weights={full: 1.0}, success=full))
+        try:
+            scoring = asyncio.create_task(pool.score_batch([answer()]))
+            while not pool.away:
+                await asyncio.sleep(0.05)
+            assert pool.away == {full: "the judge restarts"}
+            (own / "back").touch()
+            assert await scoring == [{full: 1.0}]
+            assert not pool.away
+        finally:
+            pool.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("own")
+def test_a_reward_that_stays_unavailable_ends_with_the_limit_and_the_reason() -> None:
+    with pytest.raises(ValueError, match=r"unavailable for reward\.wait_limit_s = 1 s: the judge restarts"):
+        asyncio.run(score("away", answer(), wait_limit_s=1))
+
+
+class Handle:
+    """A handle that keeps what it was asked and answers with `result`."""
+
+    def __init__(self, result: Any) -> None:
+        self.result, self.asked = result, ()
+
+    def options(self, **_: str) -> Any:
+        return self
+
+    async def remote(self, *args: Any) -> Any:
+        self.asked = args
+        return self.result
+
+
+def test_the_row_goes_to_own_rewards_and_to_nobody_else(tmp_path: Path) -> None:
+    row = {"problem": "3+4=?", "answer": "7", "expected": "7", "tests": ["a", "b"]}
+    (tmp_path / "d.jsonl").write_text(json.dumps(row) + "\n")
+    (read,) = load_dataset(Data(path=str(tmp_path / "d.jsonl"))).rows
+    assert read.columns == row
+    tokens = np.array([1, 2], np.int32)
+    prompt = Prompt(3, read.problem, read.answer, tokens, row=read.columns)
+    done = Completion("7", tokens, np.zeros(2, np.float32), "length", (VersionSpan(0, 0, 2),))
+    for weights, sent in (({"a.b:c": 1.0}, row), ({"accuracy": 1.0}, {})):
+        name = next(iter(weights))
+        reward = {"weights": weights, "success": name}
+        config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "reward": reward})
+        handle = Handle([{name: 1.0}])
+        asyncio.run(verifier_calls(handle, config)(prompt, [done]))  # type: ignore[arg-type]
+        assert handle.asked[0] == [Answer("3+4=?", "7", "7", sent, 3, 2, "length")]
+        handle = Handle([done])
+        asyncio.run(generator_calls(handle, config, 0)(SamplingRequest(prompt, 1, 0)))  # type: ignore[arg-type]
+        assert handle.asked[0].prompt.row == {}

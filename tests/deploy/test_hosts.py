@@ -1,0 +1,169 @@
+"""Who the page answers to, and how long it waits for a request: through uvicorn, as `hora page` runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from deploy.monitor import patience
+from deploy.monitor.hosts import Guard, known_host
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "localhost:8000",
+        "LOCALHOST.",
+        "127.0.0.1:8000",
+        "127.0.0.1",
+        "[::1]:8000",
+        "::1",
+        "10.0.0.9:8080",
+        "page.internal:8000",
+    ],
+)
+def test_an_address_localhost_and_a_configured_name_are_this_server(host: str) -> None:
+    assert known_host(host, ["Page.internal"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "2130706433.",
+        "[evil]",
+        "a:b:c",
+        "xlocalhost",
+    ],
+)
+def test_any_other_name_is_not(host: str) -> None:
+    assert not known_host(host, ["page.internal"])
+
+
+async def application(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"kept")]})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(patience, "REQUEST_S", 0.5)
+    monkeypatch.setattr(patience, "CONNECTIONS", 20)
+    config = uvicorn.Config(
+        Guard(application, ["page.internal"]),
+        port=0,
+        http=patience.LimitedProtocol,
+        lifespan="off",
+        log_level="error",
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = server.force_exit = True
+    thread.join(10)
+
+
+def test_a_foreign_name_is_refused_with_a_sentence_and_ours_gets_headers_for_browsers(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/"
+    answer = httpx.get(url, headers={"Host": "page.internal"})
+    assert (answer.status_code, answer.text, answer.headers["x-own"]) == (200, "hello", "kept")
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    refused = httpx.get(url, headers={"Host": "evil.example"})
+    assert refused.status_code == 421
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert "telemetry.http_names" in refused.json()["detail"]
+    assert exchange(port, b"GET / HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 421")
+
+
+def exchange(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """What the server sends until it closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(pause_s)
+            while data := client.recv(65536):
+                found += data
+        return found
+
+
+HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"",),
+        (b"GET / HT",),
+        (HEAD,),
+        tuple(HEAD[i : i + 1] for i in range(len(HEAD))),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nhalf",),
+        (HEAD + b"\r\n", HEAD[:9]),
+    ],
+    ids=["nothing", "half a line", "half a head", "a byte at a time", "half a body", "half of the second"],
+)
+def test_a_request_that_is_not_whole_in_time_loses_its_connection(
+    port: int, pieces: tuple[bytes, ...]
+) -> None:
+    started = time.monotonic()
+    exchange(port, *pieces, pause_s=0.1)
+    assert time.monotonic() - started < 3.0
+
+
+def test_a_whole_request_is_answered_however_many_follow_on_its_connection(port: int) -> None:
+    with httpx.Client() as client:
+        for _ in range(4):
+            assert client.get(f"http://127.0.0.1:{port}/").text == "hello"
+            time.sleep(0.3)
+
+
+def send_without_end(client: socket.socket) -> None:
+    for _ in range(64):
+        client.sendall(b"X-Long: " + b"a" * 65536)
+        time.sleep(0.01)
+
+
+def test_a_request_without_end_is_cut_by_its_size(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "REQUEST_S", 60.0)
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(HEAD)
+        with pytest.raises(ConnectionError):
+            send_without_end(client)
+    assert time.monotonic() - started < 10.0
+
+
+def test_clients_that_hold_connections_open_do_not_keep_others_out(port: int) -> None:
+    held = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+    try:
+        for client in held:
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"GET / HTTP/1.1\r\n")
+        deadline = time.monotonic() + 5.0
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                assert httpx.get(f"http://127.0.0.1:{port}/").text == "hello"
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for client in held:
+            client.close()

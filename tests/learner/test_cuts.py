@@ -1,0 +1,123 @@
+"""The gradient of every option is that of one micro-batch on one rank, however groups are cut and shared out."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from common.config import Objective
+from common.types import Group, Rollout, VersionSpan
+from learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
+from learner.entropy import threshold
+from learner.estimator import Estimator
+from learner.logprobs import Policy
+from learner.task import Task
+from learner.totals import Totals
+
+LONGEST, VOCABULARY, G, G0 = 24, 48, 4, 2
+WEIGHTS = {"accuracy": 0.6, "format": 0.4}
+OPTIONS: list[dict[str, Any]] = [
+    {"advantage": "max_rl"},
+    {"advantage": "likelihood", "baseline": "wald"},
+    {"advantage": "pass_at_k", "k": 2},
+    {"advantage": "pkpo", "k": 2},
+    {"advantage": "weighted_reinforce"},
+    {"advantage": "rloo", "phase_weight": "unbiased"},
+    {"scale": "batch"},
+    {"multi_objective_aggregation": "normalize_then_sum"},
+    {"aggregate": "token"},
+    {"aggregate": "token", "overlong": "mask"},
+    {"overlong": "soft", "overlong_cache": 10},
+    {"group_weight": "sqrt_size"},
+    {"group_weight": "inverse_sqrt_size"},
+    {"group_weight": "difficulty"},
+    {"group_weight": {"as_if": "hit_utility"}},
+    {"loss": "cispo", "aggregate": "token"},
+    {"loss": "sapo", "normalisation": "sequence"},
+    {"ratio": "sequence", "normalisation": "sequence"},
+    {"entropy_coef": 0.1},
+    {"top_entropy_quantile": 0.3},
+    {"top_entropy_quantile": 0.3, "entropy_coef": 0.1, "overlong": "mask"},
+]
+
+
+def policy(objective: Objective) -> Policy:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+    )
+    model = Policy(Qwen2ForCausalLM(config).float())
+    model.head.entropy_gradient = objective.rewards_entropy
+    return model
+
+
+def ragged_groups() -> list[Group]:
+    rng = np.random.default_rng(0)
+    return [ragged(rng, i, size) for i, size in enumerate((2, 3, 9, 4))]
+
+
+def ragged(rng: np.random.Generator, index: int, size: int) -> Group:
+    rollouts = []
+    for j in range(size):
+        n = int(rng.integers(1, LONGEST + 1))
+        right = j == 0 or bool(rng.random() < 0.4)
+        rollouts.append(
+            Rollout(
+                rng.integers(0, VOCABULARY, n).astype(np.int32),
+                -rng.exponential(3.0, n).astype(np.float32),
+                "length" if n > 18 else "stop",
+                (VersionSpan(0, 0, n),),
+                "A" if j < G0 else "B",
+                {"accuracy": float(right), "format": float(rng.random())},
+                right,
+            )
+        )
+    prompt = rng.integers(0, VOCABULARY, 4).astype(np.int32)
+    group = Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", G0, prompt, tuple(rollouts))
+    return replace(group, size_as_if=size + index)
+
+
+def gradient(objective: Objective, budget: int, packed: bool, ranks: int) -> torch.Tensor:
+    """What `ranks` ranks add up to: totals and threshold of all of them, then every rank its own micro-batches."""
+    model, groups = policy(objective), ragged_groups()
+    estimator = Estimator(objective, WEIGHTS, "accuracy", G, LONGEST)
+    own = [estimator.sums(groups[rank::ranks]) for rank in range(ranks)]
+    totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
+    estimator = replace(estimator, totals=totals)
+    micro: list[MicroBatch] = []
+    for rank in range(ranks):
+        samples = samples_of(groups[rank::ranks], estimator, len(groups), version=0)
+        micro += [*micro_batches(samples, budget, packed)[0], empty_micro_batch(torch.device("cpu"))]
+    with torch.no_grad():
+        entropies = [model(m, 0.7, 16)[1] for m in micro]
+    share = objective.top_entropy_quantile
+    least = threshold([e[m.scale > 0] for e, m in zip(entropies, micro, strict=True)], share, 1)
+    tasks = [
+        Task(m, keep=e >= least - 1e-6 if share < 1.0 else None)
+        for m, e in zip(micro, entropies, strict=True)
+    ]
+    acted = sum(float(t.acted.sum()) for t in tasks) if objective.rewards_entropy else 0.0
+    for task in tasks:
+        logprobs, entropy = model(task.micro, 0.7, 16)
+        task.loss(logprobs, entropy, objective, objective.entropy_coef, acted)[0].backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_no_option_depends_on_the_cut_or_on_the_ranks(options: dict[str, Any]) -> None:
+    objective = Objective.model_validate(options)
+    whole = gradient(objective, 100_000, True, 1)
+    assert whole.norm() > 0
+    for budget, packed, ranks in ((40, False, 2), (90, True, 4)):
+        other = gradient(objective, budget, packed, ranks)
+        assert float((other - whole).norm() / whole.norm()) < 1e-5, (budget, packed, ranks)

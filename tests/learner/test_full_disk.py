@@ -1,0 +1,44 @@
+"""A learner that cannot write ends with the disk's name, once."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import RunError
+from common.files import check_room
+from common.load import load
+from deploy.launch.redis_server import RedisServer
+from tests.support.filling import fill
+from tests.support.real_learner import recorded, said, start
+from tests.support.small_disk import fill_up, small_disk
+
+GAMMA = 2
+
+
+def test_a_disk_is_full_or_it_is_not(tmp_path: Path) -> None:
+    check_room(tmp_path)
+    with small_disk(tmp_path / "disk", 4) as disk:
+        check_room(disk)
+        fill_up(disk)
+        with pytest.raises(
+            RunError, match=r"the disk of .*/disk is full: free some of it, then resume the run"
+        ):
+            check_room(disk)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_learner_on_a_full_disk_says_so_once_and_ends(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 100) as disk, RedisServer(tmp_path / "redis") as server:
+        settings = [
+            "run.name=r",
+            f"run.folder={disk}",
+            f"rollout.prompts_per_batch={GAMMA}",
+            "rollout.shards=1",
+        ]
+        config = load("tiny", [*settings, "learner.steps=4", "learner.checkpoint_every=1"])
+        fill(config, server, recorded(config, [[9, 12]] * 4 * GAMMA, per_batch=GAMMA))
+        fill_up(disk, leaving=8)
+        assert start(config, server, tmp_path).wait(200) == 1
+        assert said(tmp_path).count(f"hora learner, rank 0: the disk of {disk / 'r'} is full") == 1
+        assert said(tmp_path).count("is full") == 1
