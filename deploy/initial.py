@@ -1,4 +1,4 @@
-"""`hora init`: a commented configuration for this machine, and for a task of one's own what it needs beside it."""
+"""`hora init`: a commented configuration for this machine; for a task of one's own, what it needs with it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ class Machine:
             "model": "Qwen/Qwen2.5-1.5B-Instruct   # a Hugging Face folder or hub name",
             "dtype": "bfloat16",
             "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
-            "replicas": self.gpus // 2, "workers": self.gpus - self.gpus // 2, "microbatch": 16384, "rate": "1.0e-6",
+            "replicas": self.gpus // 2, "workers": self.gpus - self.gpus // 2,
+            "microbatch": 16384, "rate": "1.0e-6",
         }  # fmt: skip
 
 
@@ -116,9 +117,9 @@ def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
     if task == "mine":
         data = f"  path: {_problems(path, name).name}   # a line each: problem and answer" + words
         reward = (
-            "reward:                   # found from the working folder: call hora in the folder of this file\n"
+            "reward:                   # found from the working folder: call hora in that of this file\n"
             f'  weights: {{"{name}_reward:score": 1.0}}\n'
-            f"  success: {name}_reward:score      # what Phase A counts as a hit, where it is at least success_at\n"
+            f"  success: {name}_reward:score      # what Phase A counts, where it is at least success_at\n"
         )
     elif machine.gpus:
         data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"

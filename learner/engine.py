@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.entropy import EntropyControl, threshold
 from learner.logprobs import Policy, without_dropout
+from learner.optimizer import ClippedAdamW, schedule
 from learner.task import Task
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -61,6 +62,7 @@ class Engine:
             if torch.cuda.is_available()
             else torch.device("cpu")
         )
+        self._stage = effective_stage(config)
         self._policy = Policy(load_model(config))
         self._reference = (
             Policy(load_model(config)).to(self.device).eval() if config.learner.objective.kl else None
@@ -69,7 +71,6 @@ class Engine:
         self._entropy = EntropyControl(config.learner.objective)
         settings = config.learner.optimizer
         # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
-        self._stage = effective_stage(config)
         plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
         kind = plain if self._stage == 0 else torch.optim.AdamW
         self._adam = kind(
@@ -128,17 +129,22 @@ class Engine:
             seconds=time.monotonic() - started,
         )
 
-    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, whole, one after the other, in the generators' dtype, in host memory.
+    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every parameter by its Hugging Face name, whole, one after the other, on the device and until the next is asked for.
 
         A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a time.
         """
         import deepspeed
 
-        dtype = DTYPES[self._config.model.dtype]
         for name, parameter in self.hf.named_parameters():
             with deepspeed.zero.GatheredParameters([parameter], enabled=self._stage == 3):
-                yield name, parameter.detach().to(dtype=dtype, copy=True).cpu()
+                yield name, parameter.detach()
+
+    def gathered(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `whole`, copied to host memory on rank 0; the other ranks take part and copy nothing."""
+        dtype = DTYPES[self._config.model.dtype]
+        for name, parameter in self.whole():
+            yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
 
     def save(self, folder: Path, tag: str) -> None:
         self._engine.save_checkpoint(
@@ -235,30 +241,12 @@ class Engine:
         return self._forward(module, micro)
 
 
-class ClippedAdamW(torch.optim.AdamW):
-    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`.
-
-    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every weight's
-    gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the schedule.
-    """
-
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
-        super().__init__(parameters, **settings)
-        self._max_norm = max_norm
-        self.norm = math.nan
-        self.overflow = False
-
-    def step(self, closure: Any = None) -> Any:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        self.norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_norm))
-        self.overflow = not math.isfinite(self.norm)
-        return None if self.overflow else super().step(closure)
-
-
 def effective_stage(config: Config) -> int:
-    """The ZeRO stage in use. Stage 0 is for float32: in 16 bits DeepSpeed's optimizer for it divides gradients by a loss scale
-    that nobody multiplied by, or takes a step of its own before the first. Stage 1 does neither, and costs one rank nothing."""
-    return config.learner.zero_stage if config.model.dtype == "float32" else max(1, config.learner.zero_stage)
+    """The ZeRO stage in use. Stage 0 is for float32, and is stage 2 in 16 bits: there DeepSpeed's optimizer for stage 0
+    divides gradients by a loss scale that nobody multiplied by, or takes a step of its own before the first, and that for
+    stage 1 keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
+    stage = config.learner.zero_stage
+    return 2 if stage == 0 and config.model.dtype != "float32" else stage
 
 
 def load_model(config: Config, attention: str | None = None) -> Any:
@@ -286,26 +274,6 @@ def load_model(config: Config, attention: str | None = None) -> Any:
     return without_dropout(model)
 
 
-def schedule(config: Config) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: linear warm-up, then the configured decay over learner.steps."""
-    settings, total = (
-        config.learner.optimizer,
-        config.learner.steps * config.learner.objective.updates_per_batch,
-    )
-
-    def factor(update: int) -> float:
-        if update < settings.warmup_steps:
-            return (update + 1) / settings.warmup_steps
-        done = (update - settings.warmup_steps) / max(1, total - settings.warmup_steps)
-        if settings.schedule == "linear":
-            return max(0.0, 1.0 - done)
-        if settings.schedule == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-        return 1.0
-
-    return factor
-
-
 def deepspeed_config(config: Config) -> dict[str, Any]:
     learner, stage = config.learner, effective_stage(config)
     zero: dict[str, Any] = {"stage": stage}
@@ -313,7 +281,13 @@ def deepspeed_config(config: Config) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu"}
     precision: dict[str, Any] = {}
     if config.model.dtype != "float32":
-        precision = {"bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True}}
+        precision = {
+            "bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True},
+            # In 16 bits each of many micro-batches is small beside their sum, and its last bits are lost.
+            "data_types": {"grad_accum_dtype": "fp32"},
+        }
+        if stage == 1:  # it sends the sum once a step, and would round it to 16 bits first
+            precision["communication_data_type"] = "fp32"
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,

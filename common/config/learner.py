@@ -26,7 +26,7 @@ class Learner(Section):
     steps: Count = Field(200, description="Optimizer steps of the run.")
     workers: Count = Field(1, description="Data-parallel ranks.")
     threads: Count = Field(1, description="CPU threads of one rank.")
-    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 1 in 16 bits.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
     tokens_per_microbatch: Count = Field(
         16384, description="Prompt and completion tokens of one micro-batch."
     )

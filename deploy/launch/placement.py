@@ -25,7 +25,7 @@ EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One kind of part: how many are wanted, how many are up, and the CPUs and GPUs that Ray sets aside for each."""
+    """One kind of part: how many are wanted and up, and the CPUs and GPUs that Ray sets aside for each."""
 
     name: str
     wanted: int
@@ -37,7 +37,7 @@ class Share:
 
 
 def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
-    """Which parts wait for a place, while all together need more than the cluster has; empty where none does."""
+    """Which parts wait for a place, while all together need more than the cluster has; else empty."""
     for resource in ("CPU", "GPU"):
         need = sum(share.needs(resource) for share in shares)
         waiting = [s for s in shares if s.up < s.wanted and s.needs(resource)]
@@ -48,7 +48,7 @@ def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
             )
             return (
                 f"no place for {missing}: {need:g} {resource}s are reserved = {terms}, the cluster has "
-                f"{have.get(resource, 0.0):g}; lower a number of replicas or what one reserves, or join more machines"
+                f"{have.get(resource, 0.0):g}; lower replicas or what each reserves, or join more machines"
             )
     return ""
 

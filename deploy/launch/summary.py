@@ -21,7 +21,7 @@ from evaluation.results import Result
 
 
 def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, Any]:
-    """Read the run's records, write RUN/summary.json, print it as tables. The rates are those of `pace`, this start's."""
+    """Read the run's records, write RUN/summary.json, print it as tables. The rates are `pace`'s, of this start."""
     groups = _lines(run_dir / "groups.jsonl")
     steps = _lines(run_dir / "steps.jsonl")
     seconds = sum(s["time/step"] for s in steps)

@@ -1,4 +1,4 @@
-"""How fast a run is and how long it still takes, measured from the first step on that is watched to its end."""
+"""How fast a run is and how long it still takes, measured from the first step that is watched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deploy.monitor.run_state import RunState
 
 @dataclass(slots=True)
 class Pace:
-    """Show it every state with `see`. What was generated before the first step counts nowhere: its time is not a step's."""
+    """Show it every state with `see`. What was generated before the first step is left out, as its time is."""
 
     seen: RunState | None = None
     first: RunState | None = None
@@ -22,7 +22,7 @@ class Pace:
         self.seen = state
 
     def per_second(self, flow: str) -> float | None:
-        """Mean rate of `flow` (`rollouts_in`, …) between the ends of the first and the last step; None before two."""
+        """Mean rate of `flow` (`rollouts_in`, …) from the end of the first step to that of the last, if known."""
         if self.first is None or self.last is None or self.last.time <= self.first.time:
             return None
         return (self.last.totals[flow] - self.first.totals[flow]) / (self.last.time - self.first.time)

@@ -1,5 +1,5 @@
-"""The one list of checks. `hora check`, `doctor`, `run`, `train` and `eval` all go through it, so they cannot disagree:
-`doctor` shows every finding, the others stop at the first that would stop a run.
+"""The one list of checks. `hora check`, `doctor`, `run`, `train` and `eval` all go through it, so they cannot
+disagree: `doctor` shows every finding, the others stop at the first that would stop a run.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[F
 
 
 def require(target: Target, console: Console, checks: Sequence[Check] | None = None) -> list[Finding]:
-    """All findings, after printing the warnings. Raises ConfigError at the first one that would stop the run."""
+    """All findings, after printing the warnings. Raises ConfigError at the first that would stop the run."""
     found: list[Finding] = []
     try:
         for finding in examine(target, checks):
@@ -113,8 +113,8 @@ def doctor(source: str, overrides: Sequence[str]) -> bool:
 
 
 def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
-    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address that it gives Serve;
-    anything else for `hora run`. Raises ConfigError for options that Serve would refuse."""
+    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address in it; anything else
+    for `hora run`. Raises ConfigError for options that Serve would refuse."""
     config = load(source, overrides)
     raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
     if "applications" not in raw:

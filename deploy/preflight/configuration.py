@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: model, rule, prior, rewards and data. They need no particular machine."""
+"""Checks of what a configuration names: model, rule, prior, rewards and data, on any machine."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ def data(target: Target) -> Iterator[Finding]:
         _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
     )
     if too_long:
-        longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
+        limit = f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
+        longer = f"left out: {plural(too_long, 'prompt')} longer than {limit}"
         yield Finding("warn", "data", longer)
     if len(usable) < rollout.prompts_per_batch:
         raise ConfigError(

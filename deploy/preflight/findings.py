@@ -11,7 +11,7 @@ from common.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A configuration and the command that would start it: `run` and `eval` on this machine alone, `train` beside an
+    """A configuration and the command that would start it: `run` and `eval` on this machine, `train` with a served
     application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port)."""
 
     config: Config
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `fix` says what to do; it is empty where `level` is ok or `says` has it already."""
+    """One line of the report. `fix` says what to do; empty where `level` is ok or `says` has it already."""
 
     level: Literal["ok", "warn", "fail"]
     what: str

@@ -100,9 +100,10 @@ def memory(target: Target) -> Iterator[Finding]:
         return
     config, need = target.config, memory_gib(target)
     free = psutil.virtual_memory().available / GIB
+    weights = model_gib(config.model.path)
     says = (
         f"about {need:.1f} GiB are needed (generator.replicas {config.generator.replicas}, learner.workers "
-        f"{config.learner.workers * target.trains}, weights {model_gib(config.model.path):.1f} GiB), {free:.1f} GiB are free"
+        f"{config.learner.workers * target.trains}, weights {weights:.1f} GiB), {free:.1f} GiB are free"
     )
     fix = "lower generator.replicas or generator.kv_cache_gib, or use a larger machine"
     yield must(need <= free, "memory", says, fix)
@@ -110,12 +111,11 @@ def memory(target: Target) -> Iterator[Finding]:
 
 def memory_gib(target: Target) -> float:
     """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an optimizer that
-    was sent here, and the copy of the weights that rank 0 sends over the network."""
+    was sent here, and the copy of the weights that rank 0 publishes from."""
     config, learner = target.config, target.config.learner
     weights = model_gib(config.model.path)
-    replica, rank, once = REPLICA_GIB, RANK_GIB, 0.0
+    replica, rank, once = REPLICA_GIB, RANK_GIB, weights
     if gpus():
-        once += weights * (config.weights.transport != "file")
         once += weights * OPTIMIZER[config.model.dtype] * learner.offload_optimizer
     else:
         replica += config.generator.kv_cache_gib + weights
@@ -148,7 +148,7 @@ def port(target: Target) -> Iterator[Finding]:
             raise
         fix = "not free: choose another http_options.port, unless this application is up and holds it"
         yield should(False, "HTTP port", f"{host}:{number}", fix)
-    fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or put a proxy with a login before it"
+    fix = "everyone who reaches it can read the run: keep 127.0.0.1 and tunnel, or use a proxy with a login"
     key = "http_options.host" if served else "telemetry.http_host"
     yield should(host in ("127.0.0.1", "localhost", "::1"), "HTTP address", f"{key} = {host}", fix)
 

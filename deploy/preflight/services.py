@@ -39,7 +39,7 @@ def redis_server(target: Target) -> Iterator[Finding]:
     yield must(recent, "Redis", says, "streams need 6.2: install a newer Redis")
     appends, synced = "yes" if info.get("aof_enabled") else "no", _synced(client)
     says = f"appendonly is {appends}, appendfsync is {synced}"
-    fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes and appendfsync always, also in redis.conf"
+    fix = "a failure may lose groups: redis-cli CONFIG SET appendonly yes, appendfsync always; redis.conf too"
     yield should(appends == "yes" and synced in ("always", "hidden"), "Redis persistence", says, fix)
     policy = str(info.get("maxmemory_policy")) if info.get("maxmemory") else "noeviction"
     fix = "Redis would drop the run's data: CONFIG SET maxmemory-policy noeviction"
@@ -63,7 +63,7 @@ def ray_token(target: Target) -> Iterator[Finding]:
 
 
 def ray_cluster(target: Target) -> Iterator[Finding]:
-    """The cluster that `hora train` attaches to: its GPUs and CPUs, and that its workers import the same code."""
+    """The cluster that `hora train` attaches to: GPUs, CPUs, and that its workers import the same code."""
     if not target.on_cluster:
         return
     import ray
@@ -76,7 +76,7 @@ def ray_cluster(target: Target) -> Iterator[Finding]:
             "no Ray cluster answers here: start one with `ray start --head`, or use `hora run`"
         ) from None
     try:
-        # Pods join one by one; `hora train` is started with them there, and no Serve file gives it an address.
+        # Pods join one by one, and `hora train`, whose target has no address, is started with them.
         waits = "KUBERNETES_SERVICE_HOST" in os.environ and target.http is None
         resources = grown(target, ray.cluster_resources, PODS_S if waits else 0.0)
         nodes = len([n for n in ray.nodes() if n["Alive"]])
@@ -111,7 +111,8 @@ def _enough_cpus(config: Config, have: float) -> Finding:
     ]
     need = sum(replicas * cpus for _, replicas, cpus in parts) + config.learner.workers
     terms = "".join(f"{name}.replicas {n} · {name}.cpus {cpus:g} + " for name, n, cpus in parts)
-    says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}learner.workers {config.learner.workers}"
+    terms += f"learner.workers {config.learner.workers}"
+    says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"
     fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"
     return must(need <= have, "CPUs", says, fix)
 

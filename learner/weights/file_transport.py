@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from vllm.distributed.weight_transfer.base import (
-    ParamMeta,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
@@ -24,27 +23,10 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from common.files import sync
 from common.weight_versions import Manifest
-from learner.engine import DTYPES, Engine
+from learner.engine import DTYPES
 
 SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 KEPT_FILES = 2
-
-
-class EngineSource(WeightSource):
-    """The learner's parameters for vLLM's trainer engines. Iterating is a collective of all ranks."""
-
-    def __init__(self, engine: Engine, dtype: str) -> None:
-        self._engine, self._dtype = engine, DTYPES[dtype]
-
-    def metadata(self) -> list[ParamMeta]:
-        return [
-            # Under ZeRO-3 `shape` is that of the shard; DeepSpeed keeps the whole one beside it.
-            ParamMeta(name, self._dtype, tuple(getattr(p, "ds_shape", p.shape)))
-            for name, p in self._engine.hf.named_parameters()
-        ]
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._engine.gathered()
 
 
 @dataclass
@@ -63,8 +45,8 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 
     init_info_cls = FileTrainerInitInfo
 
-    def __init__(self, info: FileTrainerInitInfo, client: VLLMWeightSyncClient, source: WeightSource) -> None:
-        super().__init__(client=client, source=source, is_sender=info.is_sender)
+    def __init__(self, info: FileTrainerInitInfo, client: VLLMWeightSyncClient) -> None:
+        super().__init__(client=client, source=None, is_sender=info.is_sender)
         self._info = info
         self._pushed = ""
 
@@ -76,23 +58,17 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> Self:
-        if source is None:
-            raise ValueError("the file transport needs a WeightSource")
-        return cls(init_info, client, source)
+        """`source` is given with each version instead, to `write`."""
+        return cls(init_info, client)
 
-    def write(self, version: int) -> Manifest | None:
-        """Gather (all ranks) and write (the sender) version `version`; None on the other ranks."""
-        assert self.source is not None
-        if not self.is_sender:
-            for _ in self.source:
-                pass
-            return None
+    def write(self, version: int, source: WeightSource) -> Manifest:
+        """Write `source` as version `version`. Rank 0 alone, on any thread."""
         self._info.folder.mkdir(parents=True, exist_ok=True)
         path = self._info.folder / f"{version:08d}.safetensors"
         partial = path.with_suffix(".tmp")
         digest, size = hashlib.sha256(), 0
         with partial.open("wb") as file:
-            for chunk in _safetensors(self.source, self._info.dtype):
+            for chunk in _safetensors(source, self._info.dtype):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
@@ -124,7 +100,7 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
 WeightTransferTrainerFactory.register_engine("file", FileTrainerEngine)
 
 
-def _safetensors(source: WeightSource, dtype: str) -> Iterator[bytes]:
+def _safetensors(source: WeightSource, dtype: str) -> Iterator[bytes | memoryview]:
     """The bytes of a safetensors file: length of the header, header, then each tensor as it is gathered."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at, width = 0, DTYPES[dtype].itemsize
@@ -144,4 +120,4 @@ def _safetensors(source: WeightSource, dtype: str) -> Iterator[bytes]:
     for meta, (name, tensor) in zip(metadata, source, strict=True):
         if name != meta.name or tuple(tensor.shape) != meta.shape:
             raise AssertionError(f"gathered {name} {tuple(tensor.shape)}, declared {meta.name} {meta.shape}")
-        yield tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        yield memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())

@@ -1,11 +1,11 @@
 """Weights out: from the DeepSpeed engine to every generator replica, through vLLM's weight-transfer API.
 
-    gather (ZeRO-3 layer by layer, in the generators' dtype) ─► file ─► announced, state.version ─► replicas load
-                                                             └─► Gloo or NCCL ─► replicas load ─► state.version
+    copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
+                                                         └─► Gloo or NCCL ─► replicas load ─► state.version
 
-`file`: parameters are streamed into RUN/weights/VERSION.safetensors as they are gathered, so no second copy of the
-model exists. `gloo`, `nccl`: they are gathered into rank 0's host memory and broadcast to a group of it and the running
-replicas. Announcing, sending and loading go on in the background while the next step trains. A version counts as published
+The copy alone keeps the learner; writing, announcing, sending and loading happen in the background while the next step
+trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: a broadcast to a group of rank 0 and the running
+replicas. A version counts as published
 when its file is announced, for replicas that hold less pull it before they serve, or when they were sent it: with
 max_staleness 0 no token of the next batch can come from older weights.
 """
@@ -29,7 +29,8 @@ from common.keys import Keys
 from common.weight_versions import Manifest, advance, announce, mark_of, newest_now
 from learner.engine import Engine
 from learner.weights.broadcast import BroadcastClient
-from learner.weights.file_transport import EngineSource, FileTrainerInitInfo
+from learner.weights.file_transport import FileTrainerInitInfo
+from learner.weights.host_copy import HostCopy
 from learner.weights.transfer_group import Snapshot, TransferGroup
 
 log = structlog.get_logger(__name__)
@@ -37,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of the newest publication: gather and write, and transfer with load (known one step later)."""
+    """Seconds of the newest publication: copy to host memory, and transfer with load (known one step later)."""
 
     gather: float = 0.0
     transfer: float = 0.0
@@ -50,7 +51,8 @@ class Publisher:
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
         self._config, self._redis, self._rank = config, client, rank
         self._broadcast = BroadcastClient(config)
-        self._engine = engine
+        self._device = engine.device if config.weights.transport == "nccl" else torch.device("cpu")
+        self._copy = HostCopy(engine, rank)
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
@@ -61,27 +63,22 @@ class Publisher:
         info = FileTrainerInitInfo(
             run_dir / "weights", config.run.name, config.model.dtype, self._announce, rank=rank
         )
-        self._file: Any = WeightTransferTrainerFactory.trainer_init(
-            info, client=self._broadcast, source=EngineSource(engine, config.model.dtype)
-        )
+        self._file: Any = WeightTransferTrainerFactory.trainer_init(info, client=self._broadcast, source=None)
 
     def publish(self, version: int) -> None:
-        """Make `version` the newest. Returns after the gather."""
-        self.wait()
-        transport, began = self._config.weights.transport, time.monotonic()
-        # Collectives: every rank takes part, rank 0 has what is to be sent.
-        made: Any = self._file.write(version) if transport == "file" else self._gather(version)
+        """Make `version` the newest. Returns when rank 0 has its copy. A collective under ZeRO-3."""
+        self.wait()  # whose copy is overwritten now
+        began = time.monotonic()
+        self._newest = None
+        tensors = self._copy.take()
         self.timing.gather = time.monotonic() - began
-        if made is not None:
-            self._shipping = self._background.submit(self._ship if transport == "file" else self._send, made)
-
-    def _gather(self, version: int) -> Snapshot | None:
-        self._newest = None  # its memory is needed now
-        tensors = [pair for pair in self._engine.gathered() if self._rank == 0]
         if self._rank == 0:
-            nccl = self._config.weights.transport == "nccl"
-            self._newest = Snapshot(version, tensors, self._engine.device if nccl else torch.device("cpu"))
-        return self._newest
+            weights = Snapshot(version, tensors, self._device)
+            if self._config.weights.transport == "file":
+                self._shipping = self._background.submit(self._ship, weights)
+            else:
+                self._newest = weights
+                self._shipping = self._background.submit(self._send, weights)
 
     def refresh(self) -> None:
         """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for groups: no batch
@@ -112,9 +109,10 @@ class Publisher:
         self._background.shutdown()
         self._aside.shutdown()
 
-    def _ship(self, manifest: Manifest) -> None:
-        """Announce the file. That replicas load it at once is left to a thread of its own: one that stands still keeps neither
-        the learner nor the next version, and replicas pull what they were not told of."""
+    def _ship(self, weights: Snapshot) -> None:
+        """Write the file and announce it. That replicas load it at once is left to a thread of its own: one that stands still
+        keeps neither the learner nor the next version, and replicas pull what they were not told of."""
+        manifest = self._file.write(weights.version, weights)
         self._file.announce(manifest)
         self._announced = manifest.version
         self._aside.submit(self._push, manifest)

@@ -169,16 +169,15 @@ def test_memory_is_counted_where_it_is_needed(
         model={"dtype": "bfloat16"},
         generator={"replicas": 2, "kv_cache_gib": 5},
         learner={"workers": 3, "offload_optimizer": True},
-        weights={"transport": "gloo"},
     )
     whole, sampling = Target(settings), Target(settings, "eval")
     cards(0)
-    processes = 1.5 + 2 * 2.2
-    assert memory_gib(whole) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10))
+    processes, published = 1.5 + 2 * 2.2, 10
+    assert memory_gib(whole) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10) + published)
     assert memory_gib(sampling) == pytest.approx(processes + 2 * (5 + 10)), "no rank starts"
     cards(1)
-    sent, offloaded = 10, 60
-    assert memory_gib(whole) == pytest.approx(processes + 3 * 1 + sent + offloaded)
+    offloaded = 60
+    assert memory_gib(whole) == pytest.approx(processes + 3 * 1 + published + offloaded)
     assert memory_gib(sampling) == pytest.approx(processes)
 
 

@@ -62,7 +62,7 @@ def test_a_resumed_run_is_measured_from_its_first_new_step(state):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, monkeypatch, width):
-    """The last screen of a long run whose numbers are as wide as they get, with a warning as long as warnings are."""
+    """The last screen of a long run whose numbers and warnings are as wide as they get."""
     wide = {**state.rates, "rollouts_in": 12345.0}
     long = (Warning(Kind.STALLED, "no optimizer step for 4000 s; " + "the coordinator waits " * 8),)
     learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from common.keys import Keys
 from common.load import load
@@ -24,7 +25,7 @@ class Weights:
 
     hf = torch.nn.Linear(4, 4, bias=False)
 
-    def gathered(self) -> Any:
+    def whole(self) -> Any:
         return iter([("weight", self.hf.weight.detach())])
 
 
@@ -84,3 +85,29 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
         assert client.hget(Keys("r").state, "version") == b"1"
     said = capfd.readouterr()
     assert "of Serve's own making" in said.out + said.err
+
+
+def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.weights.file_transport import FileTrainerEngine
+
+    goes_on, write = threading.Event(), FileTrainerEngine.write
+
+    def slow(*arguments: Any) -> Any:
+        assert goes_on.wait(60)
+        return write(*arguments)
+
+    with first_version(tmp_path) as (publisher, client):
+        publisher.wait()
+        monkeypatch.setattr(FileTrainerEngine, "write", slow)
+        with torch.no_grad():
+            Weights.hf.weight.fill_(2.0)
+            publisher.publish(2)  # returns while the disk has nothing
+            Weights.hf.weight.fill_(3.0)  # the optimizer's next step
+        assert client.hget(Keys("r").state, "version") == b"1"
+        goes_on.set()
+        publisher.close()
+        assert client.hget(Keys("r").state, "version") == b"2"
+        written = load_file(tmp_path / "weights" / "00000002.safetensors")
+        assert torch.equal(written["weight"], torch.full((4, 4), 2.0))

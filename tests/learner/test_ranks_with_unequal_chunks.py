@@ -49,10 +49,10 @@ def count_gathers(head, gathered):
 
 
 for case in cases:
-    folder, stage, checkpointing = case
+    folder, stage, checkpointing, kl = case
     config = load("tiny", [
         f"model.path={folder}", f"learner.zero_stage={stage}", "learner.workers=2", "learner.logit_chunk=16",
-        f"learner.gradient_checkpointing={str(checkpointing).lower()}",
+        f"learner.gradient_checkpointing={str(checkpointing).lower()}", f"learner.objective.kl={kl}",
     ])
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group(set_device(config, rank))
@@ -76,19 +76,20 @@ class Step(NamedTuple):
     applied: bool
 
 
-Case = tuple[str, int, bool]
+Case = tuple[str, int, bool, float]
 
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Step]]:
-    """Three steps on two ranks of every case: (tied or untied, ZeRO stage, gradient checkpointing)."""
+    """Three steps on two ranks of every case: (tied or untied, ZeRO stage, gradient checkpointing, KL coefficient)."""
     folder = tmp_path_factory.mktemp("models")
     for kind in ("tied", "untied"):
         write_model(folder / kind, tied=kind == "tied")
     cases = [
-        (str(folder / kind), stage, on)
+        (str(folder / kind), stage, on, 0.0)
         for kind, stage, on in product(("tied", "untied"), (2, 3), (False, True))
     ]
+    cases += [(str(folder / "tied"), stage, False, 0.1) for stage in (2, 3)]
     (folder / "rank.py").write_text(RANK)
     root = str(Path(__file__).parents[2])
     paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
@@ -107,7 +108,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Step]]:
     assert ran.stdout.count("done") == 2
     print(*(line for line in ran.stdout.splitlines() if line.startswith("[[")), sep="\n")
     lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
-    return {(Path(case[0]).name, case[1], case[2]): [Step(*s) for s in found] for case, found in lines}
+    return {(Path(case[0]).name, *case[1:]): [Step(*s) for s in found] for case, found in lines}
 
 
 def write_model(folder: Path, *, tied: bool) -> None:
@@ -130,9 +131,9 @@ def write_model(folder: Path, *, tied: bool) -> None:
 def test_zero_3_takes_the_step_of_zero_2(
     steps: dict[Case, list[Step]], kind: str, checkpointing: bool
 ) -> None:
-    plain = steps[kind, 2, False]
+    plain = steps[kind, 2, False, 0.0]
     for stage in (2, 3):
-        found = steps[kind, stage, checkpointing]
+        found = steps[kind, stage, checkpointing, 0.0]
         assert all(s.applied for s in found)
         assert [s.norm for s in found] == pytest.approx([s.norm for s in plain], rel=1e-4)
     assert plain[0].norm > 0
@@ -143,10 +144,20 @@ def test_zero_3_takes_the_step_of_zero_2(
 def test_the_head_is_gathered_once_a_pass_and_not_once_a_chunk(
     steps: dict[Case, list[Step]], kind: str, checkpointing: bool
 ) -> None:
-    first, *later = steps[kind, 3, checkpointing]
+    first, *later = steps[kind, 3, checkpointing, 0.0]
     assert (
         1 <= first.gathers <= 2 * 3
     )  # forward and backward of three micro-batches, before DeepSpeed has a trace
     assert all(
         1 <= step.gathers <= 3 for step in later
     )  # the backward pass begins where the forward pass ended
+
+
+def test_the_kl_term_is_that_of_zero_2(steps: dict[Case, list[Step]]) -> None:
+    wanted, found, without = (
+        steps["tied", *case] for case in ((2, False, 0.1), (3, False, 0.1), (2, False, 0.0))
+    )
+    assert [s.norm for s in found] == pytest.approx([s.norm for s in wanted], rel=1e-4)
+    # The reference is the policy before the first step, so that the term acts from the second on.
+    assert wanted[0].norm == pytest.approx(without[0].norm, rel=1e-4)
+    assert abs(wanted[2].norm / without[2].norm - 1) > 1e-3

@@ -1,4 +1,4 @@
-"""SIGTERM, a terminal that closes, or Ctrl-C stops everything that was started; `--resume` continues without a gap."""
+"""SIGTERM, a closing terminal and Ctrl-C stop everything that was started; `--resume` continues without a gap."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def steps(run: Path) -> list[int]:
 
 
 class Terminal:
-    """A terminal with one command in it, which is its session's leader and gets the hang-up when it closes."""
+    """A terminal with one command in it, the leader of its session, which gets the hang-up when it closes."""
 
     def __init__(self, command: list[str]) -> None:
         self.screen, theirs = os.openpty()
@@ -72,7 +72,7 @@ class Terminal:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def ended(self) -> int | None:
-        """Exit status, None after the grace period. A terminal that nobody reads would hold the command up."""
+        """Exit status, None after the grace period. A terminal that nobody reads would block the command."""
         deadline = time.monotonic() + GRACE_S
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read()

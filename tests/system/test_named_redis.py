@@ -1,4 +1,4 @@
-"""`hora run` with `queue.url` uses that Redis, starts none, and takes no older run of its name for its own past."""
+"""`hora run` with `queue.url` uses that Redis, starts none, and refuses an older run of its name there."""
 
 import json
 import subprocess

@@ -1,0 +1,51 @@
+"""AdamW for training without ZeRO, and the schedule of the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from common.config import Config
+
+
+class ClippedAdamW(torch.optim.AdamW):
+    """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`.
+
+    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every weight's
+    gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the schedule.
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
+        super().__init__(parameters, **settings)
+        self._max_norm = max_norm
+        self.norm = math.nan
+        self.overflow = False
+
+    def step(self, closure: Any = None) -> Any:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.norm = float(torch.nn.utils.clip_grad_norm_(parameters, self._max_norm))
+        self.overflow = not math.isfinite(self.norm)
+        return None if self.overflow else super().step(closure)
+
+
+def schedule(config: Config) -> Callable[[int], float]:
+    """Factor of the learning rate at each update: linear warm-up, then the configured decay over learner.steps."""
+    settings, total = (
+        config.learner.optimizer,
+        config.learner.steps * config.learner.objective.updates_per_batch,
+    )
+
+    def factor(update: int) -> float:
+        if update < settings.warmup_steps:
+            return (update + 1) / settings.warmup_steps
+        done = (update - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+        if settings.schedule == "linear":
+            return max(0.0, 1.0 - done)
+        if settings.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+        return 1.0
+
+    return factor

@@ -1,0 +1,44 @@
+"""In 16 bits gradients are added up in float32 over micro-batches, at every ZeRO stage."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.load import load
+from learner.engine import effective_stage
+
+ROOT = Path(__file__).parents[2]
+ROUNDING = 2.0**-9  # relative size of bfloat16's rounding
+
+
+@pytest.mark.parametrize(("dtype", "used"), [("float32", 0), ("bfloat16", 2), ("float16", 2)])
+def test_stage_0_is_for_float32(dtype: str, used: int) -> None:
+    assert effective_stage(load("tiny", [f"model.dtype={dtype}", "learner.zero_stage=0"])) == used
+    assert effective_stage(load("tiny", [f"model.dtype={dtype}", "learner.zero_stage=3"])) == 3
+
+
+@pytest.mark.system
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_64_micro_batches_add_up_as_one_sum_in_float64(ranks: int) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    ran = subprocess.run(
+        [*launcher, "-m", "benchmarks.gradient_accumulation", "--counts", "64"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=380,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    rows = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"dtype"')]
+    assert {(row["stage"], row["alike"]) for row in rows} == {
+        (s, a) for s in (1, 2, 3) for a in (True, False)
+    }
+    for row in rows:
+        assert row["own dtype"] > 2 * ROUNDING, "what is measured is there without float32"
+        assert row["learner"] < ROUNDING, "at most one rounding: that of the whole sum, where it is sent"
