@@ -22,10 +22,8 @@ CONTROLLERS = 3
 NODE_MEMORY = re.compile(
     r"Memory on the node \(IP: (?P<ip>[^,]*),.*?\) was (?P<used>[\d.]+)GB used / (?P<limit>[\d.]+)GB limit"
 )
-KILLED = re.compile(
-    r"Selected to kill: \(.*?task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB",
-    re.DOTALL,
-)
+SELECTED = re.compile(r"^Selected to kill: .*$", re.MULTILINE)
+KILLED = re.compile(r"task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB")
 # Each try to place all ranks takes Ray Train a minute: what is busy has five to become free.
 PLACEMENTS = 4
 STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the driver and for a next attempt
@@ -158,13 +156,15 @@ def reason(error: BaseException) -> str:
 
 
 def short_of_memory(text: str) -> str | None:
-    """What Ray's memory monitor says in `text`: which process it ended, how much memory it and the machine used, and what to
-    change; None where it says nothing."""
-    node, killed = NODE_MEMORY.search(text), KILLED.search(text)
+    """What Ray's memory monitor says in `text`: which process it ended (of several that with the most memory), how much that and
+    the machine used, and what to change; None where it says nothing."""
+    node = NODE_MEMORY.search(text)
     if node is None:
         return None
+    killed = [entry for line in SELECTED.findall(text) for entry in KILLED.finditer(line)]
+    largest = max(killed, key=lambda entry: float(entry["held"]), default=None)
     process = (
-        f"process {killed['pid']} ({killed['name']}), which held {killed['held']} GB," if killed else "it"
+        f"process {largest['pid']} ({largest['name']}), which held {largest['held']} GB," if largest else "it"
     )
     return (
         f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine {node['ip']} were in "

@@ -16,8 +16,9 @@ Object store memory usage: [- objects spillable: 1
 - bytes spillable: 1651
 
 (global lru) num evictions: 0]
-Ray killed 1 worker(s) based on the killing policy
+Ray killed 2 worker(s) based on the killing policy
 Considered workers: [
+Selected to kill: (Task: job ID=01000000, lease ID=00000000aeb, task name=PreemptionWatcher.__init__, required resources={}, pid=9006, actual memory used=0.10GB, worker ID=1560)
 Selected to kill: (Task: job ID=01000000, lease ID=00000000aea, task name=RayTrainWorker.execute, required resources={}, pid=9007, actual memory used=7.05GB, worker ID=1561)
 ]
 Total non-selected idle workers: 2
