@@ -26,6 +26,7 @@ from common.load import load
 from learner import engine as engines
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.engine import DTYPES, Engine, load_model, set_device
+from learner.extensions import compile_extensions
 from learner.logprobs import Policy
 from learner.objective import policy_loss
 
@@ -130,6 +131,7 @@ def main() -> None:
     backend = set_device(configuration("bfloat16", 2, world), int(os.environ.get("LOCAL_RANK", "0")))
     for name, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
         os.environ.setdefault(name, value)
+    compile_extensions(lambda doing: None)
     torch.distributed.init_process_group(backend, rank=rank, world_size=world)
     for (
         stage

@@ -27,6 +27,7 @@ from common.load import load
 from common.redis import connect
 from deploy.launch.redis_server import RedisServer
 from learner.engine import Engine, set_device
+from learner.extensions import compile_extensions
 from learner.weights.host_copy import HostCopy
 from learner.weights.publisher import Publisher
 
@@ -87,6 +88,7 @@ def main() -> None:
         for key, value in {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29513"}.items():
             os.environ.setdefault(key, value)
         torch.distributed.init_process_group(backend, rank=0, world_size=1)
+        compile_extensions(lambda doing: None)
         engine = Engine(config, 0, 1)
         publisher = Publisher(config, engine, connect(server.url), folder, 0)
         measure(engine, publisher, options.rounds)

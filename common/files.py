@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import RunError
@@ -11,13 +13,20 @@ from common.errors import RunError
 FULL = 2**20  # bytes that are free
 
 
-def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Put `text` in the place of `path`; `mode`, less the umask, is the new file's from the start."""
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """A new file to write, which takes the place of `path` at the end of the block; `mode`, less the umask, is its own."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     new.touch(mode=mode)
-    new.write_text(text, encoding="utf-8")
+    yield new
     os.replace(new, path)
+
+
+def replace_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Put `text` in the place of `path`."""
+    with replacing(path, mode) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 def check_room(folder: Path) -> None:

@@ -31,7 +31,8 @@ class Result:
     """Counts of one benchmark on one model. Lists are (P,), in the order of the problems; `ks` rises.
 
     `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the total
-    of completion tokens; `formatted` and `cut` (at the response limit) count completions. `problem_set` is a fingerprint
+    of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the response limit)
+    count completions. `problem_set` is a fingerprint
     of the problems' texts and gold answers, empty in results of earlier versions.
     """
 
@@ -45,7 +46,7 @@ class Result:
     ks: list[int]
     problems: list[int]
     correct: list[int]
-    formatted: int
+    formatted: int | None
     cut: int
     tokens: int
     problem_set: str = ""
@@ -53,6 +54,11 @@ class Result:
     @property
     def completions(self) -> int:
         return self.samples * len(self.problems)
+
+    @property
+    def format_share(self) -> float | None:
+        """Share of completions in the format; None where that is not rewarded."""
+        return None if self.formatted is None else self.formatted / self.completions
 
     def estimates(self) -> list[Estimate]:
         return estimates(self.correct, self.samples, self.ks)
@@ -134,6 +140,10 @@ def csv_table(results: Sequence[Result]) -> str:
     return table.getvalue()
 
 
+def _in_format(result: Result) -> str:
+    return "" if result.format_share is None else f"{result.format_share:.1%} in the format, "
+
+
 def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
     mean = result.tokens / result.completions
     return "\n".join(
@@ -141,7 +151,7 @@ def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
             f"## {result.title}: {result.model}, step {result.step}",
             "",
             f"{len(result.problems)} problems, N = {result.samples} samples each at temperature {result.temperature:g}; "
-            f"{result.formatted / result.completions:.1%} in the format, {result.cut / result.completions:.1%} cut at the "
+            f"{_in_format(result)}{result.cut / result.completions:.1%} cut at the "
             f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems.",
             "",
             "| K | Pass@K (%) | 95% interval |",

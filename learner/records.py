@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import redis
 import torch
 
 from common.config import Config
-from common.files import sync
+from common.files import replacing, sync
 from common.keys import Keys
 from common.rewards import total
 from common.state import changed
@@ -138,10 +137,9 @@ def cut_from(path: Path, step: int) -> None:
             break
         if record["step"] < step:
             kept.append(line)
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(f"{line}\n" for line in kept))
-    sync(partial)
-    os.replace(partial, path)
+    with replacing(path) as new:
+        new.write_text("".join(f"{line}\n" for line in kept))
+        sync(new)
 
 
 def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

@@ -21,6 +21,7 @@ from allocator.priors.files import load_state
 from allocator.priors.make import UNCONDITIONED
 from common.config import Config
 from common.errors import ConfigError
+from common.files import replacing
 from common.types import Prompt
 
 
@@ -74,7 +75,6 @@ def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32
                 return np.asarray(kept["features"])
     found = hidden_state_features(model, tokens) if hidden else sentence_features(model, texts)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npz")
-    np.savez(partial, features=found, origin=np.array(origin))
-    partial.replace(path)
+    with replacing(path) as new, new.open("wb") as file:
+        np.savez(file, features=found, origin=np.array(origin))
     return np.asarray(found)

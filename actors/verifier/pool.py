@@ -14,7 +14,6 @@ breaks, `score_batch` raises `VerifierUnavailable`, nothing is scored and the ca
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -32,6 +31,7 @@ from actors.verifier.judges import Judges
 from common import answers, equality
 from common.config import Reward
 from common.errors import Unavailable
+from common.processes import die_with_parent
 from common.user_rewards import Answer, is_async, user_reward
 
 MEMORY_BYTES = 2**30
@@ -55,7 +55,6 @@ START_LIMIT_S = 60.0
 LONGEST_PAUSE_S = 10.0
 """Longest pause between two tries of a reward that is unavailable."""
 
-_PR_SET_PDEATHSIG = 1
 _log = logging.getLogger(__name__)
 
 Item = Answer | tuple[str, str, str]
@@ -290,7 +289,7 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
 def _initialize(memory_bytes: int) -> None:
     """In a new worker: die with the replica, die at once when told to, import before the clock runs, bound memory."""
     # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own manager.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
     equality.math_equal(r"\frac{1}{2}", "0.5")
     with open("/proc/self/statm") as statm:

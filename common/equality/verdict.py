@@ -33,6 +33,7 @@ def usable_gold(answer: str) -> bool:
         return True
     from common.equality import expressions
 
+    answer = bare(answer)
     return all(
         expressions.equal_totals(gold, gold)
         for pairs in _claims(answer, answer) or [[]]

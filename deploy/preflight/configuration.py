@@ -69,7 +69,12 @@ def names(target: Target) -> Iterator[Finding]:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:
         feature_model(config)
-    yield ok("allocation", f"rule {allocation.rule}, prior {allocation.prior}")
+    gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
+    yield ok(
+        "allocation",
+        f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
+        f"success: {f'{config.reward.success} of at least {config.reward.success_at:g}' if config.reward.success else 'none'}",
+    )
 
 
 def _try_rule(config: Config, key: str, rule: str) -> None:

@@ -21,7 +21,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from common.files import sync
+from common.files import replacing, sync
 from common.weight_versions import Manifest
 from learner.engine import DTYPES
 
@@ -65,14 +65,12 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         """Write `source` as version `version`. Rank 0 alone, on any thread."""
         self._info.folder.mkdir(parents=True, exist_ok=True)
         path = self._info.folder / f"{version:08d}.safetensors"
-        partial = path.with_suffix(".tmp")
         digest, size = hashlib.sha256(), 0
-        with partial.open("wb") as file:
+        with replacing(path) as new, new.open("wb") as file:
             for chunk in _safetensors(source, self._info.dtype):
                 file.write(chunk)
                 digest.update(chunk)
                 size += len(chunk)
-        partial.replace(path)
         return Manifest(self._info.run, version, str(path.resolve()), digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:

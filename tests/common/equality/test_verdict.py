@@ -11,13 +11,33 @@ from hypothesis import strategies as st
 from common.equality import bare, math_equal, quick_verdict, usable_gold
 
 
-@pytest.mark.parametrize("answer", ["", "(" * 100, "1" * 5000, r"\frac{", "1 +"])
+@pytest.mark.parametrize("answer", ["", "(" * 100, "1" * 5000, r"\frac{", "1 +", "9^{9^{9^9}}"])
 def test_a_gold_answer_that_cannot_be_judged_is_not_usable(answer: str) -> None:
     assert not usable_gold(answer)
 
 
 @pytest.mark.parametrize(
-    "answer", ["27.0", "-3", r"\frac{1}{2}", r"\text{Evelyn}", "x^2+1", "[1,2)", "p - q"]
+    "answer",
+    [
+        "27.0",
+        "-3",
+        r"\frac{1}{2}",
+        r"\text{Evelyn}",
+        "x^2+1",
+        "[1,2)",
+        "p - q",
+        "9,6 .",
+        r"$\frac{1}{2}$.",
+        r"\boxed{x^2+1}",
+        r"5\text{ ft }6\text{ in}",
+        r"x<2\text{ or }x>5",
+        r"1,2,\ldots",
+        r"\sum_{n=1}^{7} n",
+        "x=5",
+        r"\emptyset",
+        r"\text{no solution}",
+        r"\{x : x>2\}",
+    ],
 )
 def test_a_gold_answer_that_parses_is_usable(answer: str) -> None:
     assert usable_gold(answer)
