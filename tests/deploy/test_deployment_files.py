@@ -234,7 +234,9 @@ def test_the_eight_alerts_are_there_and_ask_only_for_exported_names():
     assert rules["HoraQueueFull"]["for"] == "5m"
     assert "> 900" in rules["HoraNoStep"]["expr"]
     listed = re.findall(
-        r"^\| (Hora\w+) \|", (DEPLOY.parent / "docs" / "operations.md").read_text(), re.MULTILINE
+        r"^\| (Hora\w+) \|",
+        (DEPLOY.parent / "docs" / "reference" / "operations.md").read_text(),
+        re.MULTILINE,
     )
     assert listed == list(rules)
     for r in rules.values():
