@@ -1,4 +1,5 @@
-"""The likelihood objective on the whole stack: four rounds that stop at a hit, trained on hits alone, nothing lost."""
+"""The likelihood objective on the whole stack: four rounds that stop at a hit, trained on hits alone, nothing
+lost."""
 
 import json
 import os
