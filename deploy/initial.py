@@ -20,7 +20,7 @@ TEMPLATE = """\
 # A run of HORA on this machine ({machine}).
 #   hora check {file}    what it would do, or the first thing that would stop it
 #   hora run {file}      trains; Ctrl-C stops it, --resume continues
-# docs/configuration.md has every key.
+# docs/reference/configuration.md has every key.
 run:
   name: {name}              # its folder is runs/{name}
 model:

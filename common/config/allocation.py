@@ -27,7 +27,7 @@ class Allocation(Section):
     rule: str = Field(
         "hit_utility",
         description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, "
-        "coba_rl, ar3po, reinforce_ada, even_sizes (docs/method.md), or package.module:function.",
+        "coba_rl, ar3po, reinforce_ada, even_sizes (docs/explanation/method.md), or package.module:function.",
     )
     prior: str = Field(
         "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."

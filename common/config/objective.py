@@ -1,4 +1,5 @@
-"""What the learner descends: advantage, ratio and loss, how tokens are added up, weights of groups, regularisers."""
+"""What the learner descends: advantage, ratio and loss, how tokens are added up, weights of groups,
+regularisers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
 
 
 class GroupWeight(Section):
-    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or by difficulty.
+    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or
+    by difficulty.
 
     A plain string stands for `kind`.
     """
@@ -71,7 +73,7 @@ class GroupWeight(Section):
 class Objective(Section):
     """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
 
-    Keys and values have TRL's names where it has them; docs/learner.md maps the others.
+    Keys and values have TRL's names where it has them; docs/explanation/learner.md maps the others.
     """
 
     model_config = ConfigDict(

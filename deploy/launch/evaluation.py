@@ -1,4 +1,5 @@
-"""Pass@K on the running generators and verifiers: a run's held-out problems, and `hora eval` on the benchmarks."""
+"""Pass@K on the running generators and verifiers: a run's held-out problems, and `hora eval` on the
+benchmarks."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ PROBE_BYTES = 2**20
 def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
     """The run's held-out problems on weights of version `step`; RUN/evaluation/<name>-step<step>.json.
 
-    Does nothing when the run has no held-out problems or this evaluation is there already. Generators hold the newest
-    weights alone: when these are past `step`, one line says that its evaluation is left out.
+    Does nothing when the run has no held-out problems or this evaluation is there already. Generators hold
+    the newest weights alone: when these are past `step`, one line says that its evaluation is left out.
     """
     if (
         config.evaluation.path is None
@@ -61,7 +62,8 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
 
 
 def newest_version(config: Config, url: str) -> int:
-    """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the first."""
+    """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the
+    first."""
     client: Redis = connect(url)
     manifest = newest_now(client, config.run.name)
     confirmed = read_state(client, config.run.name).version
@@ -69,8 +71,8 @@ def newest_version(config: Config, url: str) -> int:
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
-    """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found here,
-    before a generator is started.
+    """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found
+    here, before a generator is started.
     """
     if config.reward.success is None:
         raise ConfigError(
@@ -83,7 +85,8 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
 def evaluate_benchmark(
     config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, step: int, console: Console
 ) -> Result:
-    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints the table."""
+    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints
+    the table."""
     result = sample(config, benchmark, problems, out, step, console, version=0)
     console.print(Markdown(markdown_table(result, result.estimates())))
     return result
@@ -92,7 +95,8 @@ def evaluate_benchmark(
 def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
     """Rendered problems; says which rows are left out and why.
 
-    Raises ConfigError when a problem does not fit: Pass@K over the short problems would pass for that over all.
+    Raises ConfigError when a problem does not fit: Pass@K over the short problems would pass for that over
+    all.
     """
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
@@ -120,8 +124,8 @@ def sample(
 ) -> Result:
     """Draw what is missing, write the result. Every replica works on it; an interrupted call is gone on with.
 
-    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has done: 0 for
-    the model of the configuration, trained or not.
+    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has
+    done: 0 for the model of the configuration, trained or not.
     """
     generate, score = sampling_calls(config, version)
     with sampling_bar(console) as bar:
@@ -182,7 +186,8 @@ def on_version(generate: Generate, version: int) -> Generate:
 
 
 def in_flight(config: Config) -> int:
-    """Requests asked for at a time: twice what all replicas sample at once, so that none waits while answers are judged."""
+    """Requests asked for at a time: twice what all replicas sample at once, so that none waits while answers
+    are judged."""
     per_replica = -(-2 * config.generator.max_sequences // config.rollout.samples_per_request)
     return min(per_replica, config.generator.max_requests) * config.generator.replicas
 

@@ -1,4 +1,5 @@
-"""Coordinators and a learner that die at random moments, on a real Redis: nothing is lost, nothing is doubled."""
+"""Coordinators and a learner that die at random moments, on a real Redis: nothing is lost, nothing is
+doubled."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""A coordinator that cannot go on says why, where every view finds it, instead of being started again for ever."""
+"""A coordinator that cannot go on says why, where every view finds it, instead of being started again for
+ever."""
 
 import asyncio
 from types import SimpleNamespace

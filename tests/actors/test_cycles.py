@@ -1,4 +1,5 @@
-"""Warm-up gate and prior over the cycles of a run, on a real Redis: every coordinator knows the same, and no more than it may."""
+"""Warm-up gate and prior over the cycles of a run, on a real Redis: every coordinator knows the same, and no
+more than it may."""
 
 import asyncio
 import json

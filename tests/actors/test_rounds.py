@@ -1,4 +1,5 @@
-"""Phase B in rounds on a real Redis: what a coordinator leaves behind in the middle of a round is what the next one continues."""
+"""Phase B in rounds on a real Redis: what a coordinator leaves behind in the middle of a round is what the
+next one continues."""
 
 import asyncio
 import json
@@ -88,7 +89,8 @@ def newest_round(url: str, config: Config, shard: str) -> int:
 
 
 async def killed_in_round(config: Config, url: str, fleet: Fleet, number: int) -> str:
-    """Kill a coordinator when a shard has the plan of round `number` and none of the next; the shard's name."""
+    """Kill a coordinator when a shard has the plan of round `number` and none of the next; the shard's
+    name."""
     keys, client = Keys(config.run.name), connect(url)
 
     def planned() -> str | None:
@@ -199,7 +201,8 @@ def test_rounds_that_cannot_be_are_refused_in_one_line(more: dict[str, Any], sai
 
 
 class HardIsLong(Fleet):
-    """Completions of prompts with a low rate are up to five times as long; lengths follow from the request."""
+    """Completions of prompts with a low rate are up to five times as long; lengths follow from the
+    request."""
 
     async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
         rate = RATES[request.prompt.index % len(RATES)]

@@ -1,4 +1,5 @@
-"""Redis with a password and TLS: used when the address says so, refused in one line when a part of it is wrong."""
+"""Redis with a password and TLS: used when the address says so, refused in one line when a part of it is
+wrong."""
 
 import asyncio
 import datetime
@@ -45,7 +46,8 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 class TlsFront:
-    """TLS on a free loopback port in front of the Unix socket of a real Redis, as a TLS terminator stands before one."""
+    """TLS on a free loopback port in front of the Unix socket of a real Redis, as a TLS terminator stands
+    before one."""
 
     def __init__(self, socket: str, cert: Path, key: Path) -> None:
         self._socket, self._context = socket, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

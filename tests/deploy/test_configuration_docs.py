@@ -2,12 +2,12 @@ from pathlib import Path
 
 from deploy.configuration_docs import document
 
-PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
 def test_the_page_says_what_the_models_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == document(), (
-        "run: python -m deploy.configuration_docs > docs/configuration.md"
+        "run: python -m deploy.configuration_docs > docs/reference/configuration.md"
     )
 
 

@@ -1,4 +1,5 @@
-"""What the learner cannot use never reaches the weights: unusable messages, and losses or gradients not finite."""
+"""What the learner cannot use never reaches the weights: unusable messages, and losses or gradients not
+finite."""
 
 from collections.abc import Iterator
 from pathlib import Path

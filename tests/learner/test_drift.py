@@ -1,4 +1,5 @@
-"""Drift above weights.drift_limit on the first steps stops the run before the weights that it spoilt are published."""
+"""Drift above weights.drift_limit on the first steps stops the run before the weights that it spoilt are
+published."""
 
 import os
 import signal

@@ -1,4 +1,5 @@
-"""Which groups a step takes, on a real Redis: bad messages never stop it, a crash repeats it on the same groups."""
+"""Which groups a step takes, on a real Redis: bad messages never stop it, a crash repeats it on the same
+groups."""
 
 import threading
 import time

@@ -1,4 +1,5 @@
-"""The real learner process on real queues: killed anywhere, cut over any ranks, it ends with the same weights."""
+"""The real learner process on real queues: killed anywhere, cut over any ranks, it ends with the same
+weights."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""A coordinator on Serve whose data cannot be used: a learner elsewhere learns why, instead of waiting for a plan."""
+"""A coordinator on Serve whose data cannot be used: a learner elsewhere learns why, instead of waiting for a
+plan."""
 
 import pytest
 from ray import serve
@@ -15,7 +16,8 @@ OLD = b"what the one before gave up for"
 
 
 def error_after(folder, begun: bool) -> bytes | None:
-    """What stands in state.error after a coordinator that cannot start, of a run that has a plan or not; OLD was there before."""
+    """What stands in state.error after a coordinator that cannot start, of a run that has a plan or not; OLD
+    was there before."""
     config, keys = config_of("no-data", data={"path": str(folder / "gone.jsonl")}), Keys("no-data")
     with RedisServer(folder / "redis") as server, local_serve():
         client = connect(server.url)

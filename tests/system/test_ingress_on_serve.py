@@ -1,4 +1,5 @@
-"""The ingress as Serve runs it: the endpoints at the application's root, and the metrics that Ray really exports."""
+"""The ingress as Serve runs it: the endpoints at the application's root, and the metrics that Ray really
+exports."""
 
 import asyncio
 import re

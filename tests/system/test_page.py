@@ -1,4 +1,5 @@
-"""The live page in headless Chromium against a real server on a real Redis, driven through the DevTools protocol."""
+"""The live page in headless Chromium against a real server on a real Redis, driven through the DevTools
+protocol."""
 
 import asyncio
 import json
