@@ -1,4 +1,4 @@
-"""`hora sample`: counts of training prompts, gone on with after an interruption, and never of two things in one file."""
+"""`hora sample`: counts are resumed after an interruption, and never of two things in one file."""
 
 from __future__ import annotations
 

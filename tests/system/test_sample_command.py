@@ -1,4 +1,4 @@
-"""`hora sample` on the real stack counts training prompts, goes on with its file, and `hora plan` plans from it."""
+"""`hora sample` on the real stack counts training prompts, goes on with its file, and feeds `hora plan`."""
 
 import json
 import subprocess
