@@ -1,8 +1,9 @@
-"""A budget in tokens: expected lengths by class of c, gains per token, and the rollouts that some tokens pay for.
+"""A budget in tokens: expected lengths by class of c, gains per token, and the rollouts that some tokens pay
+for.
 
-A wrong answer of a hard prompt may be twice as long as a right one of an easy prompt, so the same number of rollouts is not
-the same work. The expected length ℓ of a prompt's completions is the posterior mean of its class, and a rollout goes where
-gain/ℓ is highest.
+A wrong answer of a hard prompt may be twice as long as a right one of an easy prompt, so the same number of
+rollouts is not the same work. The expected length ℓ of a prompt's completions is the posterior mean of its
+class, and a rollout goes where gain/ℓ is highest.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ WINDOW = 10
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of a completion: the mean over all prompts, and expected by class, entry c of k+1 for a success share of c/k."""
+    """Tokens of a completion: the mean over all prompts, and expected by class, entry c of k+1 for a success
+    share of c/k."""
 
     mean: float
     by_class: tuple[float, ...]
@@ -42,8 +44,9 @@ class Lengths:
 
 
 def expected_lengths(successes: ArrayLike, tokens: ArrayLike, trials: int) -> Lengths:
-    """Lengths learned from prompts of which `successes` (m,) among `trials` rollouts were counted; `tokens` (m,) is the sum
-    over a prompt's rollouts. Raises ValueError without prompts, or where a prompt has fewer tokens than rollouts."""
+    """Lengths learned from prompts of which `successes` (m,) among `trials` rollouts were counted; `tokens`
+    (m,) is the sum over a prompt's rollouts. Raises ValueError without prompts, or where a prompt has fewer
+    tokens than rollouts."""
     c, spent = np.asarray(successes, dtype=np.int64), np.asarray(tokens, dtype=np.float64)
     if c.ndim != 1 or c.shape != spent.shape or not len(c):
         raise ValueError(
@@ -59,8 +62,8 @@ def expected_lengths(successes: ArrayLike, tokens: ArrayLike, trials: int) -> Le
 
 
 class RunningLengths:
-    """Lengths by the Phase A rollouts of the last `WINDOW` cycles. Phase A samples every prompt alike, so its mean is that of
-    uniform sampling, whatever the rule prefers."""
+    """Lengths by the Phase A rollouts of the last `WINDOW` cycles. Phase A samples every prompt alike, so its
+    mean is that of uniform sampling, whatever the rule prefers."""
 
     def __init__(self, trials: int) -> None:
         self._trials = trials
@@ -86,7 +89,8 @@ class RunningLengths:
 
 @lru_cache(maxsize=16)
 def per_token(rule: str | Rule, lengths: Lengths) -> Rule:
-    """`rule` with gains divided by the expected length. A rule that is a division in closed form has no gains and stays."""
+    """`rule` with gains divided by the expected length. A rule that is a division in closed form has no gains
+    and stays."""
     chosen = get_rule(rule)
     if not isinstance(chosen, Marginal):
         return chosen
@@ -109,9 +113,11 @@ def ask_tokens(
     stop: str = "none",
     max_group_size: int | None = None,
 ) -> NDArray[np.int64]:
-    """The next round's rollouts Δ (n,): the most that are expected to take at most `tokens`, by gain per token.
+    """The next round's rollouts Δ (n,): the most that are expected to take at most `tokens`, by gain per
+    token.
 
-    told: successes (n,) and trials (an int or (n,)) of Phase A and of each round so far, as `Session.tell` takes them.
+    told: successes (n,) and trials (an int or (n,)) of Phase A and of each round so far, as `Session.tell`
+    takes them.
     """
     chosen = per_token(rule, lengths)
     c = np.sum([np.asarray(s) for s, _ in told], axis=0)
@@ -132,7 +138,8 @@ def ask_tokens(
 
 
 def _most_within(ask: Callable[[int], Int], each: Float, tokens: float, most: int) -> Int:
-    """The answer to the largest number of rollouts up to `most` whose expected tokens are at most `tokens`."""
+    """The answer to the largest number of rollouts up to `most` whose expected tokens are at most
+    `tokens`."""
     low, best = 0, np.zeros(len(each), dtype=np.int64)
     while low < most:
         middle = (low + most + 1) // 2

@@ -2,11 +2,12 @@
 
     python -m benchmarks.control_plane [--replicas 256] [--prompts 4096] [--group 64] [--tokens 2048] [--rate 2500]
 
-A fleet of `--replicas` engines of `--rate` tokens per second each is simulated by timers; coordination, allocation, wire,
-queue (the embedded Redis, every write synced), ledger, claim and decode are real. Every answer has `--tokens` tokens. For
-the first step and for the median of those after it, printed are the processor seconds of each part over the wall time that
-the simulated fleet needs for a step: a part at 100% would be what the step waits for. The first step touches memory that the
-later ones use again. Serve's own hops are not in it; `benchmarks.generation` measures them.
+A fleet of `--replicas` engines of `--rate` tokens per second each is simulated by timers; coordination,
+allocation, wire, queue (the embedded Redis, every write synced), ledger, claim and decode are real. Every
+answer has `--tokens` tokens. For the first step and for the median of those after it, printed are the
+processor seconds of each part over the wall time that the simulated fleet needs for a step: a part at 100%
+would be what the step waits for. The first step touches memory that the later ones use again. Serve's own
+hops are not in it; `benchmarks.generation` measures them.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def config_of(gamma: int, group: int, tokens: int, steps: int) -> Config:
 
 
 def learn(config: Config, url: str, others: dict[str, int], answer: Any) -> None:
-    """The learner's process: claims, validates, plans and decodes; sends at each step's end what every part has used.
-    `others`: their process ids. With no staleness nobody works on the next step by then."""
+    """The learner's process: claims, validates, plans and decodes; sends at each step's end what every part
+    has used. `others`: their process ids. With no staleness nobody works on the next step by then."""
     processes = {name: psutil.Process(pid) for name, pid in {**others, FEED: os.getpid()}.items()}
     used = [_seconds(processes)]
 
@@ -88,8 +89,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4)
     options = parser.parse_args()
     config = config_of(options.prompts, options.group, options.tokens, options.steps)
-    # The timers fire at once: the wall time of a real fleet is worked out from the tokens, so that the figures are
-    # processor time alone and do not depend on how busy this machine is.
+    # The timers fire at once: the wall time of a real fleet is worked out from the tokens, so that the
+    # figures are processor time alone and do not depend on how busy this machine is.
     fleet = Fleet(seconds_of=lambda request, lengths: 0.0, lengths_of=lambda n: np.full(n, options.tokens))
     freeze_heap()
     context = multiprocessing.get_context("spawn")

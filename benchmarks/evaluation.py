@@ -1,11 +1,13 @@
-"""Tokens per second of an evaluation through Serve against vLLM called directly on the same requests, in one run.
+"""Tokens per second of an evaluation through Serve against vLLM called directly on the same requests, in one
+run.
 
     python -m benchmarks.evaluation [--model deploy/demo/model] [--problems 100] [--samples 64] [--replicas 1 2] [--rounds 3]
 
-Direct: one engine in this process, given all requests at once; nothing is verified or written. Through Serve: `evaluate`
-as `hora eval` calls it, with every completion verified and every sample on disk, on each number of replicas in turn.
-Same prompts, seeds, request sizes and engine settings; the completions are compared, so both sides do the same work.
-Start-up and a first small round are not timed. Rounds follow each other on the same engine; the median counts.
+Direct: one engine in this process, given all requests at once; nothing is verified or written. Through Serve:
+`evaluate` as `hora eval` calls it, with every completion verified and every sample on disk, on each number of
+replicas in turn. Same prompts, seeds, request sizes and engine settings; the completions are compared, so
+both sides do the same work. Start-up and a first small round are not timed. Rounds follow each other on the
+same engine; the median counts.
 """
 
 from __future__ import annotations

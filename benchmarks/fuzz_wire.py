@@ -1,10 +1,11 @@
-"""The decoder against a million damaged messages: every one decodes or is refused, in bounded time and memory.
+"""The decoder against a million damaged messages: every one decodes or is refused, in bounded time and
+memory.
 
     python -m benchmarks.fuzz_wire [MESSAGES]            # a few minutes for the million
 
-Four kinds of damage, mixed: bytes overwritten, pieces cut out, pieces doubled, and msgpack's own length marks put in
-random places (which ask a careless reader for gigabytes). Anything but a group or a WireError ends the benchmark with
-the message's seed, with which `damage` makes it again.
+Four kinds of damage, mixed: bytes overwritten, pieces cut out, pieces doubled, and msgpack's own length marks
+put in random places (which ask a careless reader for gigabytes). Anything but a group or a WireError ends the
+benchmark with the message's seed, with which `damage` makes it again.
 """
 
 from __future__ import annotations

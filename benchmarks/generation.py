@@ -1,13 +1,16 @@
-"""Tokens per second of the whole generation side against the same engine called directly, and the pause of an update.
+"""Tokens per second of the whole generation side against the same engine called directly, and the pause of an
+update.
 
     python -m benchmarks.generation [--preset tiny] [--batches 3] [--hidden 512 --layers 8]
 
-One run: one vLLM engine on its own, then one Serve replica behind coordinator, verifier, queue; the same prompts, the
-same number of completions, the same settings. A learner's place is taken by publishing versions without training, so
-that generation alone is measured; the pauses are those of real weight updates while sequences are running.
+One run: one vLLM engine on its own, then one Serve replica behind coordinator, verifier, queue; the same
+prompts, the same number of completions, the same settings. A learner's place is taken by publishing versions
+without training, so that generation alone is measured; the pauses are those of real weight updates while
+sequences are running.
 
-With --hidden and --layers the preset's model makes place for one of that shape with random weights and the same
-tokenizer: what the system adds is a cost per request and per token, so its share depends on what a token costs the engine.
+With --hidden and --layers the preset's model makes place for one of that shape with random weights and the
+same tokenizer: what the system adds is a cost per request and per token, so its share depends on what a token
+costs the engine.
 """
 
 from __future__ import annotations
@@ -113,7 +116,8 @@ def through_the_system(config: Config, batches: int, folder: Path) -> tuple[floa
 
 
 def random_model(like: str, folder: Path, hidden: int, layers: int) -> int:
-    """Write a model of another shape and random weights, with the tokenizer of `like`; returns its parameters."""
+    """Write a model of another shape and random weights, with the tokenizer of `like`; returns its
+    parameters."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,11 +1,13 @@
-"""How exactly micro-batches' gradients add up in 16 bits, at every ZeRO stage: in the model's dtype, and in float32.
+"""How exactly micro-batches' gradients add up in 16 bits, at every ZeRO stage: in the model's dtype, and in
+float32.
 
     .venv/bin/python -m benchmarks.gradient_accumulation
     torchrun --standalone --nproc-per-node 2 -m benchmarks.gradient_accumulation
 
-One step of the demo's model over N micro-batches of one completion each. The gradient is read from the float32 master
-weights after a plain step along it, and compared with the sum in float64 of the same micro-batches' own gradients in
-the same precision. So the figures are of the adding alone, not of what 16 bits cost in one backward pass.
+One step of the demo's model over N micro-batches of one completion each. The gradient is read from the
+float32 master weights after a plain step along it, and compared with the sum in float64 of the same
+micro-batches' own gradients in the same precision. So the figures are of the adding alone, not of what 16
+bits cost in one backward pass.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def configuration(dtype: str, stage: int, world: int) -> Config:
 
 
 def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[MicroBatch]:
-    """This rank's of `count` micro-batches; `alike`: every completion is rewarded, so that gradients add up."""
+    """This rank's of `count` micro-batches; `alike`: every completion is rewarded, so that gradients add
+    up."""
     made = []
     for i in range(rank, count, world):
         ids = np.random.default_rng(i).integers(4, 60, 8 + LENGTH).astype(np.int32)
@@ -99,7 +102,8 @@ def found(config: Config, micros: Sequence[MicroBatch], rank: int, world: int) -
 
 @contextmanager
 def accumulation(settings: dict[str, Any] | None) -> Iterator[None]:
-    """DeepSpeed with these settings of the dtypes in which gradients are added up and sent; None: the learner's."""
+    """DeepSpeed with these settings of the dtypes in which gradients are added up and sent; None: the
+    learner's."""
     build = engines.deepspeed_config
 
     def changed(config: Config) -> dict[str, Any]:

@@ -1,13 +1,15 @@
-"""Learner tokens per second against TRL's GRPO loss on the same ragged batch padded. Both sides in one run, on CPU.
+"""Learner tokens per second against TRL's GRPO loss on the same ragged batch padded. Both sides in one run,
+on CPU.
 
     python -m benchmarks.learner [--samples 64] [--rounds 3]
 
-Same model (random Qwen2 weights, float32), same threads, same completions; forward and backward of the whole batch on
-either side, no optimizer. TRL pads its generation batch to the longest completion and cuts it into micro-batches of
-equal count; ours are cut to a token budget that gives both sides about as much memory. TRL's advantages carry the
-factor N/(Γ G_i), with which its `dr_grpo` loss is our objective: the gradients are compared before anything is timed.
-The batch is drawn from a seed: long-tailed lengths, group sizes such as an adaptive rule gives. Every group has signal;
-groups without it are left out of the computation by our side and would only raise the ratio.
+Same model (random Qwen2 weights, float32), same threads, same completions; forward and backward of the whole
+batch on either side, no optimizer. TRL pads its generation batch to the longest completion and cuts it into
+micro-batches of equal count; ours are cut to a token budget that gives both sides about as much memory. TRL's
+advantages carry the factor N/(Γ G_i), with which its `dr_grpo` loss is our objective: the gradients are
+compared before anything is timed. The batch is drawn from a seed: long-tailed lengths, group sizes such as an
+adaptive rule gives. Every group has signal; groups without it are left out of the computation by our side and
+would only raise the ratio.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def ragged_batch(samples: int, max_response: int, vocabulary: int, seed: int = 0
 
 
 def trl_trainer(model: Any, max_response: int, folder: str, **settings: Any) -> Any:
-    """A real GRPOTrainer around `model`, ready for `_compute_loss` on tensors of ours; `settings` are GRPOConfig's."""
+    """A real GRPOTrainer around `model`, ready for `_compute_loss` on tensors of ours; `settings` are
+    GRPOConfig's."""
     from datasets import Dataset
     from tokenizers import Tokenizer, models
     from trl import GRPOConfig, GRPOTrainer
@@ -176,7 +179,8 @@ def compare(samples: int, rounds: int, rows: int, max_response: int) -> SimpleNa
     def our() -> None:
         our_pass(policy, micro, objective, 1024)
 
-    # Timed once before TRL wraps the forward of the model too, so that its wrapper cannot slow our side unseen.
+    # Timed once before TRL wraps the forward of the model too, so that its wrapper cannot slow our side
+    # unseen.
     timed(our, model)
     expected = gradient(model)
     alone = timed(our, model)

@@ -1,10 +1,11 @@
-"""MFU and peak memory of the learner's own engine on one NVIDIA GPU: Qwen2.5-1.5B shapes, random weights, bfloat16.
+"""MFU and peak memory of the learner's own engine on one NVIDIA GPU: Qwen2.5-1.5B shapes, random weights,
+bfloat16.
 
     python -m benchmarks.learner_gpu [--samples 128] [--steps 5] [--tokens-per-microbatch 16384]
 
-Needs torch, transformers and deepspeed (and flash-attn for `--attention flash_attention_2`); neither vLLM, Ray nor
-Redis. Completions up to 2,048 tokens with a long tail, in ragged groups; a step is forward, backward and AdamW as in
-training. How MFU counts is in learner/flops.py.
+Needs torch, transformers and deepspeed (and flash-attn for `--attention flash_attention_2`); neither vLLM,
+Ray nor Redis. Completions up to 2,048 tokens with a long tail, in ragged groups; a step is forward, backward
+and AdamW as in training. How MFU counts is in learner/flops.py.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Result:
 
 
 def ragged_samples(count: int, vocabulary: int, longest: int, seed: int = 0) -> list[Sample]:
-    """Completions of lognormal length (median a quarter of `longest`), cut there, behind prompts of 60 to 300."""
+    """Completions of lognormal length (median a quarter of `longest`), cut there, behind prompts of 60 to
+    300."""
     rng = np.random.default_rng(seed)
     samples = []
     for _ in range(count):

@@ -2,10 +2,11 @@
 
     python -m benchmarks.monitoring            # about two minutes
 
-Three ways to watch: nobody, 20 page clients of one server, 20 terminals that each read Redis. Rounds are interleaved.
-The cost is the processor time that the server and Redis spend beyond what nobody's watching takes, against the whole
-machine: what a run that keeps every core busy would lose. It does not depend on what else the machine does, as
-throughput by the clock would. Then the time from a push to an open stream, and sizes.
+Three ways to watch: nobody, 20 page clients of one server, 20 terminals that each read Redis. Rounds are
+interleaved. The cost is the processor time that the server and Redis spend beyond what nobody's watching
+takes, against the whole machine: what a run that keeps every core busy would lose. It does not depend on what
+else the machine does, as throughput by the clock would. Then the time from a push to an open stream, and
+sizes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What each advantage expects of a prompt's update, by success rate and by what decided the size of its group.
+"""What each advantage expects of a prompt's update, by success rate and by what decided the size of its
+group.
 
     python -m benchmarks.objectives [--shards 4000] [--markdown]
 
-A shard of 15 prompts with rates of the paper's mix, Beta(0.323, 0.143); the first has the rate of the column, and its update is
-(1/n) Σ_j A_j ∂log π(outcome j)/∂logit. Uniform sampling gives G = 32; the others give G0 = 8 and divide the rest by hit
-utility: at once (the paper), or in four rounds that stop at a hit. Pure numpy and the allocator: no model is run.
+A shard of 15 prompts with rates of the paper's mix, Beta(0.323, 0.143); the first has the rate of the column,
+and its update is (1/n) Σ_j A_j ∂log π(outcome j)/∂logit. Uniform sampling gives G = 32; the others give G0 =
+8 and divide the rest by hit utility: at once (the paper), or in four rounds that stop at a hit. Pure numpy
+and the allocator: no model is run.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ ADVANTAGES: dict[str, Callable[[Values], Values]] = {
     "pkpo, k = 4": partial(pkpo, k=4),
     "weighted_reinforce, lambda 0.1": partial(weighted_reinforce, positive=0.1),
 }
-# What an estimator aims at in each group, over p(1 - p), given which groups hold a hit. The others have no such form.
+# What an estimator aims at in each group, over p(1 - p), given which groups hold a hit. The others have no
+# such form.
 Aim = Callable[[float, NDArray[np.bool_]], NDArray[np.float64]]
 TARGETS: dict[str, Aim] = {
     "rloo": lambda p, hit: np.ones(len(hit)),

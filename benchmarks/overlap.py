@@ -1,10 +1,12 @@
-"""How well generation and learning overlap: wall time per step over the longer of the two, at staleness 0 and 1.
+"""How well generation and learning overlap: wall time per step over the longer of the two, at staleness 0 and
+1.
 
     python -m benchmarks.overlap [--seconds 2] [--steps 12]
 
-Coordination, allocation, queue, ledger and feed are real and share one Redis; engines and optimizer are timers set so
-that generating a batch and learning from it take the same time. What is above 1.0 at staleness 1 is the price of the
-control plane and of the steps before the pipeline is full, which are left out. Synchronously the two add up: about 2.
+Coordination, allocation, queue, ledger and feed are real and share one Redis; engines and optimizer are
+timers set so that generating a batch and learning from it take the same time. What is above 1.0 at staleness
+1 is the price of the control plane and of the steps before the pipeline is full, which are left out.
+Synchronously the two add up: about 2.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     .venv/bin/python -m benchmarks.publication [--hidden 1024 --layers 12]
 
-Random Qwen2 weights in float32, the real engine on one rank, the embedded Redis, files on the disk of --folder. Before:
-weights are copied into new memory, and over `file` hashed and written, within the step. After: they are copied into
-memory that is kept, and the rest happens while the next step trains. The background is waited for between two versions,
-and that time is printed too: a step that is shorter than it waits for the rest.
+Random Qwen2 weights in float32, the real engine on one rank, the embedded Redis, files on the disk of
+--folder. Before: weights are copied into new memory, and over `file` hashed and written, within the step.
+After: they are copied into memory that is kept, and the rest happens while the next step trains. The
+background is waited for between two versions, and that time is printed too: a step that is shorter than it
+waits for the rest.
 """
 
 from __future__ import annotations

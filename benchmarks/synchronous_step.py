@@ -1,10 +1,12 @@
-"""What a barrier where nothing is decided costs: seconds of the rollouts of one synchronous batch under `uniform`.
+"""What a barrier where nothing is decided costs: seconds of the rollouts of one synchronous batch under
+`uniform`.
 
     python -m benchmarks.synchronous_step [--batches 20]
 
-With `max_staleness` 0 a batch begins when the one before is trained, so no other work fills a barrier. One vLLM replica and one
-verifier behind Serve sample the same batches twice, in turn: once with both phases' rollouts asked for at once, as a coordinator
-does under `uniform`, and once with Phase B after the last rollout of Phase A.
+With `max_staleness` 0 a batch begins when the one before is trained, so no other work fills a barrier. One
+vLLM replica and one verifier behind Serve sample the same batches twice, in turn: once with both phases'
+rollouts asked for at once, as a coordinator does under `uniform`, and once with Phase B after the last
+rollout of Phase A.
 """
 
 from __future__ import annotations

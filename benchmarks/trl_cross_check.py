@@ -1,16 +1,18 @@
-"""The `uniform` rule through the whole system beside TRL's GRPOTrainer: same learning curves? And rollouts per second.
+"""The `uniform` rule through the whole system beside TRL's GRPOTrainer: same learning curves? And rollouts
+per second.
 
     python -m benchmarks.trl_cross_check OUT [--seeds 3] [--cell ours-0] [-s learner.steps=30 …]
 
 One cell is one side with one seed: `ours-N` is `hora run` (Redis, Serve, vLLM, verifier, DeepSpeed) with
-allocation.rule uniform and max_staleness 0, `trl-N` is GRPOTrainer with transformers' generate. Cells that OUT holds
-are not run again, so that the comparison can be made piece by piece; when none is missing the figures are written.
+allocation.rule uniform and max_staleness 0, `trl-N` is GRPOTrainer with transformers' generate. Cells that
+OUT holds are not run again, so that the comparison can be made piece by piece; when none is missing the
+figures are written.
 
-What is equal on both sides: initial weights, prompts and their order (`common.order.batch_rows`), Γ, G, temperature,
-the longest response, rewards and their weights, advantages (R - mean)/(std + 1e-4), TRL's `dr_grpo` loss, which at equal
-group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its betas, ε, weight decay and clipping, the learning rate of every
-step, float32, one CPU thread that computes (ours: vLLM's or the learner's; synchronous, they take turns). What differs:
-the random numbers of sampling.
+What is equal on both sides: initial weights, prompts and their order (`common.order.batch_rows`), Γ, G,
+temperature, the longest response, rewards and their weights, advantages (R - mean)/(std + 1e-4), TRL's
+`dr_grpo` loss, which at equal group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its betas,
+ε, weight decay and clipping, the learning rate of every step, float32, one CPU thread that computes (ours:
+vLLM's or the learner's; synchronous, they take turns). What differs: the random numbers of sampling.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ SIDES = ("ours", "trl")
 
 
 def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
-    """The comparison's own copy of model, prompts and configuration: none of them may change between cells."""
+    """The comparison's own copy of model, prompts and configuration: none of them may change between
+    cells."""
     path = out / "config.yaml"
     if path.exists():
         if overrides:
@@ -153,7 +156,8 @@ def _ordered(config: Config, seed: int) -> list[Row]:
 
 
 def _rewards(tokenizer: Any) -> list[Any]:
-    """Format and accuracy as our verifier judges them, from the token ids: TRL's own text lacks special tokens."""
+    """Format and accuracy as our verifier judges them, from the token ids: TRL's own text lacks special
+    tokens."""
 
     def texts(completion_ids: list[list[int]]) -> list[str]:
         ends = tokenizer.eos_token_id

@@ -1,8 +1,8 @@
 """From the cells of `benchmarks.trl_cross_check` to what they say: intervals, figure, table.
 
-Seeds are paired: both sides meet the same prompts in the same order under one seed, so the difference of their rewards at a step
-is free of the prompts' difficulty. The intervals are Student's t over seeds; those of the windows hold together
-(Bonferroni), so that one of many windows does not cry wolf.
+Seeds are paired: both sides meet the same prompts in the same order under one seed, so the difference of
+their rewards at a step is free of the prompts' difficulty. The intervals are Student's t over seeds; those of
+the windows hold together (Bonferroni), so that one of many windows does not cry wolf.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ COLORS = {"ours": "#0072B2", "trl": "#E69F00"}
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One side with one seed; lists over the S steps. `reward`: mean over the batch. `grad_norm`: before clipping.
-    `length`: mean tokens of a completion. `ended`: seconds from the start of the command. `wall`: seconds in all.
+    """One side with one seed; lists over the S steps. `reward`: mean over the batch. `grad_norm`: before
+    clipping. `length`: mean tokens of a completion. `ended`: seconds from the start of the command. `wall`:
+    seconds in all.
     """
 
     side: str
@@ -77,7 +78,8 @@ def stacked(cells: Sequence[Cell], side: str, name: str) -> Array:
 
 
 def difference(ours: Array, trl: Array, first: int, last: int, windows: int = 1) -> Difference:
-    """Of the means over steps first..last of `ours` and `trl` (seeds, S); the interval is one of `windows`."""
+    """Of the means over steps first..last of `ours` and `trl` (seeds, S); the interval is one of
+    `windows`."""
     a, b = ours[:, first : last + 1].mean(1), trl[:, first : last + 1].mean(1)
     paired, n = a - b, len(a)
     error = paired.std(ddof=1) / np.sqrt(n)
@@ -97,9 +99,11 @@ def compare(ours: Array, trl: Array) -> tuple[Difference, list[Difference]]:
 
 
 def rates(cells: Sequence[Cell], side: str, per_step: int) -> tuple[float, float]:
-    """Rollouts per second, mean over seeds: from the end of the first step to the last, and of the whole command.
+    """Rollouts per second, mean over seeds: from the end of the first step to the last, and of the whole
+    command.
 
-    The first step is left out of the one because it holds start-up and one-time preparation; the other holds all.
+    The first step is left out of the one because it holds start-up and one-time preparation; the other holds
+    all.
     """
     mine = [c for c in cells if c.side == side]
     steady = [per_step * (len(c.ended) - 1) / (c.ended[-1] - c.ended[0]) for c in mine]

@@ -1,13 +1,16 @@
-"""What the barriers of Phase A and of Phase B's rounds cost: tokens per second against one-phase sampling at the same budget.
+"""What the barriers of Phase A and of Phase B's rounds cost: tokens per second against one-phase sampling at
+the same budget.
 
     python -m benchmarks.two_phase [--preset tiny] [--shards 32] [--rounds 1 2 4 8] [--repeats 3]
 
-One vLLM replica and one verifier behind Serve serve all sides in turn. One phase asks for all G samples of a prompt at once;
-R rounds ask for G0, wait for the shard's last, divide, and so on R times, with the coordinator's own code. All keep as many shards
-in flight: four, so that one shard's barrier is another's work, and one, where nothing fills the gap. A run goes on for hundreds of
-shards; with few of them the last one's barriers, which no other shard follows, are most of what would be measured.
+One vLLM replica and one verifier behind Serve serve all sides in turn. One phase asks for all G samples of a
+prompt at once; R rounds ask for G0, wait for the shard's last, divide, and so on R times, with the
+coordinator's own code. All keep as many shards in flight: four, so that one shard's barrier is another's
+work, and one, where nothing fills the gap. A run goes on for hundreds of shards; with few of them the last
+one's barriers, which no other shard follows, are most of what would be measured.
 
-The tail is the last round: its seconds, from its division to the shard's last group, as a share of the shard's.
+The tail is the last round: its seconds, from its division to the shard's last group, as a share of the
+shard's.
 """
 
 from __future__ import annotations

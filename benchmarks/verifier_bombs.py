@@ -3,7 +3,8 @@ r"""What hostile answers cost a batch of 640: seconds with none, and with 32 dif
     python -m benchmarks.verifier_bombs
 
 Towers, factorials, products, binomial coefficients, powers of a sum and of a number, and nested `\left(`. All
-others are right answers that only math-verify can see, each a different one. A real pool, as a replica has it.
+others are right answers that only math-verify can see, each a different one. A real pool, as a replica has
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def right(number: int) -> Item:
 
 
 def bombs(count: int) -> list[str]:
-    """Different answers that are short to write, each too large to compute or too deep to parse. A quarter is nested."""
+    """Different answers that are short to write, each too large to compute or too deep to parse. A quarter is
+    nested."""
     deep = [r"\left(" * (38 + n) + "1" + r"\right)" * (38 + n) for n in range(count // 4)]
     return deep + [_KINDS[n % len(_KINDS)].format(n=n + 9) for n in range(count - len(deep))]
 
@@ -46,7 +48,8 @@ def batches() -> tuple[list[Item], list[Item]]:
 
 
 async def seconds(items: list[Item], processes: int) -> float:
-    """Time of one batch on a fresh pool whose workers are up. Raises RuntimeError where a verdict is wrong."""
+    """Time of one batch on a fresh pool whose workers are up. Raises RuntimeError where a verdict is
+    wrong."""
     pool = VerifierPool(Reward(), processes)
     try:
         await pool.score_batch([right(-1 - n) for n in range(4 * processes)])

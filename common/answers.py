@@ -1,12 +1,13 @@
-r"""Where a completion's final answer is, whether the completion has the form that was asked for, and the words that ask for it.
+r"""Where a completion's final answer is, whether the completion has the form that was asked for, and the words
+that ask for it.
 
-`tags`   the text of the last complete `<answer>…</answer>` (paper, section 4).
-`boxed`  the last `\boxed{…}` whose braces balance, after the thought.
-`final`  what follows the last "answer is" or "answer:" on its line, else the last line that is not empty, after the thought.
-`auto`   the first of these three that is there.
+`tags`   the text of the last complete `<answer>…</answer>` (paper, section 4). `boxed`  the last `\boxed{…}`
+whose braces balance, after the thought. `final`  what follows the last "answer is" or "answer:" on its line,
+else the last line that is not empty, after the thought. `auto`   the first of these three that is there.
 
-The thought is `<think>…</think>`. A template may write its opening tag at the end of the prompt (Qwen3's thinking models, R1):
-`prefill` finds it, and completions are judged with it in front. All this takes linear time, also on hostile text.
+The thought is `<think>…</think>`. A template may write its opening tag at the end of the prompt (Qwen3's
+thinking models, R1): `prefill` finds it, and completions are judged with it in front. All this takes linear
+time, also on hostile text.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _INSTRUCTIONS = {
 
 
 def prefill(prompt: str) -> str:
-    """The opening of the thought, or an empty thought, that a rendered prompt ends with; empty where it ends with none."""
+    """The opening of the thought, or an empty thought, that a rendered prompt ends with; empty where it ends
+    with none."""
     found = _PREFILL.search(prompt[-200:])
     return found.group() if found else ""
 
@@ -55,7 +57,8 @@ def extract_tags(completion: str) -> str | None:
 
 
 def extract_boxed(completion: str) -> str | None:
-    r"""Content of the last `\boxed{…}` that is closed, after the thought; None where there is none or it is empty."""
+    r"""Content of the last `\boxed{…}` that is closed, after the thought; None where there is none or it is
+    empty."""
     text = after_thought(completion)
     if text is None:
         return None
@@ -71,7 +74,8 @@ def extract_boxed(completion: str) -> str | None:
 
 
 def extract_final(completion: str) -> str | None:
-    """What follows the last "answer is" or "answer:" on its line, else the last line, after the thought and without emphasis."""
+    """What follows the last "answer is" or "answer:" on its line, else the last line, after the thought and
+    without emphasis."""
     text = after_thought(completion)
     lines = [line.strip(_EMPHASIS) for line in (text or "").splitlines() if line.strip(_EMPHASIS)]
     for line in reversed(lines):
@@ -95,7 +99,8 @@ ANSWERS: dict[str, Extract] = {
 
 
 def after_thought(completion: str) -> str | None:
-    """The completion after its thought; None where a thought is begun and not ended: what is in it is no answer yet."""
+    """The completion after its thought; None where a thought is begun and not ended: what is in it is no
+    answer yet."""
     start, end = completion.rfind("<think>"), completion.rfind("</think>")
     if end > start:
         return completion[end + len("</think>") :]
@@ -105,8 +110,8 @@ def after_thought(completion: str) -> str | None:
 def format_reward(completion: str, mode: str = "tags") -> float:
     """1.0 if the completion has the form of `mode`, white space around it aside.
 
-    `tags`: one think part, white space, one answer part and nothing else. Every other mode: no thought, or one that begins
-    the completion and is ended; and an answer after it where the mode is one of ours.
+    `tags`: one think part, white space, one answer part and nothing else. Every other mode: no thought, or
+    one that begins the completion and is ended; and an answer after it where the mode is one of ours.
     """
     text = completion.strip()
     return float(_tagged(text) if mode == "tags" else _thought_is_whole(text) and _answers(text, mode))
@@ -132,7 +137,8 @@ def _answers(text: str, mode: str) -> bool:
 
 
 def example(mode: str, answer: str, opened: str = "") -> str:
-    """A completion with this answer in the form of `mode`, after a prompt whose template wrote `opened` (see `prefill`)."""
+    """A completion with this answer in the form of `mode`, after a prompt whose template wrote `opened` (see
+    `prefill`)."""
     begun, ended = "<think>" in opened, "</think>" in opened
     thought = "" if ended else "…</think>" if begun else "<think>…</think>"
     if mode == "tags":
@@ -142,8 +148,8 @@ def example(mode: str, answer: str, opened: str = "") -> str:
 
 
 def load_extract(name: str) -> Extract:
-    """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError saying what is wrong
-    with it."""
+    """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError
+    saying what is wrong with it."""
     if name in ANSWERS:
         return ANSWERS[name]
     module, _, function = name.partition(":")
@@ -159,7 +165,8 @@ def load_extract(name: str) -> Extract:
 
 
 def user_answer(name: str, completion: str) -> str | None:
-    """The answer that a user's function finds, checked. Raises ValueError where it is neither text nor None."""
+    """The answer that a user's function finds, checked. Raises ValueError where it is neither text nor
+    None."""
     extract = load_extract(name)
     try:
         found = extract(completion)
@@ -173,8 +180,8 @@ def user_answer(name: str, completion: str) -> str | None:
 
 
 def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for what these rewards look for; None where neither format nor accuracy is in use, and for a
-    user's own way to find answers."""
+    """The system message that asks for what these rewards look for; None where neither format nor accuracy is
+    in use, and for a user's own way to find answers."""
     if not {"format", "accuracy"} & set(rewards):
         return None
     return FORMAT_INSTRUCTIONS if mode == "tags" and "format" in rewards else _INSTRUCTIONS.get(mode)

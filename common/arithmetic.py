@@ -1,8 +1,9 @@
-"""Addition problems `a+b=?` of 1 to 6 digits: the data set that a model of a million parameters can learn from.
+"""Addition problems `a+b=?` of 1 to 6 digits: the data set that a model of a million parameters can learn
+from.
 
 Both numbers of a problem have the same count of digits, which is its difficulty. Which side of the split a
-problem falls on is a property of the unordered pair of numbers alone: no seed, size or mix can bring a held-out
-problem, or its mirror image `b+a=?`, into training.
+problem falls on is a property of the unordered pair of numbers alone: no seed, size or mix can bring a
+held-out problem, or its mirror image `b+a=?`, into training.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ HELD_OUT_FIFTHS = 1
 MAX_DIGITS = 6
 ROWS: Mapping[Split, int] = {"train": 2000, "held-out": 500}
 
-# Weight of each count of digits. Chosen for the demo model: at its warm start 38% of these problems are nearly
-# solved, 24% lie in between and 38% are almost never solved. There are only 100 problems of one
-# digit, so they weigh little: a class that runs out leaves its share to the others.
+# Weight of each count of digits. Chosen for the demo model: at its warm start 38% of these problems are
+# nearly solved, 24% lie in between and 38% are almost never solved. There are only 100 problems of one digit,
+# so they weigh little: a class that runs out leaves its share to the others.
 DEFAULT_DIGITS: Mapping[int, float] = {1: 0.05, 2: 0.35, 3: 0.3, 4: 0.2, 5: 0.1}
 
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """One problem: two numbers of `digits` digits each (leading digit not 0, except in the number 0 itself)."""
+    """One problem: two numbers of `digits` digits each (leading digit not 0, except in the number 0
+    itself)."""
 
     a: int
     b: int
@@ -46,7 +48,8 @@ class Addition:
 
     @property
     def solution(self) -> str:
-        """The sum column by column from the right, each as `digit+digit+carry=sum`: 37+58 is `7+8+0=15,3+5+1=9`."""
+        """The sum column by column from the right, each as `digit+digit+carry=sum`: 37+58 is
+        `7+8+0=15,3+5+1=9`."""
         columns, carry = [], 0
         for x, y in zip(reversed(str(self.a)), reversed(str(self.b)), strict=True):
             total = int(x) + int(y) + carry
@@ -70,8 +73,8 @@ def split_of(a: int, b: int) -> Split:
 def stream(seed: int, split: Split, digits: Mapping[int, float] = DEFAULT_DIGITS) -> Iterator[Addition]:
     """Endless problems of one split, repeats allowed, pure in (seed, split, digits).
 
-    `digits` maps a count of digits to its weight. Raises ValueError for a count outside 1..6 or weights that are
-    negative or all zero.
+    `digits` maps a count of digits to its weight. Raises ValueError for a count outside 1..6 or weights that
+    are negative or all zero.
     """
     _check(digits)
     rng = random.Random(f"arithmetic:{seed}:{split}")
@@ -86,8 +89,8 @@ def generate(
 ) -> list[Addition]:
     """The first `rows` different problems of `stream`: a larger data set starts with the smaller one.
 
-    A class whose problems are all used up leaves its share to the others. Raises ValueError when the split holds
-    fewer than `rows` different problems of these digits.
+    A class whose problems are all used up leaves its share to the others. Raises ValueError when the split
+    holds fewer than `rows` different problems of these digits.
     """
     _check(digits)
     room = _room(split, [n for n, weight in digits.items() if weight > 0], rows)

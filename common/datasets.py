@@ -1,8 +1,9 @@
-"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a JSONL file or the Hugging Face hub.
+"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a JSONL file or the Hugging Face
+hub.
 
-A row that cannot be used is left out, never counted as wrong, and listed in `Dataset.rejected` with its place and
-the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row has) is a
-`DataError` of one line. In which order the rows are met is in `common/order.py`.
+A row that cannot be used is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
+and the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row
+has) is a `DataError` of one line. In which order the rows are met is in `common/order.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class DataError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`index` counts the usable rows from 0 and names the prompt for the whole run; `columns` is the row as it was read."""
+    """`index` counts the usable rows from 0 and names the prompt for the whole run; `columns` is the row as
+    it was read."""
 
     index: int
     problem: str
@@ -72,10 +74,10 @@ class Leak:
 def load_dataset(data: Data, usable: Usable | None = None) -> Dataset:
     """The rows that `data` names; `data.limit` counts usable rows.
 
-    `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits, all
-    equally often. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines; anything else is
-    a Hugging Face data set. `usable` decides whether a gold answer can be verified; by default any text or
-    finite number can. Raises DataError when the source cannot be read or has no usable row.
+    `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
+    all equally often. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines; anything
+    else is a Hugging Face data set. `usable` decides whether a gold answer can be verified; by default any
+    text or finite number can. Raises DataError when the source cannot be read or has no usable row.
     """
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
         return _arithmetic(data)
@@ -101,13 +103,14 @@ def load_held_out(config: Config, usable: Usable | None = None) -> Dataset:
 
 
 def find_leaks(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[Leak]:
-    """`equal_problems` against JSONL files with a `problem` column; raises DataError when one cannot be read."""
+    """`equal_problems` against JSONL files with a `problem` column; raises DataError when one cannot be
+    read."""
     return equal_problems(rows, {path: load_dataset(Data(path=path)).rows for path in benchmarks})
 
 
 def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
-    """Training rows whose problem equals a benchmark problem but for case, spacing and punctuation marks at the
-    ends. `benchmarks` are problems by the name that a leak is reported with.
+    """Training rows whose problem equals a benchmark problem but for case, spacing and punctuation marks at
+    the ends. `benchmarks` are problems by the name that a leak is reported with.
     """
     known: dict[str, tuple[str, int]] = {}
     for name, problems in benchmarks.items():
@@ -245,7 +248,8 @@ def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         table = datasets.load_dataset(data.path, split=data.split)
     except Exception as error:
-        # The library raises a dozen kinds (network, gated, no such name or split); all mean the same to the user.
+        # The library raises a dozen kinds (network, gated, no such name or split); all mean the same to the
+        # user.
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: {type(error).__name__}: {reason}. "

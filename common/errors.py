@@ -14,11 +14,13 @@ class WireError(HoraError, ValueError):
 
 
 class StaleWeights(RuntimeError):
-    """A replica does not hold weights as new as the request asks for. Nobody's fault, and another try may find them."""
+    """A replica does not hold weights as new as the request asks for. Nobody's fault, and another try may
+    find them."""
 
 
 class DamagedWeights(StaleWeights):
-    """A published file is not what was announced. A replica serves what it has until the learner publishes again."""
+    """A published file is not what was announced. A replica serves what it has until the learner publishes
+    again."""
 
 
 class RunError(HoraError, RuntimeError):
@@ -26,7 +28,8 @@ class RunError(HoraError, RuntimeError):
 
 
 class Unavailable(Exception):
-    """Raise it from a reward whose service is away: the run waits and asks again, up to `reward.wait_limit_s`."""
+    """Raise it from a reward whose service is away: the run waits and asks again, up to
+    `reward.wait_limit_s`."""
 
 
 class NoRoom(RuntimeError):
@@ -34,4 +37,5 @@ class NoRoom(RuntimeError):
 
 
 UNREACHED = "the learner is not reached"
-"""How an error of a replica begins that could not join the learner's group. vLLM's processes pass on the text alone."""
+"""How an error of a replica begins that could not join the learner's group. vLLM's processes pass on the text
+alone."""

@@ -15,7 +15,8 @@ FULL = 2**20  # bytes that are free
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A new file to write, which takes the place of `path` at the end of the block; `mode`, less the umask, is its own."""
+    """A new file to write, which takes the place of `path` at the end of the block; `mode`, less the umask,
+    is its own."""
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)
     new.touch(mode=mode)

@@ -1,4 +1,5 @@
-"""Every Redis key of a run, in one place. Braces make a run's keys share one cluster slot, as its scripts need."""
+"""Every Redis key of a run, in one place. Braces make a run's keys share one cluster slot, as its scripts
+need."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ class Keys:
         return self._key(f"pre_rollouts:{group}")
 
     def drawn(self, group: str, round: int) -> str:
-        """string: the msgpack of the rollouts that a group got in a round of Phase B before the last, written with the plan of
-        the next round; a restarted coordinator continues with it, and the push of the group removes it."""
+        """string: the msgpack of the rollouts that a group got in a round of Phase B before the last, written
+        with the plan of the next round; a restarted coordinator continues with it, and the push of the group
+        removes it."""
         return self._key(f"drawn:{group}:{round}")
 
     def additional(self, entry: str) -> str:
@@ -47,8 +49,8 @@ class Keys:
 
     @property
     def plans(self) -> str:
-        """hash: "batch:shard" -> JSON of Phase A's counts and Δ; "batch:shard:r" -> the same of round r of Phase B, from 2. The first plan
-        of a shard's round is the one that counts."""
+        """hash: "batch:shard" -> JSON of Phase A's counts and Δ; "batch:shard:r" -> the same of round r of
+        Phase B, from 2. The first plan of a shard's round is the one that counts."""
         return self._key("plans")
 
     @property
@@ -63,7 +65,8 @@ class Keys:
 
     @property
     def ledger(self) -> str:
-        """hash: step -> JSON list of [group id, entry id, batch, cost], written before the step is trained."""
+        """hash: step -> JSON list of [group id, entry id, batch, cost], written before the step is
+        trained."""
         return self._key("ledger")
 
     @property

@@ -1,4 +1,5 @@
-"""From a file to a `Config`: an experiment, a Serve file that carries one as its arguments, or a preset's name."""
+"""From a file to a `Config`: an experiment, a Serve file that carries one as its arguments, or a preset's
+name."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ PRESETS = ROOT / "deploy" / "presets"
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in file `source` (or the preset of that name) with `section.key=value` overrides applied.
+    """The configuration in file `source` (or the preset of that name) with `section.key=value` overrides
+    applied.
 
     Raises ConfigError with one line for every key that is unknown or impossible.
     """
@@ -138,7 +140,8 @@ def _known(location: Sequence[Any]) -> list[str]:
 
 
 def _found(config: Config) -> Config:
-    """Local paths made absolute, for workers have another working folder; shipped files are found from anywhere."""
+    """Local paths made absolute, for workers have another working folder; shipped files are found from
+    anywhere."""
     sections: dict[str, Any] = {}
     for section in ("model", "data", "evaluation"):
         path = getattr(config, section).path

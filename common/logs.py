@@ -1,5 +1,5 @@
-"""Logs: one line per event on standard error, as text or JSON, with the run id on each and shard and group id where
-they apply.
+"""Logs: one line per event on standard error, as text or JSON, with the run id on each and shard and group id
+where they apply.
 
     logs.configure("json", run="qwen7b", part="coordinator/x1")     once per process
     with logs.bound(shard="12:3"): ...                              everything logged inside, in this task alone
@@ -36,7 +36,8 @@ def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
 
 
 def bound(**values: Any) -> AbstractContextManager[None]:
-    """Everything that the current task logs inside the block carries `values`, e.g. shard="12:3", group="0:417"."""
+    """Everything that the current task logs inside the block carries `values`, e.g. shard="12:3",
+    group="0:417"."""
     return structlog.contextvars.bound_contextvars(**values)
 
 

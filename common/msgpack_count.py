@@ -1,12 +1,13 @@
 """How many objects a msgpack message would become, counted without making any.
 
-An empty map is one byte of a message and about 80 in memory: the length of a message does not bound what decoding it
-takes. Long buffers, of which a group consists, are stepped over.
+An empty map is one byte of a message and about 80 in memory: the length of a message does not bound what
+decoding it takes. Long buffers, of which a group consists, are stepped over.
 """
 
 from __future__ import annotations
 
-# Marks whose length follows: the bytes of that length, bytes beside what it counts, objects for each that it counts.
+# Marks whose length follows: the bytes of that length, bytes beside what it counts, objects for each that it
+# counts.
 _LENGTHS = {
     0xC4: (1, 0, 0), 0xC5: (2, 0, 0), 0xC6: (4, 0, 0),  # bytes
     0xC7: (1, 1, 0), 0xC8: (2, 1, 0), 0xC9: (4, 1, 0),  # extensions, with their type
@@ -33,7 +34,8 @@ _FIXED = [_fixed(mark) for mark in range(256)]
 
 
 def count_objects(data: bytes, limit: int) -> int:
-    """The objects of the first value in `data`, itself among them; more than `limit` as soon as it is known to hold more.
+    """The objects of the first value in `data`, itself among them; more than `limit` as soon as it is known
+    to hold more.
 
     What is cut off or is no msgpack is counted as far as it goes: the decoder refuses it.
     """

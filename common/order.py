@@ -1,4 +1,5 @@
-"""In which order prompts are met: pure in seed, epoch and batch, so a restart needs to know the batch number alone."""
+"""In which order prompts are met: pure in seed, epoch and batch, so a restart needs to know the batch number
+alone."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ def batch_rows(
 ) -> list[tuple[int, int]]:
     """The Γ prompts of a batch as (epoch, row), no row twice.
 
-    An epoch is floor(n / Γ) whole batches of a new permutation; its last n mod Γ rows are left out, other ones each epoch.
-    Raises ValueError when Γ > n.
+    An epoch is floor(n / Γ) whole batches of a new permutation; its last n mod Γ rows are left out, other
+    ones each epoch. Raises ValueError when Γ > n.
     """
     if prompts_per_batch > n:
         raise ValueError(

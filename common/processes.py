@@ -14,7 +14,8 @@ LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must do 
 def die_with_parent(signal_: signal.Signals, parent: int | None = None) -> None:
     """Have the kernel send this process `signal_` when the thread that started it ends.
 
-    With `parent` (a process id) exit at once where that one is dead already. Does nothing where the kernel is not Linux.
+    With `parent` (a process id) exit at once where that one is dead already. Does nothing where the kernel is
+    not Linux.
     """
     if sys.platform != "linux":
         return

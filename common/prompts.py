@@ -36,7 +36,8 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        # transformers raises OSError, ValueError, KeyError and others here, all for a tokenizer it cannot build.
+        # transformers raises OSError, ValueError, KeyError and others here, all for a tokenizer it cannot
+        # build.
         reason = " ".join(str(error).split())[:300]
         raise PromptError(
             f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason} "
@@ -96,8 +97,8 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """16 hex digits that two tokenizers share if and only if they write every token with the same number.
 
-    Covers the vocabulary with its added tokens and the tokens that end, pad or begin a text; not the chat template, which
-    changes prompts but not the meaning of a token.
+    Covers the vocabulary with its added tokens and the tokens that end, pad or begin a text; not the chat
+    template, which changes prompts but not the meaning of a token.
     """
     ends = [tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id]
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])

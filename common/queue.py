@@ -2,13 +2,13 @@
 
     Producer.push ─► stream ─► Consumer.claim ─► ledger: step ↔ entries ─► train ─► durable checkpoint ─► acknowledge
 
-Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable checkpoint
-contains what it taught. An unusable entry becomes a dead letter and its id goes to `redo`, so that the group is
-sampled again and no step waits for ever. An entry is its group's only while `pushed` says so.
+Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable
+checkpoint contains what it taught. An unusable entry becomes a dead letter and its id goes to `redo`, so that
+the group is sampled again and no step waits for ever. An entry is its group's only while `pushed` says so.
 
-A stream entry names a group; its rollouts stand in two keys beside it, written, renamed and removed in the same
-transactions: the pre-rollouts, which its shard's plan wrote (`actors/coordinator/plans.py`), and the additional ones. Redis takes
-a long value over as it came, while a stream and a script each copy it twice.
+A stream entry names a group; its rollouts stand in two keys beside it, written, renamed and removed in the
+same transactions: the pre-rollouts, which its shard's plan wrote (`actors/coordinator/plans.py`), and the
+additional ones. Redis takes a long value over as it came, while a stream and a script each copy it twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ DEAD_BYTES = 2**19  # kept of either message of a dead letter
 # More than a group's id and batch ever take; both are numbers of at most 63 bits.
 LONGEST_ID, LONGEST_BATCH = 64, 18
 
-# KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same transaction.
+# KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same
+# transaction.
 PUSH = """
 if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 1 then
   redis.call('UNLINK', unpack(KEYS, 4))
@@ -50,8 +51,9 @@ return entry
 """
 
 
-# Once for each entry, whatever is repeated because an answer was lost. Its group is sampled again only if this was its
-# entry, not another's that bears its name. The pre-rollouts stay: a coordinator that goes on with the shard has no others.
+# Once for each entry, whatever is repeated because an answer was lost. Its group is sampled again only if
+# this was its entry, not another's that bears its name. The pre-rollouts stay: a coordinator that goes on
+# with the shard has no others.
 BURY = """
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'pre_rollouts', ARGV[7], 'additional', ARGV[5])
@@ -75,7 +77,8 @@ class Entry:
 
 
 def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
-    """Groups that no step has taken: of `length` in the stream, those of the `steps` ledgered and not yet durable are taken."""
+    """Groups that no step has taken: of `length` in the stream, those of the `steps` ledgered and not yet
+    durable are taken."""
     return max(0, length - (steps - durable_step) * per_step)
 
 
@@ -89,8 +92,8 @@ class Producer:
         self._rounds_before_last = range(1, config.allocation.rounds)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
-        """Add a complete group; False when a group of this id was pushed before. `planned`: a plan of its shard stored its
-        pre-rollouts, so they are not written again."""
+        """Add a complete group; False when a group of this id was pushed before. `planned`: a plan of its
+        shard stored its pre-rollouts, so they are not written again."""
         new = f"new-{uuid.uuid4().hex}"
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
         args: list[str | int] = [
@@ -104,7 +107,8 @@ class Producer:
             if not planned:
                 keys.append(self._keys.pre_rollouts(new))
                 pipe.set(keys[-1], encode_pre_rollouts(group))
-            # The script's text, not its digest: a Redis that restarts in between may have forgotten what that stands for.
+            # The script's text, not its digest: a Redis that restarts in between may have forgotten what that
+            # stands for.
             pipe.eval(PUSH, len(keys), *keys, *args)
             if drawn := [self._keys.drawn(group.id, number) for number in self._rounds_before_last]:
                 pipe.unlink(*drawn)  # they are among the additional ones
@@ -126,7 +130,8 @@ class Producer:
 
 
 class Consumer:
-    """The learner's end, on rank 0; `read` on every rank. `client` is a blocking client that returns bytes."""
+    """The learner's end, on rank 0; `read` on every rank. `client` is a blocking client that returns
+    bytes."""
 
     def __init__(self, client: redis.Redis, config: Config) -> None:
         self._redis: Any = client  # redis-py's types of streams cannot be told apart
@@ -160,8 +165,9 @@ class Consumer:
         return entries
 
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
-        """The undecoded pre-rollouts and additional rollouts of the group of this entry, each at most one byte longer than
-        the decoder takes. Raises WireError when there are none, or the group has another entry."""
+        """The undecoded pre-rollouts and additional rollouts of the group of this entry, each at most one
+        byte longer than the decoder takes. Raises WireError when there are none, or the group has another
+        entry."""
         pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
         with self._redis.pipeline(transaction=False) as pipe:
             pipe.hget(self._keys.pushed, group)
@@ -181,7 +187,8 @@ class Consumer:
             pipe.getrange(key, 0, length - 1)
 
     def acknowledge(self, groups: Mapping[str, str], durable_step: int) -> None:
-        """Let go of groups, by entry, that the durable checkpoint of `durable_step` contains. All of it or nothing."""
+        """Let go of groups, by entry, that the durable checkpoint of `durable_step` contains. All of it or
+        nothing."""
         with self._redis.pipeline(transaction=True) as pipe:
             if groups:
                 pipe.xack(self._keys.groups, GROUP, *groups)
@@ -192,7 +199,8 @@ class Consumer:
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str, *, again: bool = True) -> None:
-        """Set an unusable entry aside with its reason; its group is asked for again, unless the run has none of that name."""
+        """Set an unusable entry aside with its reason; its group is asked for again, unless the run has none
+        of that name."""
         additional = self._keys.additional(entry.id)
         keys = [
             self._keys.groups,
@@ -220,7 +228,8 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group of a ledgered step: its id, its entry in the stream, its batch, and what it costs to train on."""
+    """One group of a ledgered step: its id, its entry in the stream, its batch, and what it costs to train
+    on."""
 
     group: str
     entry: str
@@ -256,7 +265,8 @@ class Ledger:
 def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:
     """Foreign entries without our fields are kept apart by empty values: decoding them says what is wrong.
 
-    Of a longer id the beginning is kept, which is no group's: nothing repeats what a foreigner wrote at any length.
+    Of a longer id the beginning is kept, which is no group's: nothing repeats what a foreigner wrote at any
+    length.
     """
     batch = fields.get(b"batch", b"")
     return Entry(

@@ -1,7 +1,8 @@
 """Connections to Redis, with retries that outlast a restart of the server.
 
-URLs: redis://, rediss:// (TLS) or unix://; a password stands in the URL (redis://:secret@host) or, to keep it out of
-process lists and files that are shown, in a file named by `?password_file=/path`, in which `~` is the home folder.
+URLs: redis://, rediss:// (TLS) or unix://; a password stands in the URL (redis://:secret@host) or, to keep it
+out of process lists and files that are shown, in a file named by `?password_file=/path`, in which `~` is the
+home folder.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ AWAY = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, redis.e
 
 
 def connect(url: str, *, retries: int = RETRIES, patient: bool = False) -> redis.Redis:
-    """A client that has been answered once. Raises RunError when it is not, with the URL less its password: at once, for a command's
-    URL may be wrong, or after all tries with `patient`, for a part that is started again while Redis is."""
+    """A client that has been answered once. Raises RunError when it is not, with the URL less its password:
+    at once, for a command's URL may be wrong, or after all tries with `patient`, for a part that is started
+    again while Redis is."""
     plain, options = _options(url)
     client = redis.Redis.from_url(
         plain,
@@ -98,8 +100,8 @@ def connect_async(url: str) -> AsyncRedis:
 
 
 class _WideConnection(redis.asyncio.UnixDomainSocketConnection):
-    """Takes a message in one call of the kernel: the usual 208 KiB make asyncio keep a copy of the rest, and either side
-    wakes up for every piece. TCP sizes its buffers itself."""
+    """Takes a message in one call of the kernel: the usual 208 KiB make asyncio keep a copy of the rest, and
+    either side wakes up for every piece. TCP sizes its buffers itself."""
 
     async def on_connect_check_health(self, check_health: bool = True) -> None:
         assert self._writer is not None

@@ -1,9 +1,10 @@
-"""Rewards of one completion: accuracy and the weighted sum (paper, section 4). The format reward and where the answer
-is are in `common/answers.py`, a user's own rewards in `common/user_rewards.py`.
+"""Rewards of one completion: accuracy and the weighted sum (paper, section 4). The format reward and where
+the answer is are in `common/answers.py`, a user's own rewards in `common/user_rewards.py`.
 
 `accuracy`  1.0 where the answer equals the gold answer, else 0.0. The default success.
 
-Everything here is quick and safe on hostile text. Whether an answer equals the gold answer is `common.equality`'s.
+Everything here is quick and safe on hostile text. Whether an answer equals the gold answer is
+`common.equality`'s.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from common.equality import usable_gold
 
 
 def gold_test(reward: Reward) -> Callable[[str], bool] | None:
-    """What decides whether a row's gold answer can be used with these rewards; None where accuracy is not computed: then
-    any answer can."""
+    """What decides whether a row's gold answer can be used with these rewards; None where accuracy is not
+    computed: then any answer can."""
     return usable_gold if "accuracy" in reward.names else None
 
 

@@ -6,9 +6,10 @@ Version v means v optimizer steps are in the published weights. With the bound s
     step v takes every group of batches <= v - s, then others
     in order of completion, Γ groups in all                     (the learner's half)
 
-Lag of a group in step v is v - b; the second line keeps it at most s. Before step v the run has pushed at most the
-batches up to v + s and consumed v·Γ groups, so the groups of batches <= v - s that are still open are at most Γ, and
-nothing needs to be dropped. With s = 0 step v is batch v: the paper's synchronous algorithm.
+Lag of a group in step v is v - b; the second line keeps it at most s. Before step v the run has pushed at
+most the batches up to v + s and consumed v·Γ groups, so the groups of batches <= v - s that are still open
+are at most Γ, and nothing needs to be dropped. With s = 0 step v is batch v: the paper's synchronous
+algorithm.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def select_for_step(
 ) -> list[Ready] | None:
     """The Γ groups of step `step`, or None while they cannot be told yet.
 
-    `overdue_trained` counts groups of batches <= step - max_staleness that earlier steps took: the step waits until
-    all others of those batches are there.
+    `overdue_trained` counts groups of batches <= step - max_staleness that earlier steps took: the step waits
+    until all others of those batches are there.
     """
     limit = step - max_staleness
     overdue = [r for r in ready if r.batch <= limit]

@@ -40,9 +40,11 @@ class SharedState:
     step: int = 0
     """Optimizer steps done; written by learner rank 0."""
     durable_step: int = 0
-    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never falls."""
+    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never
+    falls."""
     republished: int = 0
-    """How often a version was published again because a replica found its file damaged; written by learner rank 0."""
+    """How often a version was published again because a replica found its file damaged; written by learner
+    rank 0."""
     paused: bool = False
     """Whether coordinators start no further shard; written by the page."""
     unpaused: float = 0.0
@@ -116,7 +118,8 @@ async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState
 
 
 def read_config(text: Answer | None, run: str) -> Config:
-    """The configuration that the run's coordinator wrote. Raises RunError for none, or one of another version."""
+    """The configuration that the run's coordinator wrote. Raises RunError for none, or one of another
+    version."""
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")
     try:

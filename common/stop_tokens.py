@@ -1,8 +1,8 @@
 """Which tokens end a completion, and the completion's text without special tokens.
 
-A base model under a chat template ends its turn with the template's own token, which its generation configuration may not
-name: Qwen2.5's base models name `<|endoftext|>`, their template writes `<|im_end|>`. Without it a completion runs to its
-limit, with the token in its text.
+A base model under a chat template ends its turn with the template's own token, which its generation
+configuration may not name: Qwen2.5's base models name `<|endoftext|>`, their template writes `<|im_end|>`.
+Without it a completion runs to its limit, with the token in its text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _SAID = "the end of a turn"  # what the assistant says in the conversation that 
 
 
 def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids of the tokens that end a completion, each once: those of the generation configuration, the tokenizer's, the one with
-    which the chat template ends the assistant's turn, and `rollout.stop`.
+    """Ids of the tokens that end a completion, each once: those of the generation configuration, the
+    tokenizer's, the one with which the chat template ends the assistant's turn, and `rollout.stop`.
 
-    Raises ConfigError for an entry of `rollout.stop` that is not one token, and for a model with no end at all.
+    Raises ConfigError for an entry of `rollout.stop` that is not one token, and for a model with no end at
+    all.
     """
     found = [*_of_generation(config), tokenizer.eos_token_id]
     if config.data.chat and tokenizer.chat_template:
@@ -45,8 +46,8 @@ def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes right after what the assistant says; None where that is no token of its own, or
-    the template has no assistant's turn."""
+    """The token that the chat template writes right after what the assistant says; None where that is no
+    token of its own, or the template has no assistant's turn."""
     from jinja2 import TemplateError
 
     messages = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _SAID}]
@@ -62,8 +63,8 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids of the special tokens, which are no text of a completion. The tags of thought and answer are, also where they are
-    special."""
+    """Ids of the special tokens, which are no text of a completion. The tags of thought and answer are, also
+    where they are special."""
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
     return frozenset(special - {i for i, token in added.items() if token.content in TAGS})

@@ -1,4 +1,5 @@
-"""How the parts of a run report: monotone counters (one Redis hash), a heartbeat each, and one record per optimizer step.
+"""How the parts of a run report: monotone counters (one Redis hash), a heartbeat each, and one record per
+optimizer step.
 
 `deploy.monitor.run_state` turns these into what every view shows.
 """
@@ -70,7 +71,8 @@ class Telemetry:
 async def keep_beating(
     client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """`part` (kind/name) is alive and in this state: once a second, whatever becomes of Redis meanwhile: a part that works must not look dead for ever."""
+    """`part` (kind/name) is alive and in this state: once a second, whatever becomes of Redis meanwhile: a
+    part that works must not look dead for ever."""
     while True:
         try:
             await client.hset(Keys(run).parts, part, _beat(state()))

@@ -1,4 +1,5 @@
-"""What travels through the system: prompts, completions, rollouts, groups. Frozen, plain, checked at the wire.
+"""What travels through the system: prompts, completions, rollouts, groups. Frozen, plain, checked at the
+wire.
 
     Prompt ──generate──► Completion ──score──► Rollout ──assemble──► Group ──queue──► learner
 
@@ -24,9 +25,9 @@ LogProbs = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts. `prefill` is the
-    opening of the thought that the template wrote at its end: completions are judged with it in front. `row` is the row as it was
-    read, for a user's own rewards."""
+    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts.
+    `prefill` is the opening of the thought that the template wrote at its end: completions are judged with it
+    in front. `row` is the row as it was read, for a user's own rewards."""
 
     index: int
     text: str
@@ -58,7 +59,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What became of a completion: its rewards by name (each finite), and whether it is a success (`reward.success`)."""
+    """What became of a completion: its rewards by name (each finite), and whether it is a success
+    (`reward.success`)."""
 
     rewards: dict[str, float]
     success: bool
@@ -66,8 +68,8 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
-    """A completion with its rewards by name (each finite). `success` is what Phase A counts (`reward.success`). `round` is the
-    round of Phase B in which it was drawn, from 1; 0 in Phase A."""
+    """A completion with its rewards by name (each finite). `success` is what Phase A counts
+    (`reward.success`). `round` is the round of Phase B in which it was drawn, from 1; 0 in Phase A."""
 
     tokens: Tokens
     logprobs: LogProbs
@@ -88,11 +90,12 @@ def group_id(epoch: int, prompt_index: int) -> str:
 class Group:
     """All rollouts of one prompt in one batch: the unit that is queued, trained and audited.
 
-    `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its budget
-    came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the fingerprint
-    of the vocabulary in which the tokens are written. `sampling` names the drawing of its pre-rollouts, which may be
-    repeated: additional rollouts belong to those that their number was worked out from. `size_as_if` is the size that
-    another rule would have given it (`learner.objective.group_weight.as_if`), 0 where none was asked.
+    `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its
+    budget came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the
+    fingerprint of the vocabulary in which the tokens are written. `sampling` names the drawing of its
+    pre-rollouts, which may be repeated: additional rollouts belong to those that their number was worked out
+    from. `size_as_if` is the size that another rule would have given it
+    (`learner.objective.group_weight.as_if`), 0 where none was asked.
     """
 
     run: str
@@ -159,8 +162,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same weights; of
-    requests that wait in an engine, those of the lower `order` come first."""
+    """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
+    weights; of requests that wait in an engine, those of the lower `order` come first."""
 
     prompt: Prompt
     n: int

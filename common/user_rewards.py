@@ -4,8 +4,8 @@
     def reward(problem, completion, gold): ...     three: the texts alone
     async def reward(answer): ...                  a service or a model as judge
 
-It returns one finite number. One that raises stops the run with its name and the row's; one that raises `Unavailable` is asked
-again until its service is back (`reward.wait_limit_s`).
+It returns one finite number. One that raises stops the run with its name and the row's; one that raises
+`Unavailable` is asked again until its service is back (`reward.wait_limit_s`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ UserReward = Callable[..., Any]
 
 
 class Answer(NamedTuple):
-    """What a reward judges: a completion with what it answers. `row` holds every column of the data set, `prompt_index` is the prompt's
-    number in the run, `tokens` the completion's length, `finish_reason` stop or length."""
+    """What a reward judges: a completion with what it answers. `row` holds every column of the data set,
+    `prompt_index` is the prompt's number in the run, `tokens` the completion's length, `finish_reason` stop
+    or length."""
 
     problem: str
     completion: str
@@ -51,7 +52,8 @@ def is_async(name: str) -> bool:
 
 
 def user_reward(name: str, answer: Answer) -> float:
-    """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as the reward does."""
+    """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as
+    the reward does."""
     reward = load_reward(name)
     try:
         value = reward(*_arguments(reward, answer))

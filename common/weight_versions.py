@@ -48,8 +48,8 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
 def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
     """Read the file of an update info and return what the workers are told.
 
-    Raises DamagedWeights when it is not the announced one or cannot be read, and StaleWeights when it is gone, for it was
-    removed here or on another machine of a shared disk.
+    Raises DamagedWeights when it is not the announced one or cannot be read, and StaleWeights when it is
+    gone, for it was removed here or on another machine of a shared disk.
     """
     try:
         with open(info["path"], "rb") as file:
@@ -75,7 +75,8 @@ def mark_of(path: str) -> str:
 
 
 def advance(client: redis.Redis, run: str, version: int) -> int:
-    """Publish that every replica was given `version` or can pull it; returns the version in force, which never falls."""
+    """Publish that every replica was given `version` or can pull it; returns the version in force, which
+    never falls."""
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
 
@@ -90,11 +91,12 @@ def newest_now(client: redis.Redis, run: str) -> Manifest | None:
 
 
 def available(client: redis.Redis, config: Config) -> int:
-    """The newest version that a replica can get without this learner, 0 when there is none. Reads the whole file.
+    """The newest version that a replica can get without this learner, 0 when there is none. Reads the whole
+    file.
 
-    While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from the same
-    groups; publishing the versions in between again would take the manifest backwards. What was broadcast to a group
-    does not outlive the learner that sent it.
+    While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from
+    the same groups; publishing the versions in between again would take the manifest backwards. What was
+    broadcast to a group does not outlive the learner that sent it.
     """
     manifest = newest_now(client, config.run.name)
     if config.weights.transport != "file" or manifest is None:

@@ -1,8 +1,8 @@
 """Groups as msgpack: plain values and little-endian buffers, a schema version, limits before memory.
 
-A group is one message, or two: itself with the pre-rollouts of Phase A, and the additional rollouts of Phase B.
-Nothing here executes what it reads. A message that is too long, does not decode, or whose parts disagree raises
-WireError with the field and, where it could be read, the group's id.
+A group is one message, or two: itself with the pre-rollouts of Phase A, and the additional rollouts of Phase
+B. Nothing here executes what it reads. A message that is too long, does not decode, or whose parts disagree
+raises WireError with the field and, where it could be read, the group's id.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def decode_group(
     vocabulary: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> Group:
-    """The group in `data`, with the rollouts in each of `additional`. `run`, `tokenizer` and `vocabulary`, when given, must be
-    the group's; `max_bytes` bounds all messages together.
+    """The group in `data`, with the rollouts in each of `additional`. `run`, `tokenizer` and `vocabulary`,
+    when given, must be the group's; `max_bytes` bounds all messages together.
 
     Raises WireError for anything that a learner could not train on as it stands.
     """
@@ -94,8 +94,8 @@ def _unpack(data: bytes) -> dict[str, object]:
     if len(data) > MAX_OBJECTS and count_objects(data, MAX_OBJECTS) > MAX_OBJECTS:
         raise WireError(f"message of {len(data)} bytes holds more than {MAX_OBJECTS} objects")
     try:
-        # unpackb limits every length to that of the message itself. Lists take their room before they are read, and one
-        # character makes a text up to four times as long in memory.
+        # unpackb limits every length to that of the message itself. Lists take their room before they are
+        # read, and one character makes a text up to four times as long in memory.
         limits = {"max_array_len": MAX_ROLLOUTS, "max_str_len": 4 * MAX_TEXT}
         raw = msgpack.unpackb(data, raw=False, strict_map_key=True, **limits)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
@@ -302,7 +302,8 @@ def _one_of(value: object, known: tuple[str, ...], field: str, where: str) -> st
 
 
 def _shown(value: object) -> str:
-    """A value for an error's text. What is long or nested is not written out: that would take more than decoding it."""
+    """A value for an error's text. What is long or nested is not written out: that would take more than
+    decoding it."""
     if isinstance(value, str):
         return repr(value[:60])
     return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

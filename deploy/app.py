@@ -3,8 +3,8 @@
     ingress ─► Redis (reads, pause and resume)
     coordinator ─► generator replicas, verifier replicas, Redis
 
-What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config) does not restart replicas; a change of the
-arguments does.
+What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config) does not restart replicas;
+a change of the arguments does.
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ ROUTER = "actors.generator.router.BalanceRouter"
 
 
 def build(args: dict[str, Any]) -> Application:
-    """The application of one run. Raises ConfigError with every problem of the configuration in one line each."""
+    """The application of one run. Raises ConfigError with every problem of the configuration in one line
+    each."""
     config = from_args(args)
     require(Target(config, "train"), Console(stderr=True), NAMES)
     return build_run(config, drain=True)
 
 
 def build_run(config: Config, *, drain: bool) -> Application:
-    """The application of a checked configuration; with `drain` a generator that leaves ends what it samples first, for as
-    long as that may take."""
+    """The application of a checked configuration; with `drain` a generator that leaves ends what it samples
+    first, for as long as that may take."""
     url = redis_url(config)
     plain = config.model_dump(mode="json")
     generator = _generator(config, drain=drain).bind(plain, url)
     verifier = _verifier(config).bind(plain, url)
     coordinator = _coordinator(config).bind(plain, url, generator, verifier)
-    # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block all.
+    # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block
+    # all.
     ingress = serve.deployment(
         Ingress, name="ingress", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
     )

@@ -1,7 +1,8 @@
-"""The `hora` command. Thin: every command imports what it needs when it runs, so that `hora --help` answers at once.
+"""The `hora` command. Thin: every command imports what it needs when it runs, so that `hora --help` answers
+at once.
 
-Errors that a user can mend are one line on standard error and exit status 1; anything else is a fault of ours and
-shows its trace.
+Errors that a user can mend are one line on standard error and exit status 1; anything else is a fault of ours
+and shows its trace.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def monitor(
     json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
 ) -> None:
-    """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too; one that has
-    ended is shown as it was."""
+    """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too;
+    one that has ended is shown as it was."""
     from deploy.monitor.terminal import monitor as show
     from deploy.runs.past import source_of
 
@@ -120,7 +121,8 @@ def page(
         list[str] | None, typer.Option(help="A further name that this server is asked for by.")
     ] = None,
 ) -> None:
-    """Serve the page of a run without Ray Serve: it works while the application is down, and after the run's end."""
+    """Serve the page of a run without Ray Serve: it works while the application is down, and after the run's
+    end."""
     from deploy.monitor.terminal import serve_page
     from deploy.runs.past import source_of
 
@@ -168,7 +170,8 @@ def evaluate(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an interruption."""
+    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an
+    interruption."""
     from common.load import load
     from deploy.launch.local import evaluate_local
     from deploy.launch.signals import stopped_by_signals
@@ -217,7 +220,8 @@ def study(
         bool, typer.Option("--loop", help="Train recall tasks in one process a cell, without servers.")
     ] = False,
 ) -> None:
-    """Compare arms of an experiment over seeds at equal compute. The same command goes on after an interruption."""
+    """Compare arms of an experiment over seeds at equal compute. The same command goes on after an
+    interruption."""
     from deploy.launch.signals import stopped_by_signals
     from deploy.study.loop_runner import study_loop
     from deploy.study.runner import study as run_study
@@ -226,6 +230,26 @@ def study(
         complete = (study_loop if loop else run_study)(file, out, parallel)
     if not complete:
         raise typer.Exit(1)
+
+
+@app.command()
+def sample(
+    config: ConfigPath,
+    prompts: Annotated[int, typer.Option(help="Training prompts, drawn at random.")] = 300,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Completions of each: the largest G that can be planned.")
+    ] = 64,
+    out: Annotated[Path, typer.Option(help="File of counts, one line a prompt.")] = Path("counts.jsonl"),
+    set_: Overrides = None,
+) -> None:
+    """Count successes of training prompts for `hora plan`. The same command goes on after an interruption."""
+    from common.load import load
+    from deploy.launch.counting import count_local
+    from deploy.launch.signals import stopped_by_signals
+
+    chosen = load(config, set_ or ())
+    with stopped_by_signals():
+        count_local(chosen, prompts, samples, out)
 
 
 @app.command()
@@ -252,7 +276,8 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for a figure: hits and signal against G.")] = None,
 ) -> None:
-    """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend one."""
+    """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend
+    one."""
     from evaluation.plan.command import plan as make_plan
 
     make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard)

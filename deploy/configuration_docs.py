@@ -1,4 +1,5 @@
-"""docs/reference/configuration.md from the models themselves: `python -m deploy.configuration_docs > docs/reference/configuration.md`."""
+"""docs/reference/configuration.md from the models themselves: `python -m deploy.configuration_docs >
+docs/reference/configuration.md`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Proof from a run's records that nothing is missing, nothing is doubled, and the budget and staleness bounds held.
+"""Proof from a run's records that nothing is missing, nothing is doubled, and the budget and staleness bounds
+held.
 
-Three records are compared: shard reports (the coordinator's: what was generated), the ledger (rank 0's: which groups
-make up which step) and the group records (what each rank trained on in the steps that survived); and all three with
-the order in which the run meets its prompts, which follows from their number and the configuration alone.
+Three records are compared: shard reports (the coordinator's: what was generated), the ledger (rank 0's: which
+groups make up which step) and the group records (what each rank trained on in the steps that survived); and
+all three with the order in which the run meets its prompts, which follows from their number and the
+configuration alone.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from evaluation.audit_divisions import divisions
 class Facts:
     """What a run wrote down.
 
-    `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one per
-    trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step yet. `durable`: how
-    many steps the checkpoint contains for which groups were let go. `prompts`: how many the run has; None for a run of
-    before this was noted.
+    `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one
+    per trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step
+    yet. `durable`: how many steps the checkpoint contains for which groups were let go. `prompts`: how many
+    the run has; None for a run of before this was noted.
     """
 
     reports: Sequence[Mapping[str, Any]]
@@ -59,10 +61,11 @@ def audit(config: Config, facts: Facts) -> list[str]:
 
 
 def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
-    """The facts of `run` from its Redis and the lines of its groups.jsonl, which `read` returns. `client` blocks and returns bytes.
+    """The facts of `run` from its Redis and the lines of its groups.jsonl, which `read` returns. `client`
+    blocks and returns bytes.
 
-    A live run writes ledger, then records, then checkpoint. They are read the other way round, so that each has what the one
-    read before it relies on.
+    A live run writes ledger, then records, then checkpoint. They are read the other way round, so that each
+    has what the one read before it relies on.
     """
     keys = Keys(run)
     durable = read_state(client, run).durable_step
@@ -92,7 +95,8 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
 def _whole(
     records: list[dict[str, Any]], ledger: dict[int, list[tuple[str, int]]], durable: int
 ) -> list[dict[str, Any]]:
-    """Without a last step of which some lines are not written yet, or were cut off by a death: it is repeated."""
+    """Without a last step of which some lines are not written yet, or were cut off by a death: it is
+    repeated."""
     newest = max((int(r["step"]) for r in records), default=-1)
     lines = sum(int(r["step"]) == newest for r in records)
     if newest >= durable and lines < len(ledger.get(newest, ())):
@@ -177,8 +181,8 @@ def _batches(facts: Facts) -> list[str]:
 
 
 def _order(config: Config, facts: Facts) -> list[str]:
-    """A batch holds the prompts that the order of the data gives it. As complete shards are of the right size and share no
-    group, none was skipped."""
+    """A batch holds the prompts that the order of the data gives it. As complete shards are of the right size
+    and share no group, none was skipped."""
     if facts.prompts is None:
         return []
     gamma, n, data = config.rollout.prompts_per_batch, facts.prompts, config.data
@@ -195,8 +199,8 @@ def _order(config: Config, facts: Facts) -> list[str]:
 
 
 def _budgets(config: Config, facts: Facts) -> list[str]:
-    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, whatever the rule. A budget in tokens is proved by
-    dividing again."""
+    """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, whatever the rule. A budget in
+    tokens is proved by dividing again."""
     rollout, found = config.rollout, []
     batches: Counter[int] = Counter()
     for report in facts.reports:
@@ -257,7 +261,8 @@ def _without_end(sizes: Sequence[int]) -> list[int]:
 
 
 def _staleness(config: Config, facts: Facts) -> list[str]:
-    """Step v holds batches >= v - s and tokens of versions <= v, and batch b was sampled from versions >= b - s."""
+    """Step v holds batches >= v - s and tokens of versions <= v, and batch b was sampled from versions >= b -
+    s."""
     bound, found = config.rollout.max_staleness, []
     for step, rows in sorted(facts.ledger.items()):
         found += [

@@ -1,4 +1,5 @@
-"""Proof that every round of Phase B spent its share, and that its Δ follows from the counts that the run recorded."""
+"""Proof that every round of Phase B spent its share, and that its Δ follows from the counts that the run
+recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Report = Mapping[str, Any]
 
 
 def divisions(config: Config, reports: Sequence[Report]) -> list[str]:
-    """What is wrong with the divisions of these shards, in sentences. Reports of older runs, without rounds, are passed over."""
+    """What is wrong with the divisions of these shards, in sentences. Reports of older runs, without rounds,
+    are passed over."""
     known = [report for report in reports if "rounds" in report]
     return [
         f"shard {report['batch']}:{report['shard']} {wrong}"

@@ -1,4 +1,5 @@
-"""The paper's four benchmarks with its sample sizes and K lists (section 4); any other data set by path or name."""
+"""The paper's four benchmarks with its sample sizes and K lists (section 4); any other data set by path or
+name."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Benchmark:
         return like.model_copy(update={"path": self.path, "split": split, "limit": None, **columns})
 
     def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:
-        """With another N or K list. K above N is refused if asked for and left out of the benchmark's own list."""
+        """With another N or K list. K above N is refused if asked for and left out of the benchmark's own
+        list."""
         n = self.samples if samples is None else samples
         if n < 1:
             raise DataError(f"{self.name}: N must be at least 1, not {n}: raise --samples")
@@ -60,8 +62,8 @@ BENCHMARKS = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, or one made of a JSONL file, a Hugging Face data set or `arithmetic` (N and K as for
-    MATH500).
+    """A benchmark by its name, or one made of a JSONL file, a Hugging Face data set or `arithmetic` (N and K
+    as for MATH500).
 
     Raises DataError for what is none of these, naming the ones that exist.
     """
@@ -107,7 +109,8 @@ def held_out(config: Config) -> Benchmark:
 
 
 def held_out_name(path: str) -> str:
-    """What the results of `evaluation.path` are named: `arithmetic-2-4` for `arithmetic:2-4`, a file without its ending."""
+    """What the results of `evaluation.path` are named: `arithmetic-2-4` for `arithmetic:2-4`, a file without
+    its ending."""
     return path.replace(":", "-") if _is_arithmetic(path) else Path(path).stem
 
 
@@ -120,8 +123,8 @@ def parse_ks(text: str) -> tuple[int, ...]:
 
 
 def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
-    """Training rows that ask the same as a problem of a shipped benchmark, of `data.benchmarks` or of the run's own
-    held-out problems. Raises DataError when one of these cannot be read.
+    """Training rows that ask the same as a problem of a shipped benchmark, of `data.benchmarks` or of the
+    run's own held-out problems. Raises DataError when one of these cannot be read.
     """
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
     known = {path: load_dataset(Data(path=path)).rows for path in paths}

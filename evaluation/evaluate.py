@@ -2,10 +2,10 @@
 
     requests (problem, first sample, seed) ─► generate ─► score ─► one JSON line per sample ─► counts c(q)
 
-Knows neither Ray nor vLLM: `generate` and `score` are those of the shard (`actors.calls` makes them from Serve
-handles). A request draws up to `samples_per_request` completions. Its seed is the problem's seed plus the number of
-its first sample; vLLM adds the place within the request, so that sample j of a problem is the same however the
-samples are cut into requests, and what an interruption lost is drawn again as it was.
+Knows neither Ray nor vLLM: `generate` and `score` are those of the shard (`actors.calls` makes them from
+Serve handles). A request draws up to `samples_per_request` completions. Its seed is the problem's seed plus
+the number of its first sample; vLLM adds the place within the request, so that sample j of a problem is the
+same however the samples are cut into requests, and what an interruption lost is drawn again as it was.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Samples `done` of `total`; `tokens` and `seconds` of this call alone; `left_s` None before the first result."""
+    """Samples `done` of `total`; `tokens` and `seconds` of this call alone; `left_s` None before the first
+    result."""
 
     done: int
     total: int
@@ -66,10 +67,10 @@ async def evaluate(
 ) -> Counts:
     """Draw what `out` does not hold yet and count all of it.
 
-    `about` names what is sampled (model, temperature, benchmark…): plain JSON values, equal on every call for one
-    file. `samples` may grow from call to call; counts are over the first `samples` of each problem. Raises
-    SampleFileError when `out` is of something else, ValueError for impossible sizes, and whatever `generate` or
-    `score` raise: the file keeps what was drawn until then.
+    `about` names what is sampled (model, temperature, benchmark…): plain JSON values, equal on every call for
+    one file. `samples` may grow from call to call; counts are over the first `samples` of each problem.
+    Raises SampleFileError when `out` is of something else, ValueError for impossible sizes, and whatever
+    `generate` or `score` raise: the file keeps what was drawn until then.
     """
     _check(problems, samples, samples_per_request, in_flight)
     identity = {**about, "seed": seed}
@@ -165,7 +166,8 @@ class _Run:
 
 
 def request_seed(seed: int, problem: int, first: int) -> int:
-    """Seed of the request that begins at sample `first` of a problem. No two samples of a problem share theirs."""
+    """Seed of the request that begins at sample `first` of a problem. No two samples of a problem share
+    theirs."""
     digest = hashlib.blake2b(f"{seed}:{problem}".encode(), digest_size=4).digest()
     return (int.from_bytes(digest, "big") >> 2) + first
 

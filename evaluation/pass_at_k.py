@@ -2,8 +2,9 @@
 
     Pass@K = mean over problems of 1 - C(N - c, K) / C(N, K),    c correct among N, K <= N
 
-The quotient of binomials is a product of m = min(c, K) factors, Π_{i<m} (1 - max(c, K) / (N - i)), summed here as
-logarithms: no binomial is formed, so N = 1024 or a million loses no digits, and a tiny Pass@K keeps its own.
+The quotient of binomials is a product of m = min(c, K) factors, Π_{i<m} (1 - max(c, K) / (N - i)), summed
+here as logarithms: no binomial is formed, so N = 1024 or a million loses no digits, and a tiny Pass@K keeps
+its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 RESAMPLES = 4000
-"""Bootstrap resamples of the problems: enough that the ends of a 95% interval repeat to a few tenths of a point."""
+"""Bootstrap resamples of the problems: enough that the ends of a 95% interval repeat to a few tenths of a
+point."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +65,8 @@ def estimates(
 ) -> list[Estimate]:
     """Mean Pass@K over the problems for each K, with the percentile bootstrap interval over problems.
 
-    The same resamples serve every K and, for one seed and number of problems, every model: curves of different
-    models can be compared point by point. With one problem the interval is the value itself.
+    The same resamples serve every K and, for one seed and number of problems, every model: curves of
+    different models can be compared point by point. With one problem the interval is the value itself.
     """
     per_problem = np.stack([pass_at_k(correct, samples, k) for k in ks], axis=1)  # (P, K)
     tails = [(1 - level) / 2, (1 + level) / 2]

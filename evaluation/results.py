@@ -1,6 +1,7 @@
 """What one evaluation found: its JSON, its table (CSV and Markdown) and its curve (PNG and SVG).
 
-`RUN/evaluation/<benchmark>-step<step>.json` is what `hora report` reads; the schema is the dataclass `Result`.
+`RUN/evaluation/<benchmark>-step<step>.json` is what `hora report` reads; the schema is the dataclass
+`Result`.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ class ResultError(ConfigError):
 class Result:
     """Counts of one benchmark on one model. Lists are (P,), in the order of the problems; `ks` rises.
 
-    `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the total
-    of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the response limit)
-    count completions. `problem_set` is a fingerprint
-    of the problems' texts and gold answers, empty in results of earlier versions.
+    `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the
+    total of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the
+    response limit) count completions. `problem_set` is a fingerprint of the problems' texts and gold answers,
+    empty in results of earlier versions.
     """
 
     benchmark: str
@@ -99,7 +100,8 @@ def problem_set(problems: Sequence[Prompt]) -> str:
 
 
 def write_result(folder: Path, result: Result) -> Path:
-    """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's path."""
+    """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's
+    path."""
     from evaluation.report.figures import pass_at_k_figure, save
 
     folder.mkdir(parents=True, exist_ok=True)

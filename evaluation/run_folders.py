@@ -37,8 +37,8 @@ ADVANTAGES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One run. `groups` and `steps` are columns of equal length, in the order they were trained. Each group has its prior
-    (α0, β0) in `priors` and (Δ, hits) of each round of Phase B in `rounds`.
+    """One run. `groups` and `steps` are columns of equal length, in the order they were trained. Each group
+    has its prior (α0, β0) in `priors` and (Δ, hits) of each round of Phase B in `rounds`.
 
     `config` is the run's configuration as plain values, {} where the folder has none. `results` are its
     evaluations, by rising step.
@@ -67,13 +67,15 @@ class Run:
 
     @property
     def outside_warm_up(self) -> NDArray[np.bool_]:
-        """Which groups the run's own rule allocated: all but those of a uniform warm-up, or all where all are uniform."""
+        """Which groups the run's own rule allocated: all but those of a uniform warm-up, or all where all are
+        uniform."""
         adaptive = self.rules != "uniform"
         return adaptive if adaptive.any() else ~adaptive
 
     @property
     def method(self) -> str:
-        """The paper's name of what the run does: GRPO, GRPO + HORA, RLOO, RLOO + HORA…; the folder's without config."""
+        """The paper's name of what the run does: GRPO, GRPO + HORA, RLOO, RLOO + HORA…; the folder's without
+        config."""
         if not self.config:
             return self.name
         estimator = str(self.setting("learner.objective.advantage", "grpo"))
@@ -95,7 +97,8 @@ class Run:
         return parts + ["tokens"] * by_tokens
 
     def _objective_remarks(self) -> list[str]:
-        """`key=value` of every setting of the objective beside its advantage that is not the default: what tells methods apart."""
+        """`key=value` of every setting of the objective beside its advantage that is not the default: what
+        tells methods apart."""
         defaults, found = Objective().model_dump(), dict(self.setting("learner.objective", {}))
         if isinstance(weight := found.get("group_weight"), dict):
             found["group_weight"] = weight.get("as_if") or weight.get("kind", "none")
@@ -117,7 +120,8 @@ class Run:
         return [r for r in self.results if r.step == 0 and not self._initial(r)]
 
     def _initial(self, result: Result) -> bool:
-        """By the model, for it may itself be an exported one; by the step where the configuration is not there."""
+        """By the model, for it may itself be an exported one; by the step where the configuration is not
+        there."""
         path = self.setting("model.path")
         return result.step == 0 if path is None else result.model == path
 
@@ -169,9 +173,11 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
 
 
 def check_same_problems(results: Sequence[Result]) -> None:
-    """Raise RunFolderError naming two results that are of different problems: they can be neither averaged nor compared.
+    """Raise RunFolderError naming two results that are of different problems: they can be neither averaged
+    nor compared.
 
-    Results of earlier versions do not say which texts they are of; these are told apart by the number of problems alone.
+    Results of earlier versions do not say which texts they are of; these are told apart by the number of
+    problems alone.
     """
     first, known = results[0], next((r for r in results if r.problem_set), results[0])
     for r in results:

@@ -1,7 +1,7 @@
 """The file of samples of an evaluation: one JSON line per sample, appended, safe to interrupt at any byte.
 
-The first line says what was sampled (`about`, and a fingerprint of the problems). To go on with a file, both must
-be equal: samples of two models are never mixed. A last line that was torn by an interruption is cut off.
+The first line says what was sampled (`about`, and a fingerprint of the problems). To go on with a file, both
+must be equal: samples of two models are never mixed. A last line that was torn by an interruption is cut off.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ def fingerprint(problems: Sequence[Prompt]) -> str:
 
 
 def open_samples(path: Path, about: Mapping[str, Any], problems: Sequence[Prompt]) -> Iterator[Sample]:
-    """The samples that `path` holds, one after the other, after making it fit to append to. A new file gets its
-    first line.
+    """The samples that `path` holds, one after the other, after making it fit to append to. A new file gets
+    its first line.
 
-    Raises SampleFileError when the file is of other problems or another `about`, or is damaged before its end.
+    Raises SampleFileError when the file is of other problems or another `about`, or is damaged before its
+    end.
     """
     header = {"about": dict(about), "problems": fingerprint(problems)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _cut_torn_line(path)
+    cut_torn_line(path)
     if not path.exists() or path.stat().st_size == 0:
         append(path, [header])
         return
@@ -84,8 +85,9 @@ def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         ) from error
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Cut off what follows the last line end, reading no more than that from a file that may hold gigabytes."""
+def cut_torn_line(path: Path) -> None:
+    """Cut off what follows the last line end, reading no more than that from a file that may hold
+    gigabytes."""
     if not path.exists():
         return
     with path.open("rb") as file:

@@ -20,7 +20,8 @@ def train(rule: str, seed: int = 0) -> float:
         extra = allocate(successes, trials=G0, budget=GAMMA * (G - G0), rule=rule)
         hits, size = successes + rng.binomial(extra, rate), G0 + extra  # Phase B
         spread = np.sqrt(hits * (size - hits) / size**2)
-        # The group-relative gradient of a Bernoulli policy: Σ_j A_j (r_j - rate) / G_i = the rewards' deviation.
+        # The group-relative gradient of a Bernoulli policy: Σ_j A_j (r_j - rate) / G_i = the rewards'
+        # deviation.
         logits += 0.5 * spread
     return float(np.mean(1 / (1 + np.exp(-logits))))
 

@@ -1,11 +1,13 @@
-"""HORA inside TRL's GRPOTrainer: the same Γ·G rows per generation batch, divided over its prompts by a `Session`.
+"""HORA inside TRL's GRPOTrainer: the same Γ·G rows per generation batch, divided over its prompts by a
+`Session`.
 
     trainer = HoraTrainer(pre_rollouts=8, hit=1, rounds=4, stop="hit", model=..., reward_funcs=[format, accuracy],
                           args=GRPOConfig(loss_type="dr_grpo", beta=0.0, num_generations=32, ...), ...)
 
-TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where these say, in
-`rounds` rounds. Advantages are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss divides by Γ·G, so that
-factor turns it into the paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and micro-batches of equal size, in one process.
+TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where
+these say, in `rounds` rounds. Advantages are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss
+divides by Γ·G, so that factor turns it into the paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and
+micro-batches of equal size, in one process.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from allocator import Session
 
 
 class HoraTrainer(GRPOTrainer):
-    """`pre_rollouts`: G0. `hit`: index of the reward function whose value 1 counts as a success. `rule`, `rounds`, `stop` and
-    `max_group_size`: those of `allocator.Session`."""
+    """`pre_rollouts`: G0. `hit`: index of the reward function whose value 1 counts as a success. `rule`,
+    `rounds`, `stop` and `max_group_size`: those of `allocator.Session`."""
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class HoraTrainer(GRPOTrainer):
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         prompts = inputs[:: self.num_generations]
-        # Phase A of all prompts comes first, one round after the other behind it; TRL shuffles the rows afterwards anyway.
+        # Phase A of all prompts comes first, one round after the other behind it; TRL shuffles the rows
+        # afterwards anyway.
         owner, self._sampled = self._sample(prompts, len(inputs))
         output = super()._generate_and_score_completions([dict(prompts[i]) for i in owner])
         output["advantages"] = self._advantages(torch.from_numpy(owner), len(prompts)).to(
@@ -58,7 +61,8 @@ class HoraTrainer(GRPOTrainer):
         return output
 
     def _sample(self, prompts: list[dict[str, Any]], total: int) -> tuple[Any, tuple[Any, ...]]:
-        """`total` completions of n prompts: the prompt of each row, and what TRL's `_generate` returns for all rows."""
+        """`total` completions of n prompts: the prompt of each row, and what TRL's `_generate` returns for
+        all rows."""
         n = len(prompts)
         session = self._session(n, total - n * self._pre)
         owner, sampled, given = np.zeros(0, dtype=np.int64), None, np.full(n, self._pre)
@@ -85,7 +89,8 @@ class HoraTrainer(GRPOTrainer):
         return sampled
 
     def _generate_each(self, prompts: list[Any]) -> tuple[Any, ...]:
-        # With vLLM, TRL asks once for every num_generations-th prompt; ragged groups need every row asked for.
+        # With vLLM, TRL asks once for every num_generations-th prompt; ragged groups need every row asked
+        # for.
         count, self.num_generations = self.num_generations, 1
         try:
             return super()._generate(prompts)

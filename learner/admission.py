@@ -1,6 +1,8 @@
-"""Which groups of the queue may be trained on: of this run, of its prompts, and with rewards that its rewards can give.
+"""Which groups of the queue may be trained on: of this run, of its prompts, and with rewards that its rewards
+can give.
 
-What is refused here becomes a dead letter and no part of a step. A group that cannot be the run's is not sampled again.
+What is refused here becomes a dead letter and no part of a step. A group that cannot be the run's is not
+sampled again.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def admitted(
 ) -> Group:
     """The group of `entry`. `prompts` is how many the run has, None while no coordinator has said it.
 
-    Raises WireError for anything that cannot be trained on, and Foreign for a group of a prompt that the run does not have.
+    Raises WireError for anything that cannot be trained on, and Foreign for a group of a prompt that the run
+    does not have.
     """
     group = decode_group(
         *messages,
@@ -63,7 +66,8 @@ def _check_lengths(group: Group, config: Config) -> None:
 
 
 def _check_rewards(group: Group, config: Config) -> None:
-    """Names and success as `reward` of the configuration has them; the built-in rewards are from 0 to 1, a user's any number."""
+    """Names and success as `reward` of the configuration has them; the built-in rewards are from 0 to 1, a
+    user's any number."""
     names = set(config.reward.names)
     for i, rollout in enumerate(group.rollouts):
         if rollout.rewards.keys() != names:

@@ -1,7 +1,7 @@
 """Advantages of one ragged group: one small pure function each.
 
-A (n,) from rewards (n,) or successes (n,) of one group of n = G_i rollouts. The loss divides by n, so that a rollout's
-gradient carries A/n. A group that cannot teach has advantage exactly zero.
+A (n,) from rewards (n,) or successes (n,) of one group of n = G_i rollouts. The loss divides by n, so that a
+rollout's gradient carries A/n. A group that cannot teach has advantage exactly zero.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def grpo(rewards: ArrayLike) -> Values:
 
 
 def rloo(rewards: ArrayLike) -> Values:
-    """R minus the mean of the others (2402.14740): unbiased for the gradient of the mean reward at any fixed n."""
+    """R minus the mean of the others (2402.14740): unbiased for the gradient of the mean reward at any fixed
+    n."""
     values = centred(rewards)
     return values * len(values) / max(1, len(values) - 1)
 
@@ -36,8 +37,9 @@ def rloo(rewards: ArrayLike) -> Values:
 def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values:
     """RLOO whose phases carry `share` = G0/G and 1 - G0/G of the group, whatever the group's size.
 
-    The first `pre_rollouts` are compared with each other, the others with the whole group. Phase B's size is decided by
-    Phase A, so pooling both biases the mean; here the expectation is that of uniform sampling if Phase B is never empty.
+    The first `pre_rollouts` are compared with each other, the others with the whole group. Phase B's size is
+    decided by Phase A, so pooling both biases the mean; here the expectation is that of uniform sampling if
+    Phase B is never empty.
     """
     values = np.asarray(rewards, dtype=np.float64)
     n = len(values)
@@ -49,16 +51,18 @@ def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values
 
 
 def max_rl(successes: ArrayLike) -> Values:
-    """(s - mean)/mean, zero where none succeeded (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k for a fixed n."""
+    """(s - mean)/mean, zero where none succeeded (MaxRL, 2602.02710): expected Σ_{k<n} ∇Pass@k / k for a
+    fixed n."""
     values = centred(successes)
     return values / np.asarray(successes, dtype=np.float64).mean() if values.any() else values
 
 
 def likelihood(successes: ArrayLike, baseline: float = 0.0) -> Values:
-    """n/c for each of c hits, minus n·`baseline` for every rollout: Σ_j A_j/n · score_j is the hits' mean score.
+    """n/c for each of c hits, minus n·`baseline` for every rollout: Σ_j A_j/n · score_j is the hits' mean
+    score.
 
-    Its expectation is P(c >= 1) ∇log p whatever decided n, as long as that looked at counts only. A constant baseline
-    keeps it when n is a stopping time (Wald): `baseline` is 1/G for all groups, not 1/n.
+    Its expectation is P(c >= 1) ∇log p whatever decided n, as long as that looked at counts only. A constant
+    baseline keeps it when n is a stopping time (Wald): `baseline` is 1/G for all groups, not 1/n.
     """
     hits = np.asarray(successes, dtype=np.float64)
     return len(hits) * (hits / max(1.0, hits.sum()) - baseline)
@@ -70,8 +74,8 @@ def weighted_reinforce(successes: ArrayLike, positive: float) -> Values:
 
 
 def pass_at_k(successes: ArrayLike, k: int) -> Values:
-    """Pass@k training's closed form (2508.10751, equations 14 and 15): the mean over all k-subsets that hold a rollout of
-    (subset's success - mean)/std. Raises ValueError where the group is smaller than k."""
+    """Pass@k training's closed form (2508.10751, equations 14 and 15): the mean over all k-subsets that hold
+    a rollout of (subset's success - mean)/std. Raises ValueError where the group is smaller than k."""
     hits = np.asarray(successes, dtype=bool)
     n, misses = len(hits), int((~hits).sum())
     fail = subsets(misses, k, n)  # probability that a random k-subset holds no hit
@@ -85,8 +89,9 @@ def pass_at_k(successes: ArrayLike, k: int) -> Values:
 def pkpo(rewards: ArrayLike, k: int) -> Values:
     """n·s_i of PKPO's `sloo_minus_one` (2505.15201, equation 33), continuous rewards too, in O(n log n).
 
-    s_i is the mean over all k-subsets of [i in it]·(its maximum - its maximum without i). With rewards ascending, i at
-    rank r and C the binomial, that is (r_i C(r, k-1) - Σ_{m<r} r_m C(m, k-2)) / C(n, k). Raises ValueError where n < k.
+    s_i is the mean over all k-subsets of [i in it]·(its maximum - its maximum without i). With rewards
+    ascending, i at rank r and C the binomial, that is (r_i C(r, k-1) - Σ_{m<r} r_m C(m, k-2)) / C(n, k).
+    Raises ValueError where n < k.
     """
     values = np.asarray(rewards, dtype=np.float64)
     n = len(values)

@@ -1,7 +1,8 @@
 """Does the learner compute the log-probs that the model itself would give? Asked once, before the first step.
 
-A family may scale or cap its logits, take positions from a mask, or let completions in one pack see each other. Then the
-learner would train on wrong log-probs without an error, so the first engine of a run compares a few tokens.
+A family may scale or cap its logits, take positions from a mask, or let completions in one pack see each
+other. Then the learner would train on wrong log-probs without an error, so the first engine of a run compares
+a few tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch.device) -> None:
-    """Raise ConfigError unless the policy's log-probs are those of the model's own forward, each completion alone.
+    """Raise ConfigError unless the policy's log-probs are those of the model's own forward, each completion
+    alone.
 
-    `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must call this function. What the
-    precision makes of the same completions in padded rows widens the allowance, up to ten times.
+    `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must call this function. What
+    the precision makes of the same completions in padded rows widens the allowance, up to ten times.
     """
     samples = _samples(policy.hf.config.get_text_config().vocab_size)
     packed = config.learner.attention == "flash_attention_2"
@@ -57,10 +59,11 @@ def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch
 
 
 def check_family(config: Config) -> str:
-    """The name of the family of `config.model.path`. Raises ConfigError when the learner cannot train it. Needs no weights.
+    """The name of the family of `config.model.path`. Raises ConfigError when the learner cannot train it.
+    Needs no weights.
 
-    A model of the same family with two layers and a small vocabulary is compared; where such a model cannot be made,
-    its structure alone is looked at, and the learner compares at its start.
+    A model of the same family with two layers and a small vocabulary is compared; where such a model cannot
+    be made, its structure alone is looked at, and the learner compares at its start.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault(
@@ -148,7 +151,8 @@ def _small(config: Any, trusted: bool) -> Any:
 
 
 def _cut(config: Any) -> Any:
-    """The configuration of a small model of the same family: two layers, a small vocabulary and feed-forward width."""
+    """The configuration of a small model of the same family: two layers, a small vocabulary and feed-forward
+    width."""
     text = config.get_text_config()
     layers = text.num_hidden_layers
     for name, value in list(text.to_dict().items()):

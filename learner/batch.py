@@ -20,7 +20,8 @@ from learner.packing import pack, rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One rollout to learn from. `scale` is a token's weight in the loss; `match` (L,) marks tokens of the learner's own version."""
+    """One rollout to learn from. `scale` is a token's weight in the loss; `match` (L,) marks tokens of the
+    learner's own version."""
 
     prompt: Tokens
     tokens: Tokens
@@ -38,8 +39,8 @@ class Sample:
 class MicroBatch:
     """Samples as B rows of T tokens: one row end to end (`packed`), or one row each, padded at the right.
 
-    `input_ids`, `position_ids` (B, T); all others (N,), one entry per completion token. `sources[k]` is the place in
-    the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the samples.
+    `input_ids`, `position_ids` (B, T); all others (N,), one entry per completion token. `sources[k]` is the
+    place in the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the samples.
     """
 
     input_ids: torch.Tensor
@@ -63,7 +64,8 @@ def samples_of(
 ) -> list[Sample]:
     """Samples of the groups, in their order. `version` is that of the weights the step starts from.
 
-    Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on them too.
+    Rollouts whose advantage is zero teach nothing and are left out, unless a term without advantage acts on
+    them too.
     """
     objective, samples = estimator.objective, []
     every = objective.kl > 0.0 or objective.rewards_entropy
@@ -76,7 +78,8 @@ def samples_of(
 
 
 def measurable(groups: Iterable[Group], version: int, most: int) -> list[Sample]:
-    """At most `most` rollouts with tokens of `version`, without weight: to be measured and not learned from."""
+    """At most `most` rollouts with tokens of `version`, without weight: to be measured and not learned
+    from."""
     rollouts = ((group, rollout) for group in groups for rollout in group.rollouts)
     fresh = ((g, r) for g, r in rollouts if any(s.version == version for s in r.spans))
     return [_sample(g, r, 0.0, 0.0, version) for g, r in islice(fresh, most)]
@@ -92,7 +95,8 @@ def _sample(group: Group, rollout: Rollout, advantage: float, scale: float, vers
 def micro_batches(
     samples: Sequence[Sample], budget: int, packed: bool
 ) -> tuple[list[MicroBatch], dict[str, float]]:
-    """Micro-batches of at most `budget` tokens each, padding included, and figures of the cut for this rank."""
+    """Micro-batches of at most `budget` tokens each, padding included, and figures of the cut for this
+    rank."""
     bins = (pack if packed else rows)([s.length for s in samples], budget)
     micro = [make_micro_batch([samples[i] for i in b], packed) for b in bins]
     tokens = sum(s.length for s in samples)
@@ -104,7 +108,8 @@ def micro_batches(
 
 
 def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
-    """One micro-batch. Positions begin at 0 in each sample, which is how a pack's mask tells samples apart."""
+    """One micro-batch. Positions begin at 0 in each sample, which is how a pack's mask tells samples
+    apart."""
     width = sum(s.length for s in samples) if packed else max(s.length for s in samples)
     ids = np.zeros((1 if packed else len(samples), width), dtype=np.int64)
     positions = np.zeros_like(ids) if packed else np.tile(np.arange(width), (len(samples), 1))

@@ -2,9 +2,9 @@
 
     RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank, manifest.json
 
-A checkpoint is written beside its place, synced, signed, then renamed: a folder named step-* was complete once. One that is
-no longer what was written is renamed to refused-step-*, and the one before is taken. That is why the queue lets go of groups
-only when the oldest checkpoint of those that are kept contains their step.
+A checkpoint is written beside its place, synced, signed, then renamed: a folder named step-* was complete
+once. One that is no longer what was written is renamed to refused-step-*, and the one before is taken. That
+is why the queue lets go of groups only when the oldest checkpoint of those that are kept contains their step.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Checkpoints:
         return max(checkpoints_in(self._folder), default=0)
 
     def save(self, engine: Engine, step: int) -> int:
-        """Write the state after `step` steps and return when it is durable; returns the step of the oldest checkpoint that a
-        restart may have to take, 0 for the initial policy: groups of the steps before it are needed no more.
+        """Write the state after `step` steps and return when it is durable; returns the step of the oldest
+        checkpoint that a restart may have to take, 0 for the initial policy: groups of the steps before it
+        are needed no more.
 
         Each kept checkpoint was compared with its manifest once more, when the one after it was written.
         """
@@ -90,10 +91,11 @@ class Checkpoints:
         return self._prune(step)
 
     def restore(self, engine: Engine) -> int:
-        """Load the newest checkpoint that is what its run wrote, on every rank the one that rank 0 finds; returns its step, 0
-        when there is none. Those that are not are set aside, and told in `refused`.
+        """Load the newest checkpoint that is what its run wrote, on every rank the one that rank 0 finds;
+        returns its step, 0 when there is none. Those that are not are set aside, and told in `refused`.
 
-        Raises RunError when a machine does not see it, and ConfigError when it was cut for another number of ranks.
+        Raises RunError when a machine does not see it, and ConfigError when it was cut for another number of
+        ranks.
         """
         while step := engine.agree(self.newest()):
             trouble = self._trouble(step)
@@ -116,7 +118,8 @@ class Checkpoints:
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
 
     def _prune(self, newest: int) -> int:
-        """Keep the newest learner.keep_checkpoints that are whole; the step of the oldest of as many, 0 while there are fewer."""
+        """Keep the newest learner.keep_checkpoints that are whole; the step of the oldest of as many, 0 while
+        there are fewer."""
         keep, kept = self._config.learner.keep_checkpoints, [newest]
         there = self._gather(sorted(checkpoints_in(self._folder), reverse=True))[0]
         for step in (s for s in there if s < newest):
@@ -132,8 +135,8 @@ class Checkpoints:
         return kept[-1] if len(kept) == keep else 0
 
     def _trouble(self, step: int) -> str:
-        """What is wrong with the checkpoint of `step`, nothing where nothing is. Rank 0 looks at names, sizes and signature, then
-        each rank reads its share of the files."""
+        """What is wrong with the checkpoint of `step`, nothing where nothing is. Rank 0 looks at names, sizes
+        and signature, then each rank reads its share of the files."""
         folder = self._of(step)
         first = self._gather(_refusal(lambda: self._manifest(step)) if self._rank == 0 else "")[0]
         if first:

@@ -12,8 +12,9 @@ FIRST = 5  # measured steps after each start of the learner
 class DriftLimit:
     """`weights.drift_limit`, applied to the first measured steps.
 
-    Drift is the mean |difference| of the log-probs that generators and learner give to the same tokens on the same
-    weights. A wrong engine or model shows it at once; later drift is an alarm, for a run must not end by one bad step.
+    Drift is the mean |difference| of the log-probs that generators and learner give to the same tokens on the
+    same weights. A wrong engine or model shows it at once; later drift is an alarm, for a run must not end by
+    one bad step.
     """
 
     def __init__(self, limit: float | None) -> None:
@@ -21,7 +22,8 @@ class DriftLimit:
         self._left = FIRST
 
     def check(self, step: int, sums: Mapping[str, float]) -> None:
-        """Raise RunError when `sums` of this step, over all ranks, are above the limit. The same on every rank."""
+        """Raise RunError when `sums` of this step, over all ranks, are above the limit. The same on every
+        rank."""
         tokens = sums.get("drift_tokens", 0.0)
         if self._limit is None or self._left == 0 or tokens == 0.0:
             return

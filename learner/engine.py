@@ -1,9 +1,11 @@
-"""The only file that trains with DeepSpeed: build the engine, run one optimizer step on this rank's micro-batches.
+"""The only file that trains with DeepSpeed: build the engine, run one optimizer step on this rank's
+micro-batches.
 
-The loss arrives as a sum over tokens, already weighted by 1/(Γ G_i Z_ij): adding it up over micro-batches and ranks
-gives the objective whatever the cut. DeepSpeed averages over ranks, so the loss is multiplied by their number; the
-boundary of accumulation is ours (`managed_gradient_accumulation: false`), so every rank may have its own number of
-real micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in every forward.
+The loss arrives as a sum over tokens, already weighted by 1/(Γ G_i Z_ij): adding it up over micro-batches and
+ranks gives the objective whatever the cut. DeepSpeed averages over ranks, so the loss is multiplied by their
+number; the boundary of accumulation is ours (`managed_gradient_accumulation: false`), so every rank may have
+its own number of real micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in
+every forward.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Update:
     """What one optimizer step did. `sums` are this rank's sums of the objective's statistics.
 
-    `bad`: a loss or gradient was not finite. In float16 gradients may be: the loss scale finds its size by trying, and
-    DeepSpeed raises when it can become no smaller.
+    `bad`: a loss or gradient was not finite. In float16 gradients may be: the loss scale finds its size by
+    trying, and DeepSpeed raises when it can become no smaller.
     """
 
     applied: bool
@@ -97,10 +99,12 @@ class Engine:
     def step(
         self, micro_batches: Sequence[MicroBatch], fresh: Callable[[], MicroBatch | None] = lambda: None
     ) -> Update:
-        """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of several.
+        """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of
+        several.
 
-        When no rank's tokens are of the weights' own version, drift is measured on what `fresh` gives on any rank, at the last
-        moment before the weights change: a generator that keeps up with the learner samples on them while they are trained.
+        When no rank's tokens are of the weights' own version, drift is measured on what `fresh` gives on any
+        rank, at the last moment before the weights change: a generator that keeps up with the learner samples
+        on them while they are trained.
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
@@ -130,9 +134,11 @@ class Engine:
         )
 
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, whole, one after the other, on the device and until the next is asked for.
+        """Every parameter by its Hugging Face name, whole, one after the other, on the device and until the
+        next is asked for.
 
-        A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a time.
+        A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a
+        time.
         """
         import deepspeed
 
@@ -204,13 +210,15 @@ class Engine:
         return sums, finite
 
     def _drift(self, micro: MicroBatch | None) -> dict[str, float]:
-        """Sums of the drift on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters in it."""
+        """Sums of the drift on `micro`. Every rank runs one forward, because ZeRO-3 gathers parameters in
+        it."""
         micro = empty_micro_batch(self.device) if micro is None else micro.to(self.device)
         gap = (self._frozen(self._engine, micro)[0] - micro.logprobs)[micro.match]
         return {"drift": float(gap.abs().sum()), "drift_tokens": float(gap.numel())}
 
     def _apply(self, finite: bool) -> bool:
-        """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped everywhere."""
+        """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped
+        everywhere."""
         if finite or self._stage > 0:
             self._engine.step()  # The optimizers refuse gradients that are not finite by themselves.
             return finite and bool(self._engine.was_step_applied())
@@ -242,16 +250,16 @@ class Engine:
 
 
 def effective_stage(config: Config) -> int:
-    """The ZeRO stage in use. Stage 0 is for float32, and is stage 2 in 16 bits: there DeepSpeed's optimizer for stage 0
-    divides gradients by a loss scale that nobody multiplied by, or takes a step of its own before the first, and that for
-    stage 1 keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
+    """The ZeRO stage in use. Stage 0 is for float32, and is stage 2 in 16 bits: there DeepSpeed's optimizer
+    for stage 0 divides gradients by a loss scale that nobody multiplied by, or takes a step of its own before
+    the first, and that for stage 1 keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
     stage = config.learner.zero_stage
     return 2 if stage == 0 and config.model.dtype != "float32" else stage
 
 
 def load_model(config: Config, attention: str | None = None) -> Any:
-    """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the folder holds no
-    causal language model, or the attention's package is missing."""
+    """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the
+    folder holds no causal language model, or the attention's package is missing."""
     from transformers import AutoModelForCausalLM
 
     learner = config.learner

@@ -1,4 +1,5 @@
-"""Entropy of the policy as part of the objective: a bonus, its coefficient, and the share of tokens with the highest."""
+"""Entropy of the policy as part of the objective: a bonus, its coefficient, and the share of tokens with the
+highest."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ from common.config import Objective
 class EntropyControl:
     """Coefficient of the entropy bonus: constant, or moved towards `entropy_target` after every update.
 
-    As in TRL (Skywork-OR1, 2505.22312): it grows by entropy_coef_delta while the mean entropy of the last update is at most the
-    target and falls by it above, within its bounds; above the target and before the first update no bonus is paid.
+    As in TRL (Skywork-OR1, 2505.22312): it grows by entropy_coef_delta while the mean entropy of the last
+    update is at most the target and falls by it above, within its bounds; above the target and before the
+    first update no bonus is paid.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -46,7 +48,8 @@ class EntropyControl:
 
 
 def threshold(entropies: Sequence[torch.Tensor], share: float, world: int) -> float:
-    """The entropy that `share` of all ranks' tokens reach: their (1 - share) quantile. A collective where `world` > 1."""
+    """The entropy that `share` of all ranks' tokens reach: their (1 - share) quantile. A collective where
+    `world` > 1."""
     own = torch.cat(list(entropies)).float()
     every = own if world == 1 else _gathered(own, world)
     return float(np.quantile(every.cpu().numpy(), 1.0 - share)) if len(every) else 0.0

@@ -1,4 +1,5 @@
-"""From one group to the advantages of its rollouts: which rewards and successes enter, and by which formula."""
+"""From one group to the advantages of its rollouts: which rewards and successes enter, and by which
+formula."""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ Formula = Callable[[Values], Values]
 class Estimator:
     """Advantages under `objective`.
 
-    `weights` are the rewards', `success` names the one that decides success (None: none does), `group_size` is G,
-    `max_response` the longest completion; `totals` are those of the step where the objective needs them.
+    `weights` are the rewards', `success` names the one that decides success (None: none does), `group_size`
+    is G, `max_response` the longest completion; `totals` are those of the step where the objective needs
+    them.
     """
 
     objective: Objective
@@ -54,8 +56,8 @@ class Estimator:
     def _unweighted(self, group: Group) -> Values:
         """A (G_i,) by the formula.
 
-        An advantage of successes takes each success as 1 and the rest as 0; every other reward that has a weight is
-        centred in the group and added with its weight.
+        An advantage of successes takes each success as 1 and the rest as 0; every other reward that has a
+        weight is centred in the group and added with its weight.
         """
         if ":" in self.objective.advantage:
             phases = np.array([r.phase for r in group.rollouts])
@@ -71,7 +73,8 @@ class Estimator:
         return _of_successes(self.objective, self.group_size)(successes(group)) + shaped
 
     def rewards(self, group: Group) -> Values:
-        """R (G_i,): the weighted sum of its rewards, or of its rewards each normalised in the group (GDPO)."""
+        """R (G_i,): the weighted sum of its rewards, or of its rewards each normalised in the group
+        (GDPO)."""
         if self.objective.multi_objective_aggregation == "sum_then_normalize":
             return _weighted(group, self.weights) - self._overlong(group)
         terms = [
@@ -84,7 +87,8 @@ class Estimator:
         return not (self.objective.overlong == "mask" and rollout.finish_reason == "length")
 
     def scale(self, group: Group, rollout: Rollout, prompts: int) -> float:
-        """Weight of one token in the loss of a step of `prompts` groups: 1/(Γ G_i Z), or 1/(tokens of the step)."""
+        """Weight of one token in the loss of a step of `prompts` groups: 1/(Γ G_i Z), or 1/(tokens of the
+        step)."""
         if self.objective.aggregate == "token" and self.totals is not None:
             return 1.0 / self.totals.tokens
         z = self.max_response if self.objective.normalisation == "constant" else len(rollout.tokens)
@@ -97,7 +101,8 @@ class Estimator:
         return Totals(float(sum(trained)), float(len(values)), float(values.sum()), float((values**2).sum()))
 
     def _overlong(self, group: Group) -> Values:
-        """DAPO's soft penalty (2503.14476, equation 13): from 0 to 1 over the last tokens before the limit."""
+        """DAPO's soft penalty (2503.14476, equation 13): from 0 to 1 over the last tokens before the
+        limit."""
         if self.objective.overlong != "soft":
             return np.zeros(group.size)
         cache = self.objective.overlong_cache or max(1, self.max_response // 5)

@@ -1,7 +1,7 @@
 """The policy as a Hugging Face folder: config, safetensors and tokenizer, for `from_pretrained`.
 
-`export` writes RUN/model from the live engine at the end of a run; `export_checkpoint` writes any checkpoint of a run
-that is over or still going, on one CPU, with no process group, queue or cluster.
+`export` writes RUN/model from the live engine at the end of a run; `export_checkpoint` writes any checkpoint
+of a run that is over or still going, on one CPU, with no process group, queue or cluster.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from learner.origin import write_origin
 
 
 def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:
-    """Write the engine's policy, which is that after `step` steps, to `folder`. A collective; rank 0 writes, whole or not at all."""
+    """Write the engine's policy, which is that after `step` steps, to `folder`. A collective; rank 0 writes,
+    whole or not at all."""
     tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
     if rank == 0:
         _write(engine.hf, tensors, config, step, folder)
@@ -33,8 +34,8 @@ def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -
 def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:
     """Write the model of the checkpoint of `step`, the newest by default, to `folder`; returns its step.
 
-    Raises RunError for a checkpoint that is not there, or is not what the run wrote, and for a folder that is not empty.
-    DeepSpeed keeps its state as pickles: nothing is loaded before its manifest was verified.
+    Raises RunError for a checkpoint that is not there, or is not what the run wrote, and for a folder that is
+    not empty. DeepSpeed keeps its state as pickles: nothing is loaded before its manifest was verified.
     """
     found = checkpoints_in(run_dir / "checkpoints")
     if not found:

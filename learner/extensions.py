@@ -1,7 +1,8 @@
 """What DeepSpeed compiles on a CPU, built under a lock that the kernel frees when its owner dies.
 
-torch guards a build with a file, `lock`, that a killed process leaves behind; whoever comes later waits for it for ever. Here
-builds lie in a folder of HORA's own, and only the holder of its flock compiles there. So a `lock` found there has no owner.
+torch guards a build with a file, `lock`, that a killed process leaves behind; whoever comes later waits for
+it for ever. Here builds lie in a folder of HORA's own, and only the holder of its flock compiles there. So a
+`lock` found there has no owner.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def build_folder() -> Path:
 
 
 def compile_extensions(doing: Callable[[str], None]) -> None:
-    """Load into this process what DeepSpeed compiles for CPUs, compiling it first where it was never compiled.
+    """Load into this process what DeepSpeed compiles for CPUs, compiling it first where it was never
+    compiled.
 
     `doing` is told what this process waits for. Raises RunError when it cannot be compiled here.
     """
@@ -65,7 +67,8 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
 
 @contextmanager
 def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hold `place` alone while the block runs; waits for the process that holds it, telling `doing` and the log which."""
+    """Hold `place` alone while the block runs; waits for the process that holds it, telling `doing` and the
+    log which."""
     place.mkdir(parents=True, exist_ok=True)
     with (place / OWNER).open("a+") as file:
         began = said = time.monotonic()
@@ -92,8 +95,8 @@ def busy(place: Path) -> str | None:
 
 
 def abandoned_locks() -> list[Path]:
-    """torch's lock files below its folder of builds that no process of this machine has open: whoever uses these builds waits
-    for ever. HORA's own are left out, for its next start removes them."""
+    """torch's lock files below its folder of builds that no process of this machine has open: whoever uses
+    these builds waits for ever. HORA's own are left out, for its next start removes them."""
     found = [Path(p) for p in (*glob.glob(f"{_root()}/*/{BATON}"), *glob.glob(f"{_root()}/*/*/{BATON}"))]
     opened = {_target(link) for link in glob.iglob("/proc/[0-9]*/fd/*")} if found else set()
     return [p for p in found if str(p.resolve()) not in opened]

@@ -1,9 +1,11 @@
-"""Model FLOPs of a training step and the peak of a device: the two numbers of MFU, and what balances the ranks.
+"""Model FLOPs of a training step and the peak of a device: the two numbers of MFU, and what balances the
+ranks.
 
-Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width · L² per
-sequence of L tokens, of which a causal mask needs half (PaLM, appendix B). The embedding look-up costs nothing, and the
-head runs on completion tokens alone. What is computed a second time (gradient checkpointing, the chunked head) and the
-forward passes of π_prox and the reference are not model FLOPs of the update and are not counted.
+Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width · L²
+per sequence of L tokens, of which a causal mask needs half (PaLM, appendix B). The embedding look-up costs
+nothing, and the head runs on completion tokens alone. What is computed a second time (gradient checkpointing,
+the chunked head) and the forward passes of π_prox and the reference are not model FLOPs of the update and are
+not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any
 
 from learner.batch import Sample
 
-# Dense bfloat16 tensor-core FLOP/s by the makers' data sheets, found by the first name that occurs in the device's.
+# Dense bfloat16 tensor-core FLOP/s by the makers' data sheets, found by the first name that occurs in the
+# device's.
 PEAK_BF16 = {
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,

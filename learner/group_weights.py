@@ -1,5 +1,6 @@
-"""The factor of a group's advantages (`learner.objective.group_weight`). Under `grpo` a rare prompt's expected update grows
-with the root of its group's size: these weights give that without unequal groups, take it away, or go by difficulty."""
+"""The factor of a group's advantages (`learner.objective.group_weight`). Under `grpo` a rare prompt's
+expected update grows with the root of its group's size: these weights give that without unequal groups, take
+it away, or go by difficulty."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from common.types import Group
 
 
 def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
-    """The factor of `group`, where G is `group_size`. Raises RunError for a group without the size that as_if needs."""
+    """The factor of `group`, where G is `group_size`. Raises RunError for a group without the size that as_if
+    needs."""
     if weight.kind == "sqrt_size":
         return math.sqrt(group.size / group_size)
     if weight.kind == "inverse_sqrt_size":

@@ -1,8 +1,8 @@
 """The head of a causal language model: from hidden states to log-probs, a chunk of tokens at a time.
 
-Families differ in what follows the head's product: Granite divides the logits, Cohere multiplies them, Gemma-2 caps
-them. So the path from hidden states to logits is the model class's own `forward`, run with the backbone's output given
-(`OwnPath`). A family whose `forward` has another shape is refused by name.
+Families differ in what follows the head's product: Granite divides the logits, Cohere multiplies them,
+Gemma-2 caps them. So the path from hidden states to logits is the model class's own `forward`, run with the
+backbone's output given (`OwnPath`). A family whose `forward` has another shape is refused by name.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from common.errors import ConfigError
 class OwnPath:
     """Stands for `self` in the `forward` of a Hugging Face model, to run what comes after the backbone.
 
-    The backbone returns the hidden states it was given, the head multiplies by weight and bias without a module
-    call, and everything else is the model's. Under ZeRO-3 no hook of a module runs here, so no rank waits for
-    another.
+    The backbone returns the hidden states it was given, the head multiplies by weight and bias without a
+    module call, and everything else is the model's. Under ZeRO-3 no hook of a module runs here, so no rank
+    waits for another.
     """
 
     def __init__(self, hf: Any) -> None:
@@ -81,8 +81,9 @@ class _Given:
 class Head(torch.nn.Module):
     """Log-probs and entropy of hidden states. It shares the parameters of the model's own head.
 
-    One call of this module is one forward pass, however many chunks are inside. Under ZeRO-3 every call of a module
-    that holds parameters is a collective, so a call per chunk would hang ranks whose numbers of chunks differ.
+    One call of this module is one forward pass, however many chunks are inside. Under ZeRO-3 every call of a
+    module that holds parameters is a collective, so a call per chunk would hang ranks whose numbers of chunks
+    differ.
     """
 
     def __init__(self, path: OwnPath) -> None:
@@ -94,8 +95,8 @@ class Head(torch.nn.Module):
     def forward(
         self, states: torch.Tensor, targets: torch.Tensor, temperature: float, chunk: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 for states (N, H); the entropy has a gradient
-        where `entropy_gradient` is set.
+        """log π(targets) (N,) float32 at `temperature` and entropy (N,) float32 for states (N, H); the
+        entropy has a gradient where `entropy_gradient` is set.
 
         Logits of at most `chunk` tokens exist at a time; the backward pass computes them again.
         """

@@ -1,4 +1,5 @@
-"""The learner under Ray Train: one worker per rank, restarted together from the newest checkpoint when one dies."""
+"""The learner under Ray Train: one worker per rank, restarted together from the newest checkpoint when one
+dies."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
 
 
 def _fit(make: Callable[[], Any]) -> None:
-    """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here: its ranks ended with
-    it, and others take up from the newest checkpoint."""
+    """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here:
+    its ranks ended with it, and others take up from the newest checkpoint."""
     from ray.exceptions import OutOfMemoryError, RayActorError
 
     for left in reversed(range(CONTROLLERS)):
@@ -121,8 +122,9 @@ def _worker(arguments: dict[str, Any]) -> None:
             context.get_world_size(),
         )
     except HoraError as error:
-        # Raising ends the other ranks, which may be waiting in a collective. Ray Train then starts all ranks again;
-        # another try would meet the same wall, so they find the reason and return, and the driver raises it.
+        # Raising ends the other ranks, which may be waiting in a collective. Ray Train then starts all ranks
+        # again; another try would meet the same wall, so they find the reason and return, and the driver
+        # raises it.
         stopped.write_text(str(error))
         raise
 
@@ -140,7 +142,8 @@ def _unplaced(config: Config, error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost message of what Ray Train raised, in one line; where Ray's memory monitor ended the learner, what it saw."""
+    """The innermost message of what Ray Train raised, in one line; where Ray's memory monitor ended the
+    learner, what it saw."""
     seen: list[str] = []
     current: BaseException | None = error
     while current is not None:
@@ -156,8 +159,8 @@ def reason(error: BaseException) -> str:
 
 
 def short_of_memory(text: str) -> str | None:
-    """What Ray's memory monitor says in `text`: which process it ended (of several that with the most memory), how much that and
-    the machine used, and what to change; None where it says nothing."""
+    """What Ray's memory monitor says in `text`: which process it ended (of several that with the most
+    memory), how much that and the machine used, and what to change; None where it says nothing."""
     node = NODE_MEMORY.search(text)
     if node is None:
         return None

@@ -29,12 +29,13 @@ class Policy(torch.nn.Module):
     def forward(
         self, micro: MicroBatch, temperature: float, chunk: int, own: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32, with gradient where the head's
-        `entropy_gradient` is set.
+        """log π(targets) (N,) float32 at `temperature`, and entropy (N,) float32, with gradient where the
+        head's `entropy_gradient` is set.
 
         With `own` all logits exist at once and come from the model's own forward, for comparison.
         """
-        # Rows of their own need neither mask nor positions: padding stands where causal attention never looks.
+        # Rows of their own need neither mask nor positions: padding stands where causal attention never
+        # looks.
         where = {"position_ids": micro.position_ids} if micro.packed else {}
         if own:
             logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
@@ -48,8 +49,8 @@ class Policy(torch.nn.Module):
 def without_dropout(hf: Any) -> Any:
     """`hf` for training: one input has one output, and gradient checkpointing works.
 
-    Dropout would make log-probs that no sampler used. Layers recompute activations only while they are in training
-    mode, so these keep it, with dropout of their own set to 0.
+    Dropout would make log-probs that no sampler used. Layers recompute activations only while they are in
+    training mode, so these keep it, with dropout of their own set to 0.
     """
     hf.eval()
     for module in hf.modules():

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m learner.main --config hora.yaml --redis redis://host:6379
     deepspeed --num_gpus 2 --module learner.main --config hora.yaml --redis redis://host:6379
 
-Rank 0 attaches to the Ray cluster, only to publish weights; with --no-ray and `weights.transport: file` it writes them for
-replicas to pull.
+Rank 0 attaches to the Ray cluster, only to publish weights; with --no-ray and `weights.transport: file` it
+writes them for replicas to pull.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: size and SHA-256 of every file, signed (HMAC-SHA256) with the run's secret.
 
-DeepSpeed's state is pickles, and loading one runs what it says. So nothing of a checkpoint is loaded before its manifest was
-found to be signed by this run, and each file to be what the manifest says.
+DeepSpeed's state is pickles, and loading one runs what it says. So nothing of a checkpoint is loaded before
+its manifest was found to be signed by this run, and each file to be what the manifest says.
 
     RUN/secret                                made once, its owner's alone
     RUN/checkpoints/step-00000010/manifest.json
@@ -31,7 +31,8 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, SHA-256] by path within its folder."""
+    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, SHA-256] by path within
+    its folder."""
 
     run: str
     step: int
@@ -44,8 +45,8 @@ class Manifest:
 
 
 def read_manifest(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
-    """The manifest of `folder`, its files all there and of the right size. Raises Refused when it is not signed with `secret`
-    for this run and step, or a file is missing, too many, or of another size."""
+    """The manifest of `folder`, its files all there and of the right size. Raises Refused when it is not
+    signed with `secret` for this run and step, or a file is missing, too many, or of another size."""
     manifest = _signed(folder / NAME, secret)
     if (manifest.run, manifest.step) != (run, step):
         raise Refused(f"{NAME} is of run {manifest.run!r}, step {manifest.step}")
@@ -84,7 +85,8 @@ def digest(path: Path) -> tuple[int, str]:
 
 
 def make_secret(run_dir: Path) -> None:
-    """Have a secret in the run's folder. Raises RunError when it is gone and checkpoints signed with it are there."""
+    """Have a secret in the run's folder. Raises RunError when it is gone and checkpoints signed with it are
+    there."""
     file = run_dir / SECRET
     if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
         raise RunError(
@@ -95,7 +97,8 @@ def make_secret(run_dir: Path) -> None:
 
 
 def read_secret(run_dir: Path) -> bytes:
-    """What the run's manifests are signed with. Raises RunError when it is missing, or another user put it there."""
+    """What the run's manifests are signed with. Raises RunError when it is missing, or another user put it
+    there."""
     file = run_dir / SECRET
     try:
         text, owner = file.read_text().strip(), file.stat().st_uid

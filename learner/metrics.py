@@ -24,9 +24,9 @@ def step_metrics(
 ) -> dict[str, float]:
     """Metrics of step `step`: `groups` all Γ of it, `sums` the objective's added up over ranks.
 
-    Rewards are means over prompts of each group's mean, as the objective weighs them: HORA samples hard prompts more
-    often, so a mean over rollouts would fall with the rule and not with the policy. Figures of the objective are means
-    over trained tokens; NaN where there was none.
+    Rewards are means over prompts of each group's mean, as the objective weighs them: HORA samples hard
+    prompts more often, so a mean over rollouts would fall with the rule and not with the policy. Figures of
+    the objective are means over trained tokens; NaN where there was none.
     """
     rollouts = [r for g in groups for r in g.rollouts]
     rewards = [np.array([total(r.rewards, config.reward.weights) for r in g.rollouts]) for g in groups]
@@ -78,7 +78,8 @@ def _coefficient(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:
-    """Share of successes, a mean over prompts, and of groups with one; nothing where no reward says what success is."""
+    """Share of successes, a mean over prompts, and of groups with one; nothing where no reward says what
+    success is."""
     if config.reward.success is None:
         return {}
     return {

@@ -2,8 +2,9 @@
 
     L = -Σ_i (1/Γ)(1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt · min(ρ A, clip(ρ, 1 - ε_low, 1 + ε_high) A)
 
-or another gain than the minimum, or 1/(tokens of the batch) for the three factors: `micro.scale` carries them.
-ρ = π_θ/π_prox; w corrects for π_prox/π_gen, the sampler's weights and arithmetic not being the learner's.
+or another gain than the minimum, or 1/(tokens of the batch) for the three factors: `micro.scale` carries
+them. ρ = π_θ/π_prox; w corrects for π_prox/π_gen, the sampler's weights and arithmetic not being the
+learner's.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def policy_loss(
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Loss (scalar) and sums over this micro-batch's N tokens for the step's metrics.
 
-    `logprobs` (N,) with gradient; `prox`, `reference` (N,) without; tokens outside `keep` (N,) move the policy by KL alone.
-    All terms carry `micro.scale`.
+    `logprobs` (N,) with gradient; `prox`, `reference` (N,) without; tokens outside `keep` (N,) move the
+    policy by KL alone. All terms carry `micro.scale`.
     """
     weight = importance(prox - micro.logprobs, micro.sequence, objective)
     log_ratio = logprobs - prox
@@ -48,7 +49,8 @@ def policy_loss(
 
 
 def clip(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
-    """min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high) A); with `clip_dual` ρ is bounded above where A is negative too."""
+    """min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high) A); with `clip_dual` ρ is bounded above where A is negative
+    too."""
     clipped = ratio.clamp(1.0 - objective.clip_low, 1.0 + objective.clip_high)
     bounded = ratio if objective.clip_dual is None else ratio.clamp(max=objective.clip_dual)
     gain = torch.minimum(bounded * advantage, clipped * advantage)
@@ -56,13 +58,15 @@ def clip(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, o
 
 
 def cispo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
-    """min(ρ, 1 + ε_high) A log π, without gradient through ρ (MiniMax-M1, 2506.13585): no token is left out."""
+    """min(ρ, 1 + ε_high) A log π, without gradient through ρ (MiniMax-M1, 2506.13585): no token is left
+    out."""
     bound = 1.0 + objective.clip_high
     return ratio.detach().clamp(max=bound) * advantage * logprobs, ratio > bound
 
 
 def sapo(ratio: torch.Tensor, logprobs: torch.Tensor, advantage: torch.Tensor, objective: Objective) -> Gain:
-    """(4/τ) σ(τ(ρ - 1)) A, τ by the sign of A (2511.20347): at ρ = 1 its gradient is that of ρA, and it fades beyond."""
+    """(4/τ) σ(τ(ρ - 1)) A, τ by the sign of A (2511.20347): at ρ = 1 its gradient is that of ρA, and it fades
+    beyond."""
     steep = torch.where(advantage > 0, objective.sapo_temperature_pos, objective.sapo_temperature_neg)
     gate = torch.sigmoid(steep * (ratio - 1.0)) * 4.0 / steep
     return gate * advantage, torch.zeros_like(ratio, dtype=torch.bool)
@@ -77,7 +81,8 @@ KL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of log π_ref/π
 
 
 def mean_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
-    """The mean over each token's completion (N,): GSPO's log-ratio (2507.18071). No micro-batch cuts a completion."""
+    """The mean over each token's completion (N,): GSPO's log-ratio (2507.18071). No micro-batch cuts a
+    completion."""
     return sum_of_sequences(values, sequence) / sum_of_sequences(torch.ones_like(values), sequence)
 
 
@@ -88,7 +93,8 @@ def sum_of_sequences(values: torch.Tensor, sequence: torch.Tensor) -> torch.Tens
 
 
 def importance(log_ratio: torch.Tensor, sequence: torch.Tensor, objective: Objective) -> torch.Tensor:
-    """w (N,): π_prox/π_gen per token truncated at C; or tokens, or whole sequences by their product, above C left out."""
+    """w (N,): π_prox/π_gen per token truncated at C; or tokens, or whole sequences by their product, above C
+    left out."""
     kind, cap = objective.importance, objective.importance_cap
     if kind == "none":
         return torch.ones_like(log_ratio)

@@ -14,8 +14,9 @@ from common.config import Config
 class ClippedAdamW(torch.optim.AdamW):
     """AdamW that clips the global gradient norm to `max_norm` first and keeps it in `norm`.
 
-    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every weight's
-    gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the schedule.
+    Gradients whose norm is not finite are refused, as ZeRO's optimizers do: clipping would multiply every
+    weight's gradient by NaN. DeepSpeed reads `overflow` and then neither counts the step nor moves the
+    schedule.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, max_norm: float, **settings: Any) -> None:
@@ -32,7 +33,8 @@ class ClippedAdamW(torch.optim.AdamW):
 
 
 def schedule(config: Config) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: linear warm-up, then the configured decay over learner.steps."""
+    """Factor of the learning rate at each update: linear warm-up, then the configured decay over
+    learner.steps."""
     settings, total = (
         config.learner.optimizer,
         config.learner.steps * config.learner.objective.updates_per_batch,

@@ -1,4 +1,5 @@
-"""Where an exported model folder comes from: `hora.json` beside its weights, for those who measure it later."""
+"""Where an exported model folder comes from: `hora.json` beside its weights, for those who measure it
+later."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def write_origin(folder: Path, run: str, step: int) -> None:
 
 
 def step_of(model: str) -> int | None:
-    """The optimizer steps behind the weights of a model folder; None for one that no run exported, and for a hub name.
+    """The optimizer steps behind the weights of a model folder; None for one that no run exported, and for a
+    hub name.
 
     Raises ConfigError for a file that does not say it.
     """

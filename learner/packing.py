@@ -1,8 +1,9 @@
 """Cut completions of unequal length into micro-batches of a token budget. Pure and deterministic.
 
-`pack` puts completions end to end: nothing is padding, but attention must know where each begins (flash attention
-does, at no cost). `rows` puts near-equal lengths side by side, padded at the right: causal attention never looks
-there, and its cost stays that of single completions where a dense mask over a long pack would square it.
+`pack` puts completions end to end: nothing is padding, but attention must know where each begins (flash
+attention does, at no cost). `rows` puts near-equal lengths side by side, padded at the right: causal
+attention never looks there, and its cost stays that of single completions where a dense mask over a long pack
+would square it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ REAL = 0.95
 
 
 def rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of `lengths` in bins, longest first; ties by index. In a bin count times longest is at most `budget`
-    and at least 95% of that is real tokens. Raises ConfigError for a length above the budget."""
+    """Indices of `lengths` in bins, longest first; ties by index. In a bin count times longest is at most
+    `budget` and at least 95% of that is real tokens. Raises ConfigError for a length above the budget."""
     _check(lengths, budget)
     bins: list[list[int]] = []
     longest = tokens = 0
@@ -33,8 +34,8 @@ def rows(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices of `lengths` in bins of at most `budget` tokens: first-fit decreasing, ties by index.
 
-    Completions are packed end to end in a bin, so nothing is padding but what a bin leaves free, and that is not
-    computed. Raises ConfigError for a completion that no bin can hold.
+    Completions are packed end to end in a bin, so nothing is padding but what a bin leaves free, and that is
+    not computed. Raises ConfigError for a completion that no bin can hold.
     """
     _check(lengths, budget)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))

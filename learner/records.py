@@ -1,5 +1,6 @@
-"""What the learner writes down: one line per trained group, one per step; to JSONL always, TensorBoard always, Weights
-& Biases when configured, and to Redis for the live views. The same names everywhere, Pass@K's included.
+"""What the learner writes down: one line per trained group, one per step; to JSONL always, TensorBoard
+always, Weights & Biases when configured, and to Redis for the live views. The same names everywhere, Pass@K's
+included.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Records:
         self._redis.hset(Keys(name).state, mapping=changed(step=step + 1))
 
     def sync(self) -> None:
-        """Lines of steps that a checkpoint is about to contain cannot be written again: they are on the disk before it."""
+        """Lines of steps that a checkpoint is about to contain cannot be written again: they are on the disk
+        before it."""
         sync(*(path for path in (self._groups, self._steps) if path.exists()))
 
     def close(self) -> None:
@@ -63,10 +65,11 @@ class Records:
 
 
 def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[str, float]) -> None:
-    """Pass@K of weight version `version` to TensorBoard, and to Weights & Biases when configured, as `pass@1` and so on.
+    """Pass@K of weight version `version` to TensorBoard, and to Weights & Biases when configured, as `pass@1`
+    and so on.
 
-    In a TensorBoard folder and a W&B run of their own, beside the learner's: a learner that starts at step s makes
-    TensorBoard forget everything in its folder from s on, and W&B takes no step below the last one.
+    In a TensorBoard folder and a W&B run of their own, beside the learner's: a learner that starts at step s
+    makes TensorBoard forget everything in its folder from s on, and W&B takes no step below the last one.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -79,8 +82,8 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
 
 
 def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[dict[str, Any]]:
-    """One record for each group that step `step` was trained on, by the rank that did: not what the ledger says it should
-    have been. `mine` are this rank's; every rank calls this and gets all of them."""
+    """One record for each group that step `step` was trained on, by the rank that did: not what the ledger
+    says it should have been. `mine` are this rank's; every rank calls this and gets all of them."""
     own = [group_record(step, g, config) for g in mine]
     if world == 1:
         return own
@@ -148,7 +151,8 @@ def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _wandb(config: Config, run_dir: Path, name: str) -> Any:
-    """A run of W&B with `name` as its id, in the group of this run's name; one that is there already goes on."""
+    """A run of W&B with `name` as its id, in the group of this run's name; one that is there already goes
+    on."""
     import wandb
 
     return wandb.init(

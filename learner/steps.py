@@ -1,10 +1,10 @@
 """This rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
 
-Rank 0 claims entries, validates them once (an unusable one becomes a dead letter and is sampled again), chooses the
-step's Γ groups by the staleness rule and writes them to the ledger before anyone trains. The ledger is all that
-ranks share: each works out the same division of the groups and reads its own; rank 0 keeps what it validated until its
-step, and reads nothing twice. After a crash the ledger repeats the same steps, and what no ledgered step took is waiting
-in the stream.
+Rank 0 claims entries, validates them once (an unusable one becomes a dead letter and is sampled again),
+chooses the step's Γ groups by the staleness rule and writes them to the ledger before anyone trains. The
+ledger is all that ranks share: each works out the same division of the groups and reads its own; rank 0 keeps
+what it validated until its step, and reads nothing twice. After a crash the ledger repeats the same steps,
+and what no ledgered step took is waiting in the stream.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ CLAIM_S = 0.5
 
 @dataclass(slots=True)
 class Kept(Mapping[str, Group]):
-    """Groups by entry, at most `limit` bytes of messages: one that does not fit is left out, to be read again."""
+    """Groups by entry, at most `limit` bytes of messages: one that does not fit is left out, to be read
+    again."""
 
     limit: int
     _groups: dict[str, tuple[Group, int]] = field(default_factory=dict)
@@ -61,8 +62,8 @@ class Kept(Mapping[str, Group]):
 
 
 class Planner:
-    """Rank 0's part. `start` is the step of the restored checkpoint, `cost` what a group costs to train on, in any unit:
-    the ranks' shares are balanced by it."""
+    """Rank 0's part. `start` is the step of the restored checkpoint, `cost` what a group costs to train on,
+    in any unit: the ranks' shares are balanced by it."""
 
     def __init__(
         self,
@@ -89,7 +90,8 @@ class Planner:
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort what a crash left behind: in the ledger, contained in the checkpoint or to be repeated; or free.
+        """Sort what a crash left behind: in the ledger, contained in the checkpoint or to be repeated; or
+        free.
 
         Raises RunError when this is not the Redis that the checkpoint's steps were planned in.
         """
@@ -148,7 +150,8 @@ class Planner:
             self._admit(entry)
 
     def missing(self, step: int) -> tuple[int, int]:
-        """How many groups step `step`, the next to be planned, lacks at least, and the oldest batch that is not complete."""
+        """How many groups step `step`, the next to be planned, lacks at least, and the oldest batch that is
+        not complete."""
         per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness
         held = self._trained + Counter(r.batch for r, _ in self._ready.values())
         # The step before took what was left of batches before `limit`.
@@ -234,7 +237,8 @@ class Reader:
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
         said: Any = None
         while (rows := self._ledger.step(step)) is None:
-            # The beat comes from a thread of its own: that rank 0 waits is news each time, anything else only once.
+            # The beat comes from a thread of its own: that rank 0 waits is news each time, anything else only
+            # once.
             beat = json.loads(self._redis.hget(parts, "learner/0") or "{}")
             told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
             if told != said:
@@ -260,8 +264,8 @@ class Reader:
 
 
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least. Pure, so that
-    every rank finds the same; within a rank the order of the ledger is kept."""
+    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least. Pure, so
+    that every rank finds the same; within a rank the order of the ledger is kept."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for i in sorted(range(len(rows)), key=lambda i: (-rows[i].cost, i)):

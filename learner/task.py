@@ -13,7 +13,8 @@ from learner.objective import policy_loss
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """N tokens, π_prox and π_ref (N,), and which tokens move the policy (N,). None: the policy itself, no KL term, all."""
+    """N tokens, π_prox and π_ref (N,), and which tokens move the policy (N,). None: the policy itself, no KL
+    term, all."""
 
     micro: MicroBatch
     prox: torch.Tensor | None = None
@@ -36,7 +37,8 @@ class Task:
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """Loss (scalar) and sums of this micro-batch, from `logprobs` and `entropy` (N,).
 
-        `acted` is the number of tokens of the whole batch that the entropy bonus is paid for; 0: there is no bonus.
+        `acted` is the number of tokens of the whole batch that the entropy bonus is paid for; 0: there is no
+        bonus.
         """
         prox = logprobs.detach() if self.prox is None else self.prox
         loss, sums = policy_loss(logprobs, prox, self.micro, objective, self.reference, self.keep)

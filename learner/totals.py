@@ -1,4 +1,5 @@
-"""Sums over all groups of a step that a rank cannot know from its own: added up over ranks before the step is cut."""
+"""Sums over all groups of a step that a rank cannot know from its own: added up over ranks before the step is
+cut."""
 
 from __future__ import annotations
 

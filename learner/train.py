@@ -3,8 +3,8 @@
     plan (ledger) ─► read my groups ─► samples ─► micro-batches ─► forward, backward, step ─► record ─► publish v+1
                                                                                           └─► checkpoint ─► acknowledge
 
-Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher alike: it needs an initialised process group
-when there is more than one rank, and Redis. Rank 0 plans, records and publishes.
+Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher alike: it needs an initialised process
+group when there is more than one rank, and Redis. Rank 0 plans, records and publishes.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def _record(
 
 
 def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
-    """Rollouts sampled on version `step`, of groups that came while step `step` was trained: rank 0 has them."""
+    """Rollouts sampled on version `step`, of groups that came while step `step` was trained: rank 0 has
+    them."""
     if parts.planner is None:
         return None
     parts.planner.look()
@@ -185,7 +186,8 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
 
 
 def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
-    """The samples of `groups` as step `step` trains on them; `totals` of all ranks' groups, or these are all."""
+    """The samples of `groups` as step `step` trains on them; `totals` of all ranks' groups, or these are
+    all."""
     estimator = estimator_of(config)
     if config.learner.objective.over_batch:
         estimator = replace(estimator, totals=totals or estimator.sums(groups))
@@ -204,14 +206,16 @@ def estimator_of(config: Config) -> Estimator:
 
 
 def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
-    """Sums over the groups of all ranks, where the objective needs them and there are several: a collective then."""
+    """Sums over the groups of all ranks, where the objective needs them and there are several: a collective
+    then."""
     if parts.world == 1 or not parts.config.learner.objective.over_batch:
         return None
     return over_ranks(estimator_of(parts.config).sums(groups), parts.engine.device)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:
-    """Model FLOPs of a step over what the ranks' devices could do meanwhile; NaN where their peak is not known."""
+    """Model FLOPs of a step over what the ranks' devices could do meanwhile; NaN where their peak is not
+    known."""
     device = parts.engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_flops(name, parts.config.model.dtype)
@@ -243,7 +247,8 @@ def _prepare(
             config,
             Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
             start,
-            # Groups without signal leave no samples and cost nothing. In millions: exact enough, and short to write.
+            # Groups without signal leave no samples and cost nothing. In millions: exact enough, and short to
+            # write.
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         records = Records(config, client, run_dir, start)
@@ -304,7 +309,8 @@ def _wait(parts: Parts, planner: Planner, step: int) -> None:
 
 
 def _publish_with_rank_0(parts: Parts, step: int) -> None:
-    """Take part when rank 0, which waits for groups of step `step` too, publishes again: gathering is a collective."""
+    """Take part when rank 0, which waits for groups of step `step` too, publishes again: gathering is a
+    collective."""
     if read_state(parts.redis, parts.config.run.name).republished > parts.republished:
         _publish_again(parts, step)
 

@@ -1,4 +1,5 @@
-"""A user's own advantage: `package.module:function` of (rewards (n,), successes (n,), phases (n,) "A" or "B") -> (n,)."""
+"""A user's own advantage: `package.module:function` of (rewards (n,), successes (n,), phases (n,) "A" or "B")
+-> (n,)."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def load_advantage(name: str) -> UserAdvantage:
 def user_advantage(
     name: str, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_]
 ) -> NDArray[np.float64]:
-    """What the function returns for one group, checked. Raises ConfigError where it is not (n,) finite numbers."""
+    """What the function returns for one group, checked. Raises ConfigError where it is not (n,) finite
+    numbers."""
     given = load_advantage(name)(rewards, successes, phases)
     where = f"learner.objective.advantage ({name})"
     try:
@@ -59,7 +61,8 @@ def user_advantage(
 
 
 def try_advantage(name: str, pre_rollouts: int, group_size: int) -> None:
-    """Call the function on groups that every run meets: none right, all right, mixed, with and without Phase B."""
+    """Call the function on groups that every run meets: none right, all right, mixed, with and without Phase
+    B."""
     for size in (pre_rollouts, group_size):
         phases = np.array(["A"] * pre_rollouts + ["B"] * (size - pre_rollouts))
         for hits in (0, 1, size):

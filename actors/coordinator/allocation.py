@@ -1,4 +1,5 @@
-"""Where the coordinator calls the allocator: Phase B's budget of one shard, divided in rounds by what was found so far."""
+"""Where the coordinator calls the allocator: Phase B's budget of one shard, divided in rounds by what was
+found so far."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def divide_round(
     earlier: Sequence[Round],
     found: Found,
 ) -> Allocation:
-    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and what was found since."""
+    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and what was
+    found since."""
     prior = batch.priors_of(prompts)
     terms: Terms = {
         "rule": batch.rule,
@@ -90,7 +92,8 @@ def _by_tokens(
 def sizes_as_if(
     config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None where none is asked."""
+    """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None
+    where none is asked."""
     if batch.as_if is None:
         return None
     rollout = config.rollout
@@ -112,7 +115,8 @@ def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
 
 
 def decided(config: Config, batch: BatchAllocation) -> list[Draw]:
-    """All drawings of a shard of this batch where its rule needs no counts (`uniform`); none where Phase A decides."""
+    """All drawings of a shard of this batch where its rule needs no counts (`uniform`); none where Phase A
+    decides."""
     if batch.rule != "uniform":
         return []
     rollout = config.rollout

@@ -1,11 +1,12 @@
 """Warm-up gate and prior over the generation cycles of a run: by which rule and prior a batch is allocated.
 
-A generation cycle is one batch. Its shards report to Redis when they are complete, and every coordinator observes the
-complete cycles strictly in batch order, once each. So gate and prior follow from the reports alone: they are the same
-in every coordinator, and in one that starts anew, which reads the reports again.
+A generation cycle is one batch. Its shards report to Redis when they are complete, and every coordinator
+observes the complete cycles strictly in batch order, once each. So gate and prior follow from the reports
+alone: they are the same in every coordinator, and in one that starts anew, which reads the reports again.
 
-The allocation of batch b knows the cycles up to b - 1 - max_staleness, no fewer and no more, whoever divides which of
-its shards at what moment. With max_staleness 0 these are all batches before it: the paper's synchronous algorithm.
+The allocation of batch b knows the cycles up to b - 1 - max_staleness, no fewer and no more, whoever divides
+which of its shards at what moment. With max_staleness 0 these are all batches before it: the paper's
+synchronous algorithm.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from common.state import changed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule, per-prompt prior and lengths by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts (Γ,).
+    """Rule, per-prompt prior and lengths by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts
+    (Γ,).
 
-    `as_if` is the rule whose sizes weigh its groups (`learner.objective.group_weight.as_if`): uniform while the gate is shut.
+    `as_if` is the rule whose sizes weigh its groups (`learner.objective.group_weight.as_if`): uniform while
+    the gate is shut.
     """
 
     rule: str
@@ -72,10 +75,11 @@ class Cycles:
         self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
 
     def known(self, batch: int) -> bool:
-        """Whether every cycle that the allocation of `batch` depends on was observed; a shard of it may start only then.
+        """Whether every cycle that the allocation of `batch` depends on was observed; a shard of it may start
+        only then.
 
-        Waiting before the start takes no place among the shards in flight: the shard that everyone waits for may need one,
-        when its coordinator died.
+        Waiting before the start takes no place among the shards in flight: the shard that everyone waits for
+        may need one, when its coordinator died.
         """
         return batch in self._batches or self._settled
 

@@ -1,7 +1,8 @@
 """Serve deployment `coordinator`: loads data and tokenizer, then lets `Coordination` run in the background.
 
-When the data of a new run cannot be used, or a shard not be finished, the reason goes to Redis, where the learner, the launcher
-and every view find it. After a shard the replica stays up and idle, because restarting would only run into the same wall.
+When the data of a new run cannot be used, or a shard not be finished, the reason goes to Redis, where the
+learner, the launcher and every view find it. After a shard the replica stays up and idle, because restarting
+would only run into the same wall.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Coordinator:
         try:
             self._coordination = await asyncio.to_thread(self._build, generator, verifier)
         except HoraError as error:
-            # A run that has begun goes on with other coordinators or another start, and so it may begin without this one.
+            # A run that has begun goes on with other coordinators or another start, and so it may begin
+            # without this one.
             if not (await self._redis.exists(self._keys.plans) or await self._others()):
                 await self._give_up(str(error))
             raise
@@ -97,7 +99,8 @@ class Coordinator:
         except HoraError as error:
             await self._give_up(str(error))
         except Exception as error:
-            # Calls have been repeated already, and a rule or a prior that fails would fail again after another start.
+            # Calls have been repeated already, and a rule or a prior that fails would fail again after
+            # another start.
             log.exception("coordinator failed")
             await self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
 
@@ -122,7 +125,8 @@ class Coordinator:
 def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
     """The usable rows of the data set as prompts; row i of the result is prompt i for the whole run.
 
-    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable answer.
+    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable
+    answer.
     """
     dataset = load_dataset(config.data, gold_test(config.reward))
     for rejected in dataset.rejected:

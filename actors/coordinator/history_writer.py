@@ -1,4 +1,5 @@
-"""Once a second a coordinator appends the run's totals and levels to its history, from which views compute rates.
+"""Once a second a coordinator appends the run's totals and levels to its history, from which views compute
+rates.
 
 Reading a run writes nothing, so a run has the same history whether or not somebody watches it.
 """
@@ -36,7 +37,8 @@ async def write_history(client: redis.asyncio.Redis, config: Config) -> None:
 
 
 async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) -> None:
-    """Append the sample of `now` (seconds since the epoch), unless another coordinator did so less than a second ago."""
+    """Append the sample of `now` (seconds since the epoch), unless another coordinator did so less than a
+    second ago."""
     keys = Keys(config.run.name)
     if not await client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
         return

@@ -1,7 +1,8 @@
-"""What a run keeps from its first plan to its end: its configuration, but for what may change, and its prompts.
+"""What a run keeps from its first plan to its end: its configuration, but for what may change, and its
+prompts.
 
-Which prompts a batch holds follows from seed, Γ and the number of prompts. A coordinator with other settings or other
-data would take half-done batches for others, and pass over prompts that nobody would miss.
+Which prompts a batch holds follows from seed, Γ and the number of prompts. A coordinator with other settings
+or other data would take half-done batches for others, and pass over prompts that nobody would miss.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ MAY_CHANGE = (
 )
 
 
-# The first coordinator's prompts are the run's, unless settings by which nothing was sampled are replaced by others.
+# The first coordinator's prompts are the run's, unless settings by which nothing was sampled are replaced by
+# others.
 SETTLE = """
 if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then redis.call('HDEL', KEYS[3], 'prompts') end
 redis.call('SET', KEYS[1], ARGV[1])
@@ -61,10 +63,11 @@ return redis.call('HGET', KEYS[3], 'prompts')
 
 
 async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
-    """Store a coordinator's configuration and what its prompts are; both may be others while the run has no plan.
+    """Store a coordinator's configuration and what its prompts are; both may be others while the run has no
+    plan.
 
-    Raises RunError when the run has begun with other settings, which it names, or with other prompts. `redis` is an asyncio
-    client that returns bytes.
+    Raises RunError when the run has begun with other settings, which it names, or with other prompts. `redis`
+    is an asyncio client that returns bytes.
     """
     name, keys = config.run.name, Keys(config.run.name)
     stored = await redis.get(keys.config)
@@ -82,8 +85,8 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """16 hex digits that two lists of prompts share if and only if they ask the same, in the same tokens and order, for the
-    same answers."""
+    """16 hex digits that two lists of prompts share if and only if they ask the same, in the same tokens and
+    order, for the same answers."""
     digest = hashlib.blake2b(digest_size=8)
     for p in prompts:
         digest.update(json.dumps([p.text, p.answer, p.tokens.tolist()]).encode())

@@ -1,4 +1,5 @@
-"""Leases in Redis: one coordinator works on a shard at a time, and a dead one's shards pass on by themselves."""
+"""Leases in Redis: one coordinator works on a shard at a time, and a dead one's shards pass on by
+themselves."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Leases:
     async def held(self, name: str) -> AsyncIterator[None]:
         """Keep an acquired lease alive for the length of the block, then let it go.
 
-        A lease that was lost in between (a long stall of this process) is not fatal: whatever two owners of a shard
-        do, the first plan and the first push of each group count.
+        A lease that was lost in between (a long stall of this process) is not fatal: whatever two owners of a
+        shard do, the first plan and the first push of each group count.
         """
         over = asyncio.Event()
         renewal = asyncio.create_task(self._keep(name, over))

@@ -9,8 +9,9 @@ KEEP_FREED_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
     "MALLOC_MMAP_THRESHOLD_": str(256 * 2**20),
 }
-"""Environment under which glibc reuses freed memory. By default it returns a large block and the kernel zeroes the next one
-page by page: a quarter of the coordinator's work at full size. Other allocators ignore it."""
+"""Environment under which glibc reuses freed memory. By default it returns a large block and the kernel
+zeroes the next one page by page: a quarter of the coordinator's work at full size. Other allocators ignore
+it."""
 
 
 def freeze_heap() -> None:

@@ -1,8 +1,10 @@
-"""The plans of each shard: what was found and how the budget was divided, one a round, decided once and kept for the run.
+"""The plans of each shard: what was found and how the budget was divided, one a round, decided once and kept
+for the run.
 
-The first plan of a shard's round is the one that counts, whoever else makes another. The rollouts it was made from are
-written with it, once. Pre-rollouts stand where the learner reads them when their group is complete (`common/queue.py`). Those of
-later rounds wait for the push, which writes all additional rollouts in one message, only for a restarted coordinator.
+The first plan of a shard's round is the one that counts, whoever else makes another. The rollouts it was made
+from are written with it, once. Pre-rollouts stand where the learner reads them when their group is complete
+(`common/queue.py`). Those of later rounds wait for the push, which writes all additional rollouts in one
+message, only for a restarted coordinator.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ return first
 
 
 class Plans:
-    """Plans of one run, of up to `rounds` rounds, by the name of their shard. `redis` is an asyncio client that returns
-    bytes; no message of more than `max_bytes` is read."""
+    """Plans of one run, of up to `rounds` rounds, by the name of their shard. `redis` is an asyncio client
+    that returns bytes; no message of more than `max_bytes` is read."""
 
     def __init__(self, redis: AsyncRedis, run: str, rounds: int = 1, max_bytes: int = MAX_BYTES) -> None:
         self._redis = redis
@@ -47,7 +49,8 @@ class Plans:
         self._max_bytes = max_bytes
 
     async def remember(self, shard: str, plan: Plan) -> Plan:
-        """Store the last round of a shard's plan and return the plan that counts: this, or one stored before."""
+        """Store the last round of a shard's plan and return the plan that counts: this, or one stored
+        before."""
         new, keys = uuid.uuid4().hex, [self._keys.plans]
         async with self._redis.pipeline(transaction=True) as pipe:
             for key, message in self._messages(plan):
@@ -73,7 +76,8 @@ class Plans:
                 yield self._keys.drawn(group.id, last), encode_additional(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
-        """The stored plan of the shard of these groups, with those of them that were not pushed; None when there is none.
+        """The stored plan of the shard of these groups, with those of them that were not pushed; None when
+        there is none.
 
         A group whose rollouts are damaged or gone is left out, to be sampled again at its plan's size.
         """
@@ -103,7 +107,8 @@ class Plans:
         return replace(plan, groups=tuple(group for group in found if group is not None))
 
     async def _group(self, shard: str, group: str, drawn: Sequence[Round], place: int) -> Group | None:
-        """The group with its rollouts of Phase A and the `drawn` rounds; None, and noted, when they cannot be read."""
+        """The group with its rollouts of Phase A and the `drawn` rounds; None, and noted, when they cannot be
+        read."""
         rounds = [number for number, r in enumerate(drawn, 1) if r.extra[place]]
         keys = [self._keys.pre_rollouts(group), *(self._keys.drawn(group, number) for number in rounds)]
         messages = [await read_start(self._redis, key, self._max_bytes + 1) for key in keys]

@@ -1,7 +1,7 @@
 """The configured prior over the prompts of a run, with the frozen features that the learned ones need.
 
-Features depend on the prompt alone, so they are computed once and kept in the run's folder; the coordinator then
-needs no model.
+Features depend on the prompt alone, so they are computed once and kept in the run's folder; the coordinator
+then needs no model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
 
 
 def feature_model(config: Config) -> str:
-    """Name or folder of the model whose features a learned prior sees. Raises ConfigError when none is named."""
+    """Name or folder of the model whose features a learned prior sees. Raises ConfigError when none is
+    named."""
     allocation = config.allocation
     if allocation.prior.startswith("hidden"):
         return config.model.path
@@ -61,8 +62,8 @@ def feature_model(config: Config) -> str:
 
 
 def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32]:
-    """(n, d) features of all prompts: RUN/features-KIND.npz, made when it is not there or holds those of another model or of
-    other prompts."""
+    """(n, d) features of all prompts: RUN/features-KIND.npz, made when it is not there or holds those of
+    another model or of other prompts."""
     hidden = config.allocation.prior.startswith("hidden")
     model = feature_model(config)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]

@@ -1,4 +1,5 @@
-"""How a shard's rollouts are asked for: requests of bounded size, each scored as soon as its completions are there."""
+"""How a shard's rollouts are asked for: requests of bounded size, each scored as soon as its completions are
+there."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class Sampler:
     score: Score
 
     async def __call__(self, draw: Draw) -> list[Rollout]:
-        """The rollouts of one drawing, in order. The error of any request ends the drawing and cancels its other requests: a
-        lost rollout is the caller's to retry, never a wrong answer."""
+        """The rollouts of one drawing, in order. The error of any request ends the drawing and cancels its
+        other requests: a lost rollout is the caller's to retry, never a wrong answer."""
         size = self.shard.samples_per_request
         parts = await all_of(
             self._request(draw, draw.first + done, min(size, draw.n - done))
@@ -46,7 +47,8 @@ class Sampler:
 
 @asynccontextmanager
 async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
-    """`sample` with these drawings under way at once: whoever asks for one of them gets its result instead of another.
+    """`sample` with these drawings under way at once: whoever asks for one of them gets its result instead of
+    another.
 
     Drawings that nobody asked for are cancelled at the end of the block, and their errors are dropped.
     """
@@ -76,6 +78,7 @@ def _rollout(completion: Completion, draw: Draw, scored: Scored) -> Rollout:
 
 
 def sample_seed(seed: int, epoch: int, prompt_index: int, phase: Phase, first: int) -> int:
-    """Seed of one request, a pure function of what it is for: a retry anywhere draws the same samples from the same weights."""
+    """Seed of one request, a pure function of what it is for: a retry anywhere draws the same samples from
+    the same weights."""
     text = f"{seed}:{epoch}:{prompt_index}:{phase}:{first}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "big")

@@ -1,8 +1,10 @@
-"""What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the queue.
+"""What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the
+queue.
 
-It waits for weights (the staleness bound), the cycles that a batch's allocation must know, room (a full queue), an operator (a
-pause), or requests of the shards in flight, and says which. Position needs no record of its own: a shard is done when its
-report is in Redis, half done when its plan is, so a restarted coordinator goes on exactly where the last one fell.
+It waits for weights (the staleness bound), the cycles that a batch's allocation must know, room (a full
+queue), an operator (a pause), or requests of the shards in flight, and says which. Position needs no record
+of its own: a shard is done when its report is in Redis, half done when its plan is, so a restarted
+coordinator goes on exactly where the last one fell.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ IDLE_S = 0.2  # all batches are generated, and the learner may still want a grou
 
 @dataclass(slots=True)
 class Services:
-    """What a coordinator works with. `generate_at(min_version)` gives a `generate` on weights at least so new."""
+    """What a coordinator works with. `generate_at(min_version)` gives a `generate` on weights at least so
+    new."""
 
     generate_at: Callable[[int], Generate]
     score: Score
@@ -95,8 +98,8 @@ class Coordination:
         return self._blocked or f"requests: {asked}"
 
     async def run(self) -> None:
-        """Work until every shard of every batch is complete. Raises the first error of any shard, and RunError when the run
-        has begun with other settings or prompts than these."""
+        """Work until every shard of every batch is complete. Raises the first error of any shard, and
+        RunError when the run has begun with other settings or prompts than these."""
         await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
         await settle(self._redis, self._config, self._prompts)
         try:
@@ -309,7 +312,8 @@ def _pair(field: Answer) -> tuple[int, int]:
 
 
 def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
-    """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation figure."""
+    """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation
+    figure."""
     return {
         "batch": shard.batch,
         "shard": shard.index,

@@ -3,13 +3,14 @@
     phase_a: G0 samples of each prompt ─► c_i ─► divide: Σ Δ_i = budget ─► Plan
     phase_b: Plan ─► Δ_i more samples of each prompt ─► groups, G_i = G0 + Δ_i
 
-With more than one round, Phase B's budget is divided piece by piece, and what a round finds decides the next division:
+With more than one round, Phase B's budget is divided piece by piece, and what a round finds decides the next
+division:
 
     phase_a ─► plan of round 1 ─► next_round ─► … ─► plan of round R ─► phase_b
 
-Each division waits for the shard's last rollout before it; after the last one a group leaves as soon as its own samples are
-there. A plan is stored before its samples are asked for, and a restarted coordinator continues from the newest one, so a batch
-always holds exactly Γ·G rollouts.
+Each division waits for the shard's last rollout before it; after the last one a group leaves as soon as its
+own samples are there. A plan is stored before its samples are asked for, and a restarted coordinator
+continues from the newest one, so a batch always holds exactly Γ·G rollouts.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from common.types import Group, Phase, Prompt, Rollout, group_id
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Shard `index` of batch `batch`: n prompts, each with the epoch it is met in. `order` is the shard's place in the run:
-    requests of the oldest shard are served first, so that shards in flight end one after the other and not all at once."""
+    """Shard `index` of batch `batch`: n prompts, each with the epoch it is met in. `order` is the shard's
+    place in the run: requests of the oldest shard are served first, so that shards in flight end one after
+    the other and not all at once."""
 
     run: str
     batch: int
@@ -50,7 +52,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a shard's n prompts found in the rollouts since the last division: successes (n,), and completion tokens (n,)."""
+    """What a shard's n prompts found in the rollouts since the last division: successes (n,), and completion
+    tokens (n,)."""
 
     successes: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -58,8 +61,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are of the rollouts since the
-    division before, of Phase A in the first round; `extra` (n,) is this round's Δ."""
+    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are of the rollouts
+    since the division before, of Phase A in the first round; `extra` (n,) is this round's Δ."""
 
     successes: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -68,8 +71,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """One round's Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen. `sizes_as_if` (n,) are the group
-    sizes that another rule would have given, where the objective asks for them."""
+    """One round's Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen. `sizes_as_if`
+    (n,) are the group sizes that another rule would have given, where the objective asks for them."""
 
     extra: NDArray[np.int64]
     rule: str
@@ -79,8 +82,9 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A shard of n prompts before its next rollouts: the rounds divided so far, by which rule and priors, and the mean of
-    each reward over Phase A. `groups` are those that are not complete, with the rollouts drawn before the last round."""
+    """A shard of n prompts before its next rollouts: the rounds divided so far, by which rule and priors, and
+    the mean of each reward over Phase A. `groups` are those that are not complete, with the rollouts drawn
+    before the last round."""
 
     rule: str
     priors: tuple[tuple[float, float], ...]
@@ -106,8 +110,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """`n` rollouts of the prompt at `place` of the shard in round `round` of Phase B, or in Phase A (round 0); the first of
-    them is number `first` of its phase."""
+    """`n` rollouts of the prompt at `place` of the shard in round `round` of Phase B, or in Phase A (round
+    0); the first of them is number `first` of its phase."""
 
     place: int
     round: int

@@ -2,11 +2,12 @@
 older than the request allows.
 
 Weights arrive in two ways that end in the same place. The learner pushes each version to all replicas (vLLM's
-weight-transfer calls, fanned out by Serve's `broadcast`). A replica that was not there, or missed one, pulls the
-newest announced version itself before it serves (`file` transport), or waits until the learner forms a group with it
-(`gloo`, `nccl`). A failed or overdue update makes the replica unfit: it ends itself, Serve starts another, the other replicas
-go on. Only weights that broke off before one worker loaded anything (`file`, `gloo`) leave the replica as it was, and a file
-that is not what was announced: the replica says so and serves what it has.
+weight-transfer calls, fanned out by Serve's `broadcast`). A replica that was not there, or missed one, pulls
+the newest announced version itself before it serves (`file` transport), or waits until the learner forms a
+group with it (`gloo`, `nccl`). A failed or overdue update makes the replica unfit: it ends itself, Serve
+starts another, the other replicas go on. Only weights that broke off before one worker loaded anything
+(`file`, `gloo`) leave the replica as it was, and a file that is not what was announced: the replica says so
+and serves what it has.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ REACH_S = 5.0  # a request that waits longer makes room for the calls that bring
 
 
 class Generator:
-    """Serve deployment `generator`. `config` is a dumped `Config`, `redis_url` where the run's state lives."""
+    """Serve deployment `generator`. `config` is a dumped `Config`, `redis_url` where the run's state
+    lives."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
         from actors.generator.vllm_engine import (
@@ -72,8 +74,8 @@ class Generator:
     async def generate(
         self, request: SamplingRequest, min_version: int, temperature: float
     ) -> list[Completion]:
-        """Sample on weights of version `min_version` or newer. Raises StaleWeights when they cannot be had in time, and NoRoom
-        when this replica samples for as many requests as it may."""
+        """Sample on weights of version `min_version` or newer. Raises StaleWeights when they cannot be had in
+        time, and NoRoom when this replica samples for as many requests as it may."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         if self._sampling >= self._config.generator.max_requests:
@@ -85,7 +87,8 @@ class Generator:
                 request.prompt.tokens, request.n, request.seed, temperature, request.order
             )
         except EngineDeadError:
-            # A replica that fails at once looks idle and draws all requests: it must go, not answer with errors.
+            # A replica that fails at once looks idle and draws all requests: it must go, not answer with
+            # errors.
             self._failed = "the vLLM engine died"
             self._end()
             raise
@@ -96,7 +99,8 @@ class Generator:
         """End the process, its engine with it, when this has been answered."""
         asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
 
-    # The calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive them.
+    # The calls of vLLM's weight-sync client, as the learner broadcasts them, and who is there to receive
+    # them.
 
     async def answer_roll_call(self) -> dict[str, Any]:
         """Name and version of a replica that is fit; raises when it is not."""
@@ -106,10 +110,11 @@ class Generator:
     async def init_weight_transfer_engine(
         self, info: dict[str, Any], members: tuple[str, ...], group: str
     ) -> None:
-        """Join the learner's group at this replica's place among its members; who is not one of them waits for another.
+        """Join the learner's group at this replica's place among its members; who is not one of them waits
+        for another.
 
-        An update under way ends first: its group broke off when the learner left it. A call that waited for that until its own
-        group was given up raises TimeoutError.
+        An update under way ends first: its group broke off when the learner left it. A call that waited for
+        that until its own group was given up raises TimeoutError.
         """
         deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s)
         async with self._update:
@@ -123,8 +128,8 @@ class Generator:
                 self._group = group
 
     async def update_weights(self, info: dict[str, Any], version: int, group: str) -> None:
-        """The whole update to `version`, so that nothing stays open when the learner dies meanwhile. Over `gloo` and `nccl` it
-        is for the members of `group`."""
+        """The whole update to `version`, so that nothing stays open when the learner dies meanwhile. Over
+        `gloo` and `nccl` it is for the members of `group`."""
         if self._config.weights.transport == "file":
             await self._whole(self._load(info))
         else:
@@ -132,7 +137,8 @@ class Generator:
 
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
-            # A member that came to hold it after the roll call takes part all the same: the others would wait.
+            # A member that came to hold it after the roll call takes part all the same: the others would
+            # wait.
             if group == self._group and version >= self._version:
                 await self._take(info, version)
 
@@ -149,8 +155,8 @@ class Generator:
         }
 
     async def check_health(self) -> None:
-        """Raises what makes this replica unfit, and ends it: Serve would wait for what it can no longer finish. Its requests are asked
-        again elsewhere as soon as it is gone."""
+        """Raises what makes this replica unfit, and ends it: Serve would wait for what it can no longer
+        finish. Its requests are asked again elsewhere as soon as it is gone."""
         try:
             if self._failed:
                 raise RuntimeError(f"{self._name}: {self._failed}")
@@ -202,8 +208,9 @@ class Generator:
         self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
 
     async def _checked(self, info: Mapping[str, Any], version: int) -> dict[str, Any]:
-        """What the workers are told of a file that is the announced one; they find it in the page cache. Of one that is not this
-        replica says so, and stays as it is: the learner publishes again what a replica found damaged."""
+        """What the workers are told of a file that is the announced one; they find it in the page cache. Of
+        one that is not this replica says so, and stays as it is: the learner publishes again what a replica
+        found damaged."""
         mark = mark_of(info["path"])
         try:
             checked: dict[str, Any] = await self._guarded(
@@ -221,8 +228,9 @@ class Generator:
     async def _guarded(self, what: str, work: Any, *, may_break_off: bool = False) -> Any:
         """Every phase of an update has a deadline; a replica that fails one is no longer fit to serve.
 
-        `may_break_off`: a call to one worker over files or Gloo that fails in time has left the model as it was. Who
-        cannot reach the learner once may have been asked by one that died; twice, it would break off every group that it is in.
+        `may_break_off`: a call to one worker over files or Gloo that fails in time has left the model as it
+        was. Who cannot reach the learner once may have been asked by one that died; twice, it would break off
+        every group that it is in.
         """
         try:
             done = await asyncio.wait_for(work, self._config.weights.update_limit_s)
@@ -238,7 +246,8 @@ class Generator:
         return done
 
     def _receives_aside(self) -> bool:
-        """Whether weights that do not arrive leave the replica as it was, and not one worker ahead of another."""
+        """Whether weights that do not arrive leave the replica as it was, and not one worker ahead of
+        another."""
         return self._config.weights.transport != "nccl" and self._config.generator.tensor_parallel == 1
 
     def _state(self) -> dict[str, Any]:

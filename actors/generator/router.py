@@ -1,8 +1,8 @@
 """Which generator replica gets a request: Ray Serve's choice by load, among those with a free place.
 
-Sampling leaves RESERVED places of each replica free. The calls that bring new weights go to every replica, full or not, and
-would otherwise wait for a request to end, which may take minutes. A router's view of a replica's load may be out of date, so a
-replica refuses a request above its limit (`NoRoom`).
+Sampling leaves RESERVED places of each replica free. The calls that bring new weights go to every replica,
+full or not, and would otherwise wait for a request to end, which may take minutes. A router's view of a
+replica's load may be out of date, so a replica refuses a request above its limit (`NoRoom`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class BalanceRouter(PowerOfTwoChoicesRequestRouter):  # type: ignore[misc]
 
 
 async def with_room(router: RequestRouter, replicas: Sequence[RunningReplica]) -> list[RunningReplica]:
-    """The replicas with a place that is not reserved. When the cached loads say that all are full, they are asked."""
+    """The replicas with a place that is not reserved. When the cached loads say that all are full, they are
+    asked."""
 
     def limit(replica: RunningReplica) -> int:
         return max(1, replica.max_ongoing_requests - RESERVED)

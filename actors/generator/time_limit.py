@@ -1,4 +1,5 @@
-"""How long each sequence of an engine has been decoding, and whether the engine decodes at all. Pure: counts in, names out."""
+"""How long each sequence of an engine has been decoding, and whether the engine decodes at all. Pure: counts
+in, names out."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from collections.abc import Mapping
 class Clock:
     """`rollout.time_limit_s` for every sequence by itself.
 
-    Only time in which a sequence gets tokens counts: not the engine's queue, not a pause while weights load, not what a
-    preempted sequence waits for. Looked at every so many seconds, it is exact to one look.
+    Only time in which a sequence gets tokens counts: not the engine's queue, not a pause while weights load,
+    not what a preempted sequence waits for. Looked at every so many seconds, it is exact to one look.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -19,7 +20,8 @@ class Clock:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def look(self, tokens: Mapping[str, int], elapsed_s: float, *, paused: bool = False) -> list[str]:
-        """The sequences that are over the limit. `tokens`: of each sequence there is, `elapsed_s`: since the last look."""
+        """The sequences that are over the limit. `tokens`: of each sequence there is, `elapsed_s`: since the
+        last look."""
         seen, moved = self._seen, not tokens or paused
         self._seen = {}
         for name, count in tokens.items():

@@ -36,8 +36,8 @@ STILL_S = 120.0  # an engine with sequences and without tokens for so long is no
 
 
 class Load(StatLoggerBase):
-    """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use, and how
-    many prompt tokens were looked up in the prefix cache and found there since the start."""
+    """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use,
+    and how many prompt tokens were looked up in the prefix cache and found there since the start."""
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
         self.running = 0
@@ -84,9 +84,11 @@ class Engine:
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0
     ) -> list[Completion]:
-        """`n` completions of the prompt `tokens` (P,); lower `priority` first. Cancelling the call aborts the sequences.
+        """`n` completions of the prompt `tokens` (P,); lower `priority` first. Cancelling the call aborts the
+        sequences.
 
-        What decodes for longer than rollout.time_limit_s is cut there, like at the token limit; `cut` counts these.
+        What decodes for longer than rollout.time_limit_s is cut there, like at the token limit; `cut` counts
+        these.
         """
         if self._cutting is None:
             self._cutting = asyncio.get_running_loop().create_task(self._cut_overdue())
@@ -100,7 +102,8 @@ class Engine:
             stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
-            # vLLM would turn every token into text twice, for the answer and for its log-prob; once at the end is enough.
+            # vLLM would turn every token into text twice, for the answer and for its log-prob; once at the
+            # end is enough.
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -121,7 +124,8 @@ class Engine:
         return spoken(self._tokenizer, self._silent, ids)
 
     async def _cut_overdue(self) -> None:
-        """Abort what is over its limit, for as long as the engine lives: a sequence ends with what it has so far."""
+        """Abort what is over its limit, for as long as the engine lives: a sequence ends with what it has so
+        far."""
         processor, looked = self._llm.output_processor, time.monotonic()
         while True:
             await asyncio.sleep(min(LOOK_S, self._clock.limit_s / 4))
@@ -154,8 +158,8 @@ class Engine:
             self._joining = False
 
     async def receive(self, info: Mapping[str, Any]) -> None:
-        """Until the weights that `info` tells of are here, while generation goes on; over NCCL it pauses, for there they come
-        right into the model."""
+        """Until the weights that `info` tells of are here, while generation goes on; over NCCL it pauses, for
+        there they come right into the model."""
         arrives = self._config.weights.transport != "nccl"
         if not arrives:
             await self._pause()
@@ -165,8 +169,8 @@ class Engine:
             await asyncio.sleep(ARRIVAL_S)
 
     async def install(self, version: int) -> float:
-        """Put what was received into place and label all later tokens `version`; running sequences are kept. Returns the seconds
-        that generation stood still."""
+        """Put what was received into place and label all later tokens `version`; running sequences are kept.
+        Returns the seconds that generation stood still."""
         if self.paused_since is None:
             await self._pause()
         await self._llm.finish_weight_update(weight_version=str(version))
@@ -183,7 +187,8 @@ class Engine:
         await self._llm.update_weight_version(str(version))
 
     async def checksum(self) -> str:
-        """Digest of the weights as this engine holds them; equal on all replicas of one version and layout."""
+        """Digest of the weights as this engine holds them; equal on all replicas of one version and
+        layout."""
         digest = hashlib.sha256()
         for worker in await self._llm.compute_weight_checksums():
             for name in sorted(worker):
@@ -197,21 +202,24 @@ class Engine:
 
 
 def _set_cpu_limits(config: Config) -> None:
-    # vLLM reads these when its worker processes start. `nobind`: with `auto` two replicas bind to the same core.
+    # vLLM reads these when its worker processes start. `nobind`: with `auto` two replicas bind to the same
+    # core.
     if current_platform.is_cpu():
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.generator.kv_cache_gib)
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         os.environ["OMP_NUM_THREADS"] = str(config.generator.threads)
         if config.generator.tensor_parallel == 1:
-            # The model in the engine's own process. vLLM would put it in one more, and the two spin on shared memory while
-            # they wait for each other, which takes the cores from everything else; its reason, to bind threads, is not ours.
+            # The model in the engine's own process. vLLM would put it in one more, and the two spin on shared
+            # memory while they wait for each other, which takes the cores from everything else; its reason,
+            # to bind threads, is not ours.
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def _engine_args(config: Config) -> AsyncEngineArgs:
     rollout, generator = config.rollout, config.generator
     longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use offset").
+    # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use
+    # offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
     return AsyncEngineArgs(
         model=config.model.path,
@@ -223,7 +231,8 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         max_model_len=longest,
         max_num_seqs=generator.max_sequences,
         enforce_eager=generator.enforce_eager,
-        # First come, first served would let the shards in flight end together and leave the engine empty after them.
+        # First come, first served would let the shards in flight end together and leave the engine empty
+        # after them.
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),

@@ -1,8 +1,8 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file` and `gloo` transports, and a
-tie of every engine process to its parent.
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file` and `gloo`
+transports, and a tie of every engine process to its parent.
 
-A replica that is killed leaves its engine core and workers behind, holding memory and GPUs; the kernel ends them
-with their parent instead. Linux only, like vLLM's servers.
+A replica that is killed leaves its engine core and workers behind, holding memory and GPUs; the kernel ends
+them with their parent instead. Linux only, like vLLM's servers.
 """
 
 from __future__ import annotations

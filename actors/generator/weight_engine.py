@@ -1,9 +1,10 @@
-"""The worker sides of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published safetensors file, or what
-the learner broadcasts to a group that they and it form.
+"""The worker sides of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published
+safetensors file, or what the learner broadcasts to a group that they and it form.
 
-Registered by `actors/generator/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is vLLM's own engine and
-needs nothing from here. Nothing reaches the model that is not whole: the replica checks a file before it lets its workers load
-it (`common.weight_versions.check_file`), and a broadcast is loaded when its last tensor is there. Until then generation goes on.
+Registered by `actors/generator/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is
+vLLM's own engine and needs nothing from here. Nothing reaches the model that is not whole: the replica checks
+a file before it lets its workers load it (`common.weight_versions.check_file`), and a broadcast is loaded
+when its last tensor is there. Until then generation goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """The learner's rendezvous, and this worker's place: the learner has rank 0, the first worker `rank_offset`."""
+    """The learner's rendezvous, and this worker's place: the learner has rank 0, the first worker
+    `rank_offset`."""
 
     master_address: str
     master_port: int
@@ -60,7 +62,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         """Nothing yet: a transfer that fails leaves the model as it was."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Return at once (the base class would synchronise an accelerator): what comes, comes while the model runs."""
+        """Return at once (the base class would synchronise an accelerator): what comes, comes while the model
+        runs."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def arrived(self) -> bool:
@@ -72,7 +75,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         raise NotImplementedError
 
     def finish_weight_update(self) -> None:
-        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into place.
+        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into
+        # place.
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
@@ -84,8 +88,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         self._repack_tied_heads()
 
     def _repack_tied_heads(self) -> None:
-        """A head tied to the embedding loads nothing of its own, so on CPU it would keep multiplying by its packed
-        copy of the old weights. Pack it again from the tensor it shares."""
+        """A head tied to the embedding loads nothing of its own, so on CPU it would keep multiplying by its
+        packed copy of the old weights. Pack it again from the tensor it shares."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         if not current_platform.is_cpu():
@@ -126,7 +130,8 @@ class GlooWeightTransferEngine(_Arriving):
     _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to that."""
+        """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to
+        that."""
         join = timedelta(seconds=init_info.join_s)
         rank = init_info.rank_offset + self.parallel_config.rank
         address, port = init_info.master_address, init_info.master_port
@@ -181,7 +186,8 @@ class Arrivals:
     _weight_update_active: bool
 
     def weights_arrived(self) -> bool:
-        """Whether the weights of the update that was begun are all here. An update that failed is over, as in vLLM's own."""
+        """Whether the weights of the update that was begun are all here. An update that failed is over, as in
+        vLLM's own."""
         try:
             return bool(self.weight_transfer_engine.arrived())
         except BaseException:

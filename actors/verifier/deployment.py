@@ -1,4 +1,5 @@
-"""A verifier replica: scores completions in worker processes that a hostile answer can kill and nothing else."""
+"""A verifier replica: scores completions in worker processes that a hostile answer can kill and nothing
+else."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from common.redis import connect_async
 from common.telemetry import HEARTBEAT_S, keep_beating
 
 FAULTS_IN_A_ROW = 3
-"""So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces it."""
+"""So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces
+it."""
 
 
 class Verifier:
@@ -39,7 +41,8 @@ class Verifier:
     async def score(self, items: Sequence[Item]) -> list[dict[str, float]]:
         """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
 
-        Raises VerifierUnavailable when no answer was judged (ask again) and ValueError when a user's reward fails.
+        Raises VerifierUnavailable when no answer was judged (ask again) and ValueError when a user's reward
+        fails.
         """
         try:
             scored = await self._pool.score_batch(items)

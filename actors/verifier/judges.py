@@ -1,7 +1,7 @@
 """Async rewards of a user's own: a service or a model as judge.
 
-They wait for others most of the time, so they share one event loop in a thread of its own: the killable processes stay free for
-what computes, and one that blocks its loop does not block the replica's.
+They wait for others most of the time, so they share one event loop in a thread of its own: the killable
+processes stay free for what computes, and one that blocks its loop does not block the replica's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Judges:
         self._thread.start()
 
     async def ask(self, name: str, answer: Answer) -> float:
-        """The reward's value. Raises TimeoutError past the time limit, and what `user_reward_async` raises."""
+        """The reward's value. Raises TimeoutError past the time limit, and what `user_reward_async`
+        raises."""
         async with self._places:
             call = asyncio.run_coroutine_threadsafe(user_reward_async(name, answer), self._loop)
             return await asyncio.wait_for(asyncio.wrap_future(call), self._limit)

@@ -6,9 +6,10 @@
                    └─ math-verify in a worker process ─► verdict, or killed: wrong
 
 A hostile answer costs its worker, never the replica: over time, over memory or a crash of the interpreter is
-one wrong answer. Time is the worker's own processor time, which a busy machine does not use up: an answer that is over
-it is to blame and is not tried again. A fault of ours is no wrong answer: when no worker can be started, or the pool
-breaks, `score_batch` raises `VerifierUnavailable`, nothing is scored and the caller asks again.
+one wrong answer. Time is the worker's own processor time, which a busy machine does not use up: an answer
+that is over it is to blame and is not tried again. A fault of ours is no wrong answer: when no worker can be
+started, or the pool breaks, `score_batch` raises `VerifierUnavailable`, nothing is scored and the caller asks
+again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from common.processes import die_with_parent
 from common.user_rewards import Answer, is_async, user_reward
 
 MEMORY_BYTES = 2**30
-"""Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real answers."""
+"""Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real
+answers."""
 
 TASKS_PER_WORKER = 5000
 """A worker is replaced after so many answers, so that sympy's caches cannot fill its memory limit."""
@@ -66,7 +68,8 @@ class VerifierUnavailable(RuntimeError):
 
 
 class VerifierPool:
-    """Worker processes, their verdicts, and the rewards of a batch. Use from one event loop; `close()` ends it."""
+    """Worker processes, their verdicts, and the rewards of a batch. Use from one event loop; `close()` ends
+    it."""
 
     def __init__(self, reward: Reward, processes: int = 1, memory_bytes: int = MEMORY_BYTES) -> None:
         self._reward = reward
@@ -171,7 +174,8 @@ class VerifierPool:
         try:
             verdict = await self._equal(gold, answer)
         except ProcessExpired:
-            # Once more: another process may have taken the memory. An answer that costs two workers is to blame.
+            # Once more: another process may have taken the memory. An answer that costs two workers is to
+            # blame.
             try:
                 verdict = await self._equal(gold, answer)
             except ProcessExpired:
@@ -258,8 +262,8 @@ class VerifierPool:
         return VerifierUnavailable(f"the verifier's process pool broke ({why}); a new one was started")
 
     def _start(self) -> ProcessPool:
-        # Not fork: the parent has threads (Ray, this pool's own). Not a fork server: a busy worker would keep it,
-        # and so itself, alive after a killed replica.
+        # Not fork: the parent has threads (Ray, this pool's own). Not a fork server: a busy worker would keep
+        # it, and so itself, alive after a killed replica.
         context = multiprocessing.get_context("spawn")
         return ProcessPool(
             max_workers=self._processes,
@@ -287,8 +291,10 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
 
 
 def _initialize(memory_bytes: int) -> None:
-    """In a new worker: die with the replica, die at once when told to, import before the clock runs, bound memory."""
-    # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own manager.
+    """In a new worker: die with the replica, die at once when told to, import before the clock runs, bound
+    memory."""
+    # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own
+    # manager.
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
     equality.math_equal(r"\frac{1}{2}", "0.5")

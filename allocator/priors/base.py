@@ -15,17 +15,20 @@ FIXED_STRENGTH = 2.0
 
 
 class Prior(Protocol):
-    """Predicts a Beta prior per prompt and learns from each generation cycle. Prompts are rows of the data set."""
+    """Predicts a Beta prior per prompt and learns from each generation cycle. Prompts are rows of the data
+    set."""
 
     name: str
     learns: bool
     """Whether `update` changes what is predicted."""
 
     def predict(self, prompts: Int) -> tuple[Float, Float]:
-        """(alpha0 (n,), beta0 (n,)) of the prompts (n,), all positive. ValueError with the prior's name for a NaN."""
+        """(alpha0 (n,), beta0 (n,)) of the prompts (n,), all positive. ValueError with the prior's name for a
+        NaN."""
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
-        """Learn from one generation cycle: c_i (n,) successes of `trials` pre-rollouts for each of the prompts (n,)."""
+        """Learn from one generation cycle: c_i (n,) successes of `trials` pre-rollouts for each of the
+        prompts (n,)."""
 
     def state_dict(self) -> State:
         """Everything `update` changes, as arrays."""
@@ -39,11 +42,13 @@ class LearnedPrior(Prior, Protocol):
     """A prior that can be fitted to recorded rollouts before a run."""
 
     def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
-        """Fit to c_i successes (m,) of `trials` (m,) for the prompts (m,); returns the mean loss per prompt."""
+        """Fit to c_i successes (m,) of `trials` (m,) for the prompts (m,); returns the mean loss per
+        prompt."""
 
 
 def checked(name: str, prompts: Int, alpha: Float, beta: Float) -> tuple[Float, Float]:
-    """The prediction unchanged. ValueError naming the prior and the prompt when a value is not finite and positive."""
+    """The prediction unchanged. ValueError naming the prior and the prompt when a value is not finite and
+    positive."""
     bad = ~(np.isfinite(alpha) & np.isfinite(beta) & (alpha > 0) & (beta > 0))
     if bad.any():
         i = int(np.flatnonzero(bad)[0])

@@ -1,4 +1,5 @@
-"""Frozen features for the learned priors, computed once per data set. Needs torch and transformers, only when called."""
+"""Frozen features for the learned priors, computed once per data set. Needs torch and transformers, only when
+called."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ BATCH = 16
 def hidden_state_features(
     model: str, token_lists: Sequence[Sequence[int]], device: str = "cpu"
 ) -> NDArray[np.float32]:
-    """Last-token hidden state after block floor(0.6 L) of the model at `model` (name or path): (n, hidden size).
+    """Last-token hidden state after block floor(0.6 L) of the model at `model` (name or path): (n, hidden
+    size).
 
     token_lists: each prompt's tokens as the policy sees them, none empty.
     """
@@ -39,7 +41,8 @@ def hidden_state_features(
 def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> NDArray[np.float32]:
     """Sentence embeddings of texts, (n, d): mean of the last hidden states over tokens, scaled to length 1.
 
-    That is what sentence-transformers does for all-mpnet-base-v2 and most of its models; `model` is a name or path.
+    That is what sentence-transformers does for all-mpnet-base-v2 and most of its models; `model` is a name or
+    path.
     """
     import torch
     from transformers import AutoModel, AutoTokenizer

@@ -15,7 +15,8 @@ from allocator.priors.base import LearnedPrior, Prior
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Log-losses in nats per rollout on held-out prompts: the fitted prior's, and that of the mean rate alone."""
+    """Log-losses in nats per rollout on held-out prompts: the fitted prior's, and that of the mean rate
+    alone."""
 
     fitted_on: int
     held_out: int
@@ -24,7 +25,8 @@ class Fit:
 
 
 def outcomes(records: Iterable[Mapping[str, Any]]) -> tuple[Int, Int, Int]:
-    """(prompts, successes, trials), each (m,), of records with the keys prompt_index, successes and trials."""
+    """(prompts, successes, trials), each (m,), of records with the keys prompt_index, successes and
+    trials."""
     rows = [(r["prompt_index"], r["successes"], r["trials"]) for r in records]
     if not rows:
         raise ValueError("records: there are none to fit a prior on; let the run train a few steps first")
@@ -37,8 +39,8 @@ def fit_prior(
 ) -> Fit:
     """Fit `prior` in place on all but a share of the prompts and judge it on those; arrays (m,).
 
-    The split is by prompt, so a prompt met in two epochs is never on both sides. ValueError for a prior that learns
-    nothing, and for fewer than two prompts.
+    The split is by prompt, so a prompt met in two epochs is never on both sides. ValueError for a prior that
+    learns nothing, and for fewer than two prompts.
     """
     if not isinstance(prior, LearnedPrior):
         raise ValueError(f"prior {prior.name}: has nothing to fit")

@@ -1,12 +1,14 @@
-"""A Gaussian process over prompts, after VIP (Nguyen et al., arXiv 2602.01601): similar prompts, similar success rates.
+"""A Gaussian process over prompts, after VIP (Nguyen et al., arXiv 2602.01601): similar prompts, similar
+success rates.
 
-Latent g = logit p with mean -1 and an RBF kernel over sentence embeddings, bandwidth the median distance. A cycle
-observes logit(c/G0), rates of 0 and 1 drawn in by half a rollout, with noise of variance `NOISE`; the paper gives
-neither, so both are ours. p̂ = sigmoid(posterior mean), strength 2.
+Latent g = logit p with mean -1 and an RBF kernel over sentence embeddings, bandwidth the median distance. A
+cycle observes logit(c/G0), rates of 0 and 1 drawn in by half a rollout, with noise of variance `NOISE`; the
+paper gives neither, so both are ours. p̂ = sigmoid(posterior mean), strength 2.
 
-A recursive update with fixed noise equals conditioning on all observations at once, and repeated observations of one
-prompt equal their mean with less noise. So the state is two numbers per prompt, and the inverse of the observed
-prompts' covariance grows by blocks: O(m²) per cycle for m observed prompts, never more than the data set has.
+A recursive update with fixed noise equals conditioning on all observations at once, and repeated observations
+of one prompt equal their mean with less noise. So the state is two numbers per prompt, and the inverse of the
+observed prompts' covariance grows by blocks: O(m²) per cycle for m observed prompts, never more than the data
+set has.
 """
 
 from __future__ import annotations
@@ -112,7 +114,8 @@ def squared_distances(a: Float, b: Float) -> Float:
 
 
 def median_distance(x: Float, seed: int) -> float:
-    """Median distance of pairs among at most 1,000 prompts. ValueError when it is zero: no kernel has that width."""
+    """Median distance of pairs among at most 1,000 prompts. ValueError when it is zero: no kernel has that
+    width."""
     rows = np.random.default_rng(seed).permutation(len(x))[:MEDIAN_SAMPLE]
     distances = np.sqrt(squared_distances(x[rows], x[rows])[np.triu_indices(len(rows), k=1)])
     median = float(np.median(distances)) if distances.size else 0.0

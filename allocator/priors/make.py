@@ -33,9 +33,10 @@ def make_prior(
 ) -> Prior:
     """The prior of that name for a data set of n prompts.
 
-    alpha, beta: of the fixed prior, and of the empirical one before the first cycle. features: (n, d), one row per prompt, for the learned ones (see `features`).
-    state: arrays of an earlier `state_dict()`, fitted offline or saved by a run. ValueError for an unknown name, and
-    for features that are missing, not finite or of another number of prompts.
+    alpha, beta: of the fixed prior, and of the empirical one before the first cycle. features: (n, d), one
+    row per prompt, for the learned ones (see `features`). state: arrays of an earlier `state_dict()`, fitted
+    offline or saved by a run. ValueError for an unknown name, and for features that are missing, not finite
+    or of another number of prompts.
     """
     if name not in NAMES:
         raise ValueError(f"prior: {name!r} is none of {', '.join(NAMES)}")

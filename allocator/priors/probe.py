@@ -1,7 +1,8 @@
-"""The linear probes of the paper's prior ablation: LayerNorm, then one linear head (p̂) or two (p̂ and strength s).
+"""The linear probes of the paper's prior ablation: LayerNorm, then one linear head (p̂) or two (p̂ and
+strength s).
 
-Paper: appendix "Prior-design predictor details". The only part of the allocator that needs torch; it is imported when such a
-prior is made.
+Paper: appendix "Prior-design predictor details". The only part of the allocator that needs torch; it is
+imported when such a prior is made.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
 class ProbePrior:
     """A probe over frozen features (n_prompts, d), one row per prompt of the data set.
 
-    `dual`: predict the strength too. `online`: learn during training from a replay of the last cycles and predict
-    with an exponential moving average of the parameters; otherwise only `fit` changes it.
+    `dual`: predict the strength too. `online`: learn during training from a replay of the last cycles and
+    predict with an exponential moving average of the parameters; otherwise only `fit` changes it.
     """
 
     def __init__(self, name: str, features: NDArray, dual: bool, online: bool, seed: int = 0) -> None:
@@ -107,7 +108,8 @@ class ProbePrior:
                 average.lerp_(now.detach(), 1 - EMA)
 
     def fit(self, prompts: Int, successes: Int, trials: Int, steps: int = 500) -> float:
-        """Pretrain on recorded rollouts, (m,) each, by full-batch Adam; returns the last mean NLL per prompt."""
+        """Pretrain on recorded rollouts, (m,) each, by full-batch Adam; returns the last mean NLL per
+        prompt."""
         rows, c, n = self._rows(prompts), _tensor(successes), _tensor(trials)
         loss = math.nan
         for _ in range(steps):
@@ -127,7 +129,8 @@ class ProbePrior:
         return _tensor(self._features[prompts])
 
     def _replayed(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Features (m, d), successes (m,), trials (m,) and weights (m,), summing to 1, of the replayed cycles."""
+        """Features (m, d), successes (m,), trials (m,) and weights (m,), summing to 1, of the replayed
+        cycles."""
         prompts = np.concatenate([p for p, _, _ in self._replay])
         successes = np.concatenate([c for _, c, _ in self._replay])
         sizes = [len(p) for p, _, _ in self._replay]

@@ -51,7 +51,8 @@ def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: 
 
 
 def _product(start: Fraction, first: Fraction, count: int) -> Fraction:
-    """start · first · (first+1) · … of `count` factors, over whole numbers: a Fraction reduces at every step."""
+    """start · first · (first+1) · … of `count` factors, over whole numbers: a Fraction reduces at every
+    step."""
     numerator, step = 1, first.denominator
     for j in range(count):
         numerator *= first.numerator + j * step

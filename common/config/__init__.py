@@ -87,7 +87,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _asked_for(self) -> Self:
-        """Without a system message nobody asks the model for the form that its rewards look for, and all of them are 0."""
+        """Without a system message nobody asks the model for the form that its rewards look for, and all of
+        them are 0."""
         asked = instructions(self.reward.answer, self.reward.names)
         if "system" not in self.data.model_fields_set and asked is not None and self.data.in_plain_words:
             object.__setattr__(self, "data", self.data.model_copy(update={"system": asked}))

@@ -51,7 +51,8 @@ class Data(Section):
 
     @property
     def in_plain_words(self) -> bool:
-        """Whether the prompt is the problem alone: neither the user's own template nor the demo's task, whose form is its own."""
+        """Whether the prompt is the problem alone: neither the user's own template nor the demo's task, whose
+        form is its own."""
         return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
 
     @field_validator("template")

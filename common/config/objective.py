@@ -1,4 +1,5 @@
-"""What the learner descends: advantage, ratio and loss, how tokens are added up, weights of groups, regularisers."""
+"""What the learner descends: advantage, ratio and loss, how tokens are added up, weights of groups,
+regularisers."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
 
 
 class GroupWeight(Section):
-    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or by difficulty.
+    """Factor of a group's advantages: the weight that group sizes imply under grpo, without or against it, or
+    by difficulty.
 
     A plain string stands for `kind`.
     """

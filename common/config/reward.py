@@ -66,7 +66,8 @@ class Reward(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_rewards_need_a_name(cls, data: object) -> object:
-        """Which of several rewards of a user's own is success cannot be guessed, and accuracy may not fit their task."""
+        """Which of several rewards of a user's own is success cannot be guessed, and accuracy may not fit
+        their task."""
         if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
             names = [str(name) for name in data["weights"]]
             if "accuracy" not in names and any(":" in name for name in names):
@@ -79,7 +80,8 @@ class Reward(Section):
         return tuple(dict.fromkeys([*self.weights, *([self.success] if self.success else [])]))
 
     def succeeded(self, rewards: Mapping[str, float]) -> bool:
-        """Whether a completion with these rewards by name is a success. Nothing is where no reward says so."""
+        """Whether a completion with these rewards by name is a success. Nothing is where no reward says
+        so."""
         return self.success is not None and rewards[self.success] >= self.success_at
 
 

@@ -1,7 +1,8 @@
-"""Two answers as mathematics, judged by math-verify. Unbounded in time and memory: call it where it can be killed.
+"""Two answers as mathematics, judged by math-verify. Unbounded in time and memory: call it where it can be
+killed.
 
-math-verify's own time limits use signals, which work in a main thread only: they are off. Its search for an answer
-in a text and its removal of units are not used: the whole text is the answer, and units are compared.
+math-verify's own time limits use signals, which work in a main thread only: they are off. Its search for an
+answer in a text and its removal of units are not used: the whole text is the answer, and units are compared.
 """
 
 from __future__ import annotations

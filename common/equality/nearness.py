@@ -1,7 +1,7 @@
 """Whether two expressions have the same value, to a relative tolerance.
 
-math-verify rounds differences to six places and drops what is small against 1: 2⁻⁹⁹ equals 2⁻⁹⁸ and 0 to it. Here
-numbers are compared relative to their size, and expressions with variables at one point.
+math-verify rounds differences to six places and drops what is small against 1: 2⁻⁹⁹ equals 2⁻⁹⁸ and 0 to it.
+Here numbers are compared relative to their size, and expressions with variables at one point.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sympy.sets import FiniteSet
 _DIGITS = 30
 _EXACT = Float("1e-12", _DIGITS)
 _DECIMAL = Float("1e-4", _DIGITS)
-"""math-verify's six places decide for decimals; this adds that a small number needs four significant digits."""
+"""math-verify's six places decide for decimals; this adds that a small number needs four significant
+digits."""
 
 
 def far_apart(gold: object, answer: object) -> bool:

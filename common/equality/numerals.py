@@ -14,7 +14,8 @@ _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
 def canonical_number(text: str) -> str | None:
-    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None for what is no plain integer or decimal.
+    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None for what is no plain integer or
+    decimal.
 
     None also for `3, 103`, which is a list, and for `2e-3`: there `e` may be Euler's number.
     """

@@ -1,4 +1,5 @@
-r"""Sets of real numbers, however they are written: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x \ne 3`."""
+r"""Sets of real numbers, however they are written: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x
+\ne 3`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 r"""How much work an answer is, from its text: what would be too much is never parsed.
 
-math-verify computes with exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` takes for ever, and its parser takes seconds
-for forty open brackets. The estimate is an upper bound on the number of digits, linear in the text.
+math-verify computes with exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` takes for ever, and its parser takes
+seconds for forty open brackets. The estimate is an upper bound on the number of digits, linear in the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _CHOICES = ("\\binom", "\\choose", "\\dbinom", "\\tbinom")
 
 
 def bounded(text: str, max_chars: int) -> bool:
-    """Whether a text is short and shallow enough to be parsed, and its numbers small enough to be computed."""
+    """Whether a text is short and shallow enough to be parsed, and its numbers small enough to be
+    computed."""
     if not text or len(text) > max_chars or not _shallow(text):
         return False
     tokens = _TOKEN.findall(text)
@@ -51,7 +52,8 @@ class _TooLarge(Exception):
 
 
 class _Reader:
-    """Reads a text once. A value is bounded by the product of all its numbers, a 1 being taken as 2 (a + b ≤ a·b from 2 on)."""
+    """Reads a text once. A value is bounded by the product of all its numbers, a 1 being taken as 2 (a + b ≤
+    a·b from 2 on)."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -105,8 +107,8 @@ class _Reader:
 
     @property
     def _letter(self) -> float:
-        """log10 that stands for a letter: `(x+1)^{99999}` has as many terms as its exponent says. An exponent with a
-        letter is not computed."""
+        """log10 that stands for a letter: `(x+1)^{99999}` has as many terms as its exponent says. An exponent
+        with a letter is not computed."""
         return 0.0 if self._powers else 1.0
 
     def _next(self) -> str | None:

@@ -1,7 +1,8 @@
 r"""What an answer claims: the value in `x = 28`, and whether it claims one at all.
 
 `x^2 = 28` and `\sum_{n=1}^{7} n` are problems, `27 \Rightarrow 28` a step, `28\text{ or 27}` two answers,
-`1,2,3,\ldots` an open list: none of them is 28. A gold answer that has the same form is compared as it stands.
+`1,2,3,\ldots` an open list: none of them is 28. A gold answer that has the same form is compared as it
+stands.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def _sides(gold: str, answer: str) -> list[str] | None:
 
 
 def is_name(text: str) -> bool:
-    r"""Whether a text names a quantity: `x`, `f(3)`, `AB`, `\angle A`, `\sin B`, `P(X>2)`, `\text{Area}`, `S_{10}`.
+    r"""Whether a text names a quantity: `x`, `f(3)`, `AB`, `\angle A`, `\sin B`, `P(X>2)`, `\text{Area}`,
+    `S_{10}`.
 
     `x^2`, `27x`, `\sqrt{x}` and `|x|` name none: an equation with them is still to be solved.
     """

@@ -54,7 +54,8 @@ _SYMBOLS = str.maketrans(
 
 
 def bare(text: str) -> str:
-    r"""The answer without its wrapping: white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}`, "The answer is".
+    r"""The answer without its wrapping: white space, a full stop, `$…$`, `\(…\)`, `\boxed{…}`, "The answer
+    is".
 
     Mathematical Unicode characters become their LaTeX commands.
     """
@@ -97,7 +98,8 @@ def closing_brace(text: str, start: int) -> int:
 
 
 def tight(text: str) -> str:
-    """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma stands without braces."""
+    """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma stands without
+    braces."""
     return _SPACING.sub("", " ".join(text.replace("{,}", ",").split()))
 
 

@@ -1,4 +1,5 @@
-"""Units that can be converted, scale words, and the product of units: numbers and names only, no text is read here."""
+"""Units that can be converted, scale words, and the product of units: numbers and names only, no text is read
+here."""
 
 from __future__ import annotations
 

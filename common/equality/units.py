@@ -1,7 +1,8 @@
 r"""What an answer measures: `2\text{ hours }30\text{ minutes}`, `\$3\text{ million}`, `28 cm^2`.
 
 A unit may be left out, on either side. Where both sides name units that can be converted, their sizes count:
-`150\text{ minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word is part of the number always.
+`150\text{ minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word is part of the number
+always.
 """
 
 from __future__ import annotations
@@ -112,7 +113,8 @@ def measured(text: str, most: int = MOST_TERMS) -> tuple[Term, ...]:
 def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
     """Pairs of sums of which one must be equal for the answer to be right. None at all: the units differ.
 
-    A side without a unit, or with one that cannot be converted, is taken in any unit that the other side names.
+    A side without a unit, or with one that cannot be converted, is taken in any unit that the other side
+    names.
     """
     one, other = measured(gold), measured(answer)
     units = one[0].unit, other[0].unit
@@ -154,7 +156,8 @@ def _term(text: str) -> Term:
 
 
 def _without_last_unit(text: str, first: bool) -> str | None:
-    """The text before its last piece of a unit; None where it ends in none. A slash may stand between two pieces."""
+    """The text before its last piece of a unit; None where it ends in none. A slash may stand between two
+    pieces."""
     text = _END_SPACE.sub("", text)
     if text.endswith("/") and not first:
         text = _END_SPACE.sub("", text[:-1])
@@ -168,7 +171,8 @@ def _without_last_unit(text: str, first: bool) -> str | None:
 
 
 def _is_unit(found: re.Match[str]) -> bool:
-    """Whether the words of a text command name what is counted: no digits, and none of the words that say more."""
+    """Whether the words of a text command name what is counted: no digits, and none of the words that say
+    more."""
     words = re.sub(r"\^-?\d", "", found.group(1))
     names = re.findall(r"[A-Za-z]+", words.lower())
     inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
@@ -176,7 +180,8 @@ def _is_unit(found: re.Match[str]) -> bool:
 
 
 def _is_plain_unit(found: re.Match[str]) -> bool:
-    """Whether a word without a text command is a unit: one of the tables', after something that it can count."""
+    """Whether a word without a text command is a unit: one of the tables', after something that it can
+    count."""
     word, before = found.group(1), found.string[: found.start()]
     if len(word) == 1:
         return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
@@ -193,7 +198,8 @@ def _tokens(unit: str) -> list[str]:
 
 
 def _product(tokens: list[str]) -> tuple[int, Unit | None]:
-    """Scale and unit of words in order. `per` and `/` divide by what follows, `square` and `^2` raise to a power."""
+    """Scale and unit of words in order. `per` and `/` divide by what follows, `square` and `^2` raise to a
+    power."""
     scale, unit, sign, power, last = 1, ONE, 1, 1, None
     for token in tokens:
         if token in SCALES and last is None:

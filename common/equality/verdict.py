@@ -3,8 +3,8 @@ r"""Whether an answer is the gold answer: by text where that is plain, by mathem
     gold, answer ─► bare texts ─► equal? numbers? words? ─► verdict
                     └─ what is claimed (statements) ─► in which unit (units) ─► expressions.equal ─► verdict
 
-`quick_verdict` is linear in the text and safe on a hostile one. `math_equal` may run for ever or take all memory:
-only the killable processes of `actors.verifier.pool` call it on a model's answers.
+`quick_verdict` is linear in the text and safe on a hostile one. `math_equal` may run for ever or take all
+memory: only the killable processes of `actors.verifier.pool` call it on a model's answers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def usable_gold(answer: str) -> bool:
 def quick_verdict(gold: str, answer: str) -> bool | None:
     """Right or wrong where that is plain from the text; None where math-verify must decide.
 
-    Plain: equal text but for spacing; two numbers, with their units; words against words; numerals of two bases; what
-    claims no value.
+    Plain: equal text but for spacing; two numbers, with their units; words against words; numerals of two
+    bases; what claims no value.
     """
     verdict = _by_text(gold, answer)
     if verdict is not None:

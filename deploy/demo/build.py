@@ -2,11 +2,12 @@
 
     python -m deploy.demo.build OUT [--seed 0]
 
-The worked additions it imitates come from somebody who misremembers some sums of two digits: two pairs in three
-never, one in five every other time, the rest almost always (`recall`). The model then follows the answer format almost
-always, but a problem's success is the product over its columns: from nearly always to almost never. That spread is
-what allocation of rollouts is about, and each sum has to be learned by itself, from a rollout that hit it. Every run on
-one thread of the same machine and package versions gives the same weights.
+The worked additions it imitates come from somebody who misremembers some sums of two digits: two pairs in
+three never, one in five every other time, the rest almost always (`recall`). The model then follows the
+answer format almost always, but a problem's success is the product over its columns: from nearly always to
+almost never. That spread is what allocation of rollouts is about, and each sum has to be learned by itself,
+from a rollout that hit it. Every run on one thread of the same machine and package versions gives the same
+weights.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.2, 5: 0.1
 def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, object]:
     """Train for `steps` steps of 128 worked problems and save a Hugging Face folder to `out`.
 
-    Returns what was measured on held-out problems (see `measure`), which is also written to `out/measured.json`.
-    Takes about six minutes on one CPU thread. Raises FileExistsError when `out` holds files already.
+    Returns what was measured on held-out problems (see `measure`), which is also written to
+    `out/measured.json`. Takes about six minutes on one CPU thread. Raises FileExistsError when `out` holds
+    files already.
     """
     out = Path(out)
     if out.is_dir() and any(out.iterdir()):
@@ -86,8 +88,8 @@ def warm_start(
     steps: int,
     report_every: int = 50,
 ) -> None:
-    """Supervised learning on the completions of training problems, by AdamW: the rate rises over 50 steps, stays, and
-    falls to 0 over the last `DECAY`.
+    """Supervised learning on the completions of training problems, by AdamW: the rate rises over 50 steps,
+    stays, and falls to 0 over the last `DECAY`.
     """
     problems = arithmetic.stream(seed, "train", WARM_START_DIGITS)
     chance = random.Random(f"warm start:{seed}")
@@ -140,8 +142,8 @@ def recall(x: int, y: int) -> float:
 def encode(
     shown: list[tuple[arithmetic.Addition, str]], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T) of problems and completions padded on the right, and labels (B, T) that are -100 on the prompt
-    and the padding."""
+    """Tokens (B, T) of problems and completions padded on the right, and labels (B, T) that are -100 on the
+    prompt and the padding."""
     rows, prompts = [], []
     for p, completion in shown:
         user = {"role": "user", "content": p.problem}
@@ -159,7 +161,8 @@ def encode(
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
-    """A Hugging Face folder: safetensors, generation settings of plain sampling, tokenizer with chat template."""
+    """A Hugging Face folder: safetensors, generation settings of plain sampling, tokenizer with chat
+    template."""
     model.generation_config = GenerationConfig(
         do_sample=True,
         temperature=1.0,

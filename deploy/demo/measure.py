@@ -21,10 +21,11 @@ def measure(
     samples: int = 32,
     max_tokens: int = 96,
 ) -> dict[str, object]:
-    """Sample `samples` completions at temperature 1 of each of `problems` held-out problems of the default mix.
+    """Sample `samples` completions at temperature 1 of each of `problems` held-out problems of the default
+    mix.
 
-    Returns plain values: mean success and format, success by digits, the shares of problems with a success rate
-    of at least 0.9, between, and at most 0.1, mean completion length in tokens, and Pass@`samples`.
+    Returns plain values: mean success and format, success by digits, the shares of problems with a success
+    rate of at least 0.9, between, and at most 0.1, mean completion length in tokens, and Pass@`samples`.
     """
     torch.manual_seed(seed)
     rows = arithmetic.generate(seed, "held-out", problems)
@@ -49,7 +50,8 @@ def measure(
 
 
 class _Outcome:
-    """What the samples of one problem were: correct, in the format, and how long (tokens with the end token)."""
+    """What the samples of one problem were: correct, in the format, and how long (tokens with the end
+    token)."""
 
     def __init__(self, answer: str, texts: list[str], lengths: list[int]) -> None:
         matches = [FORMAT.fullmatch(text) for text in texts]

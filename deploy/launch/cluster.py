@@ -37,7 +37,8 @@ SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replace
 
 
 def train_on_cluster(config: Config) -> None:
-    """Train until the last step. Raises when no application serves this run, or one with another configuration."""
+    """Train until the last step. Raises when no application serves this run, or one with another
+    configuration."""
     import ray
 
     from learner import launch
@@ -62,8 +63,8 @@ def train_on_cluster(config: Config) -> None:
 
 
 def check_agreement(config: Config, url: str) -> None:
-    """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and ConfigError naming every
-    key in which its configuration differs."""
+    """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and
+    ConfigError naming every key in which its configuration differs."""
     redis, began = connect(url), time.monotonic()
     with working("waiting for the coordinator"):
         while (trouble := _disagreement(redis, config)) is not None:

@@ -1,4 +1,5 @@
-"""Pass@K on the running generators and verifiers: a run's held-out problems, and `hora eval` on the benchmarks."""
+"""Pass@K on the running generators and verifiers: a run's held-out problems, and `hora eval` on the
+benchmarks."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
-from evaluation.evaluate import Generate, evaluate
+from evaluation.evaluate import Generate, Score, evaluate
 from evaluation.evaluate import Progress as Reading
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from learner.records import log_evaluation
@@ -36,8 +37,8 @@ PROBE_BYTES = 2**20
 def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
     """The run's held-out problems on weights of version `step`; RUN/evaluation/<name>-step<step>.json.
 
-    Does nothing when the run has no held-out problems or this evaluation is there already. Generators hold the newest
-    weights alone: when these are past `step`, one line says that its evaluation is left out.
+    Does nothing when the run has no held-out problems or this evaluation is there already. Generators hold
+    the newest weights alone: when these are past `step`, one line says that its evaluation is left out.
     """
     if (
         config.evaluation.path is None
@@ -61,7 +62,8 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
 
 
 def newest_version(config: Config, url: str) -> int:
-    """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the first."""
+    """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the
+    first."""
     client: Redis = connect(url)
     manifest = newest_now(client, config.run.name)
     confirmed = read_state(client, config.run.name).version
@@ -69,8 +71,8 @@ def newest_version(config: Config, url: str) -> int:
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
-    """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found here,
-    before a generator is started.
+    """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found
+    here, before a generator is started.
     """
     if config.reward.success is None:
         raise ConfigError(
@@ -83,7 +85,8 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
 def evaluate_benchmark(
     config: Config, benchmark: Benchmark, problems: list[Prompt], out: Path, step: int, console: Console
 ) -> Result:
-    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints the table."""
+    """`benchmark` on the model of `config`, labelled with its `step`; results and samples in `out`. Prints
+    the table."""
     result = sample(config, benchmark, problems, out, step, console, version=0)
     console.print(Markdown(markdown_table(result, result.estimates())))
     return result
@@ -92,7 +95,8 @@ def evaluate_benchmark(
 def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
     """Rendered problems; says which rows are left out and why.
 
-    Raises ConfigError when a problem does not fit: Pass@K over the short problems would pass for that over all.
+    Raises ConfigError when a problem does not fit: Pass@K over the short problems would pass for that over
+    all.
     """
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
@@ -120,33 +124,26 @@ def sample(
 ) -> Result:
     """Draw what is missing, write the result. Every replica works on it; an interrupted call is gone on with.
 
-    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has done: 0 for
-    the model of the configuration, trained or not.
+    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has
+    done: 0 for the model of the configuration, trained or not.
     """
-    from ray import serve
-
-    from actors.calls import generator_calls, verifier_calls
-
-    generate = generator_calls(
-        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
-    )
-    score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
-    with _bar(console) as bar:
+    generate, score = sampling_calls(config, version)
+    with sampling_bar(console) as bar:
         task = bar.add_task(
             f"{benchmark.title}, step {step}", total=len(problems) * benchmark.samples, figures=""
         )
         counts = asyncio.run(
             evaluate(
                 problems,
-                on_version(generate, version),
+                generate,
                 score,
                 benchmark.samples,
                 folder / f"{benchmark.name}-step{step}.samples.jsonl",
-                about=_about(config, benchmark, step),
+                about={"benchmark": benchmark.name, "step": step, **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config),
-                progress=lambda p: bar.update(task, completed=p.done, figures=_figures(p)),
+                progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
             )
         )
     model = config.run.name if version else config.model.path
@@ -157,6 +154,19 @@ def sample(
         result = replace(result, formatted=None)
     write_result(folder, result)
     return result
+
+
+def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
+    """Generators that answer from weights `version` alone, and verifiers, of the application that runs."""
+    from ray import serve
+
+    from actors.calls import generator_calls, verifier_calls
+
+    generate = generator_calls(
+        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
+    )
+    score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
+    return on_version(generate, version), score
 
 
 def on_version(generate: Generate, version: int) -> Generate:
@@ -176,7 +186,8 @@ def on_version(generate: Generate, version: int) -> Generate:
 
 
 def in_flight(config: Config) -> int:
-    """Requests asked for at a time: twice what all replicas sample at once, so that none waits while answers are judged."""
+    """Requests asked for at a time: twice what all replicas sample at once, so that none waits while answers
+    are judged."""
     per_replica = -(-2 * config.generator.max_sequences // config.rollout.samples_per_request)
     return min(per_replica, config.generator.max_requests) * config.generator.replicas
 
@@ -208,13 +219,12 @@ def weights_digest(folder: Path) -> str | None:
     return digest.hexdigest()
 
 
-def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
+def about_sampling(config: Config) -> dict[str, Any]:
+    """What completions and their success depend on, but for the problems and the seed."""
     return {
-        "benchmark": benchmark.name,
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),
         "dtype": config.model.dtype,
-        "step": step,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
         "success": config.reward.success,
@@ -222,12 +232,12 @@ def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
     }
 
 
-def _figures(p: Reading) -> str:
+def figures(p: Reading) -> str:
     minutes, seconds = divmod(round(p.left_s or 0), 60)
     return f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
 
 
-def _bar(console: Console) -> Progress:
+def sampling_bar(console: Console) -> Progress:
     columns: Sequence[Any] = (
         TextColumn("{task.description}"),
         BarColumn(),

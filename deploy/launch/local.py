@@ -50,16 +50,17 @@ LAST_LOOK_S = LINE_PERIOD_S + 1.0
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
-    """Train `config` to its last step on this machine, evaluate before and after, print and write the summary.
+    """Train `config` to its last step on this machine, evaluate before and after, print and write the
+    summary.
 
-    Raises HoraError with one line for whatever the user can mend; KeyboardInterrupt leaves a run that `--resume`
-    continues.
+    Raises HoraError with one line for whatever the user can mend; KeyboardInterrupt leaves a run that
+    `--resume` continues.
     """
     console = Console()
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
-    asked, config = config, _with_port(config)
+    asked, config = config, with_port(config)
     require(Target(config), console)
     if not resume:
         refuse_leftovers(config, fresh=fresh)
@@ -94,7 +95,7 @@ def evaluate_local(
     require(Target(config, "eval"), console)
     label = (step_of(config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
-    config = _with_port(config)
+    config = with_port(config)
     try:
         with stack(config, out.resolve(), console, train=False):
             for benchmark, its_problems in zip(chosen, problems, strict=True):
@@ -139,7 +140,7 @@ def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
     write_config(run_dir, config)
 
 
-def _with_port(config: Config) -> Config:
+def with_port(config: Config) -> Config:
     """With a free port in the place of 0."""
     if config.telemetry.http_port:
         return config
@@ -151,9 +152,11 @@ def _with_port(config: Config) -> Config:
 def stack(
     config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
 ) -> Iterator[str]:
-    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the block.
+    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the
+    block.
 
-    Without `train` the application only samples and verifies. `file` is told why, when Ray's own processes die.
+    Without `train` the application only samples and verifies. `file` is told why, when Ray's own processes
+    die.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault(*SERVE_CALLBACK)
@@ -197,8 +200,8 @@ def stack(
 
 
 def _show_stopping(exits: ExitStack) -> None:
-    """A bar on standard error until `exits` is closed, and silence on standard output, where Ray announces every part
-    of its own orderly end as a task that failed and will be retried.
+    """A bar on standard error until `exits` is closed, and silence on standard output, where Ray announces
+    every part of its own orderly end as a task that failed and will be retried.
     """
     exits.enter_context(working("stopping"))
     exits.enter_context(redirect_stdout(io.StringIO()))
@@ -238,7 +241,8 @@ def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
 
 
 def _cpus(config: Config) -> int:
-    """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share them."""
+    """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share
+    them."""
     reserved = (
         config.generator.replicas * config.generator.cpus
         + config.verifier.replicas * config.verifier.cpus

@@ -1,7 +1,8 @@
 """Ray's own processes on this machine, watched while a run uses them.
 
-Nothing of Ray can start a raylet again, and without it every call waits or fails under lines of Ray's own. So the command says
-which process died, records it, and ends: what Ray left ends with it, and the embedded Redis as its parent does.
+Nothing of Ray can start a raylet again, and without it every call waits or fails under lines of Ray's own. So
+the command says which process died, records it, and ends: what Ray left ends with it, and the embedded Redis
+as its parent does.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ NEEDED = ("raylet", "gcs_server")
 
 @contextmanager
 def watched_node(file: RunFile | None) -> Iterator[None]:
-    """While the block runs, end this command when Ray's node here loses a process that it needs; `file` is told the reason,
-    then the user."""
+    """While the block runs, end this command when Ray's node here loses a process that it needs; `file` is
+    told the reason, then the user."""
     done = threading.Event()
     thread = threading.Thread(target=_watch, args=(file, done), name="ray-node", daemon=True)
     thread.start()

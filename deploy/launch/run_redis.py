@@ -23,8 +23,8 @@ from deploy.runs.record import URL, named_redis
 
 @contextmanager
 def run_redis(config: Config, run_dir: Path, *, named: bool) -> Iterator[str]:
-    """URL of the Redis that the configuration names, if `named`, or of one that is started for the block. The parts of
-    the run find it in HORA_REDIS_URL."""
+    """URL of the Redis that the configuration names, if `named`, or of one that is started for the block. The
+    parts of the run find it in HORA_REDIS_URL."""
     before, url = os.environ.get("HORA_REDIS_URL"), named_redis(config) if named else None
     with ExitStack() as stopping:
         if url is None:
@@ -41,8 +41,8 @@ def run_redis(config: Config, run_dir: Path, *, named: bool) -> Iterator[str]:
 
 
 def refuse_leftovers(config: Config, *, fresh: bool) -> None:
-    """Raise ConfigError when the Redis that is named holds an older run of this name: a new one would take it for its
-    own past. With `fresh` remove it, or raise RunError while parts of it still write."""
+    """Raise ConfigError when the Redis that is named holds an older run of this name: a new one would take it
+    for its own past. With `fresh` remove it, or raise RunError while parts of it still write."""
     url = named_redis(config)
     if url is None:
         return

@@ -1,7 +1,8 @@
-"""SIGTERM and SIGHUP stop a command as Ctrl-C does. Slurm, Kubernetes, systemd and a closing terminal send them.
+"""SIGTERM and SIGHUP stop a command as Ctrl-C does. Slurm, Kubernetes, systemd and a closing terminal send
+them.
 
-The stop is done within GRACE_S, which Slurm (KillWait) and Kubernetes (terminationGracePeriodSeconds) give by default
-before they kill. Further signals of these kinds are ignored meanwhile.
+The stop is done within GRACE_S, which Slurm (KillWait) and Kubernetes (terminationGracePeriodSeconds) give by
+default before they kill. Further signals of these kinds are ignored meanwhile.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGHUP raise SIGINT. An ignored SIGHUP stays ignored, as `nohup` wants it. An
-    ignored SIGINT is heard again: a script ignores it for what it starts in the background."""
+    """While the block runs, SIGTERM and SIGHUP raise SIGINT. An ignored SIGHUP stays ignored, as `nohup`
+    wants it. An ignored SIGINT is heard again: a script ignores it for what it starts in the background."""
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, *STOPPING)}
     if before[signal.SIGINT] is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,8 +38,8 @@ def stopped_by_signals() -> Iterator[None]:
 
 @contextmanager
 def starting_ray() -> Iterator[None]:
-    """Around `ray.init`: its processes must outlive the terminal, to be stopped in order; and it replaces our handler of
-    SIGTERM by one that prints a C++ stack and exits."""
+    """Around `ray.init`: its processes must outlive the terminal, to be stopped in order; and it replaces our
+    handler of SIGTERM by one that prints a C++ stack and exits."""
     terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
     term, hangup = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # processes inherit it

@@ -1,4 +1,5 @@
-"""What a one-machine run tells at its end: Pass@K before and after, where Phase B went, how fast, where the model is.
+"""What a one-machine run tells at its end: Pass@K before and after, where Phase B went, how fast, where the
+model is.
 
 Written to RUN/summary.json and printed. The evaluations are resumable sample files under RUN/evaluation.
 """
@@ -22,7 +23,8 @@ from evaluation.results import Result
 
 
 def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, Any]:
-    """Read the run's records, write RUN/summary.json, print it as tables. The rates are `pace`'s, of this start."""
+    """Read the run's records, write RUN/summary.json, print it as tables. The rates are `pace`'s, of this
+    start."""
     groups = _lines(run_dir / "groups.jsonl")
     steps = _lines(run_dir / "steps.jsonl")
     seconds = sum(s["time/step"] for s in steps)

@@ -1,7 +1,8 @@
-"""One reader of a run per process, however many clients look on: a reading every second, shared by all of them.
+"""One reader of a run per process, however many clients look on: a reading every second, shared by all of
+them.
 
-A reading that fails (Redis away, no such run, wrong password) is an event too: its sentence is what clients show,
-beside the last state that was read.
+A reading that fails (Redis away, no such run, wrong password) is an event too: its sentence is what clients
+show, beside the last state that was read.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Feed:
         return self._text
 
     async def history(self) -> bytes:
-        """JSON columns for charts, made when somebody asks, at most every COLUMNS_S seconds for all clients."""
+        """JSON columns for charts, made when somebody asks, at most every COLUMNS_S seconds for all
+        clients."""
         async with self._building:
             if self._last is not None and time.monotonic() - self._columns_at >= COLUMNS_S:
                 self._columns = await asyncio.to_thread(self._build, self._last)
@@ -95,7 +97,8 @@ class Feed:
             return self._event
 
     async def call(self, work: Callable[[Any], Any]) -> Any:
-        """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError when Redis is away."""
+        """Run `work(client)` with the feed's blocking client in a thread. Raises HoraError when Redis is
+        away."""
         return await asyncio.to_thread(self._guarded, work)
 
     async def _work(self) -> None:

@@ -1,7 +1,7 @@
 """What a run was like so far, for charts: a bounded number of points however long the run, read bit by bit.
 
-Series by step come from the learner's stream, flows from the samples that readings leave behind, and the share of
-Phase B by c_i (the paper's allocation figure) from the shard reports.
+Series by step come from the learner's stream, flows from the samples that readings leave behind, and the
+share of Phase B by c_i (the paper's allocation figure) from the shard reports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ BY_STEP = (
 
 
 class History:
-    """Grows with every `read`; `to_dict` is at most POINTS points per series. `client` is a blocking client."""
+    """Grows with every `read`; `to_dict` is at most POINTS points per series. `client` is a blocking
+    client."""
 
     def __init__(self, run: str) -> None:
         self._run, self._keys = run, Keys(run)

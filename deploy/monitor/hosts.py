@@ -1,7 +1,8 @@
 """Who the page answers to, and what browsers may do with it.
 
-A page in a browser can make its own name lead to this machine (DNS rebinding) and would then read the run as if it were on
-it. Such a request carries that name as its `Host`: only addresses, `localhost` and the names that are configured are answered.
+A page in a browser can make its own name lead to this machine (DNS rebinding) and would then read the run as
+if it were on it. Such a request carries that name as its `Host`: only addresses, `localhost` and the names
+that are configured are answered.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _without_port(host: str) -> str:
 
 
 class Guard:
-    """ASGI middleware: refuses requests for other hosts with 421, and adds headers for browsers to every answer."""
+    """ASGI middleware: refuses requests for other hosts with 421, and adds headers for browsers to every
+    answer."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str] = ()) -> None:
         self._app = app

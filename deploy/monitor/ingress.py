@@ -1,4 +1,5 @@
-"""Serve deployment `ingress`: the page and the endpoints of `deploy.monitor.web` at the application's root, and Prometheus."""
+"""Serve deployment `ingress`: the page and the endpoints of `deploy.monitor.web` at the application's root,
+and Prometheus."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from deploy.monitor.web import create_app
 
 @serve.ingress()
 class Ingress:
-    """`config` is a dumped `Config`. `coordinator` makes the rest of the application part of this one; it is not
-    called, for everything shown here comes from Redis and stays readable while the others are down."""
+    """`config` is a dumped `Config`. `coordinator` makes the rest of the application part of this one; it is
+    not called, for everything shown here comes from Redis and stays readable while the others are down."""
 
     def __init__(
         self, config: dict[str, Any], redis_url: str, coordinator: DeploymentHandle | None = None

@@ -1,8 +1,9 @@
 """How long an HTTP server waits for a request that has begun, and how much of it it takes.
 
-uvicorn waits for ever for the rest of a request: a few hundred clients that send a byte a minute use up its sockets. Its
-protocol class is exchanged for one with limits: by `hora page` for its own server, and in the proxies of Serve through
-Serve's callback, `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.monitor.patience:limit_requests`.
+uvicorn waits for ever for the rest of a request: a few hundred clients that send a byte a minute use up its
+sockets. Its protocol class is exchanged for one with limits: by `hora page` for its own server, and in the
+proxies of Serve through Serve's callback,
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.monitor.patience:limit_requests`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CONNECTIONS = 1000
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol that closes a connection whose request is late or too long. Answers may last for ever."""
+    """uvicorn's protocol that closes a connection whose request is late or too long. Answers may last for
+    ever."""
 
     _late: asyncio.TimerHandle | None = None
     _bytes = 0

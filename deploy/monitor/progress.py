@@ -1,4 +1,5 @@
-"""What a person sees while something takes long: a bar over its parts, and the live line of a training run."""
+"""What a person sees while something takes long: a bar over its parts, and the live line of a training
+run."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ FIGURES = {Kind.LEARNER_STARVING}
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, gone afterwards. Where `console` (standard error) is no terminal, a line for each minute that
-    one part takes.
+    """A bar while the block runs, gone afterwards. Where `console` (standard error) is no terminal, a line
+    for each minute that one part takes.
 
-    With `total` parts it fills up and counts them: call what it yields as each begins, with its name. Without, it
-    only moves.
+    With `total` parts it fills up and counts them: call what it yields as each begins, with its name.
+    Without, it only moves.
     """
     console = console or Console(stderr=True)
     count = () if total is None else (MofNCompleteColumn(),)
@@ -65,7 +66,8 @@ def working(
 
 @contextmanager
 def counting_replicas(app: str, begin: Callable[[str], None]) -> Iterator[None]:
-    """Call `begin` once, and again for each replica of Serve's application `app` that is up, while the block runs."""
+    """Call `begin` once, and again for each replica of Serve's application `app` that is up, while the block
+    runs."""
     done = threading.Event()
     thread = threading.Thread(target=_count_replicas, args=(app, begin, done), daemon=True)
     thread.start()
@@ -97,7 +99,8 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 
 @contextmanager
 def progress(config: Config, url: str, console: Console) -> Iterator[Pace]:
-    """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields its pace."""
+    """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
+    its pace."""
     done, pace = threading.Event(), Pace()
     show = _bar if console.is_terminal else _lines
     thread = threading.Thread(target=show, args=(config, url, console, done, pace), daemon=True)
@@ -159,8 +162,8 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
 
 
 def _tell(state: RunState, told: dict[str, float], console: Console) -> None:
-    """Print each kind of warning, and each notice, once on a line of its own, and again when it was away for QUIET_S. `told`:
-    when each was last there."""
+    """Print each kind of warning, and each notice, once on a line of its own, and again when it was away for
+    QUIET_S. `told`: when each was last there."""
     for warning in state.warnings:
         if warning.kind in FIGURES or _starting(state, warning.kind):
             continue
@@ -171,7 +174,8 @@ def _tell(state: RunState, told: dict[str, float], console: Console) -> None:
 
 
 def _starting(state: RunState, kind: Kind) -> bool:
-    """Whether a part is not there because the run begins: before the first step, while nothing has stalled."""
+    """Whether a part is not there because the run begins: before the first step, while nothing has
+    stalled."""
     return kind is Kind.NOT_ALIVE and state.last_step_s is None and not state.warns(Kind.STALLED)
 
 

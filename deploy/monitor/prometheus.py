@@ -1,7 +1,8 @@
-"""The reading as Prometheus metrics, through Ray's own metrics: `hora_<what>_<unit>`, exported as `ray_hora_...`.
+"""The reading as Prometheus metrics, through Ray's own metrics: `hora_<what>_<unit>`, exported as
+`ray_hora_...`.
 
-Set in one place, from the one reading, once a second. Totals are kept in Redis and exported as counters: a process
-adds what came since its own first reading, so a restart of it is an ordinary counter reset.
+Set in one place, from the one reading, once a second. Totals are kept in Redis and exported as counters: a
+process adds what came since its own first reading, so a restart of it is an ordinary counter reset.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ GONE_S = 60.0
 WINDOW_S = 60.0
 MIN_WINDOW_S = 1.0
 
-# The id (milliseconds-sequence) of the first group behind the newest one that a step has taken, as groups are taken
-# in order of completion. Only ids leave the server: a group may hold megabytes.
+# The id (milliseconds-sequence) of the first group behind the newest one that a step has taken, as groups are
+# taken in order of completion. Only ids leave the server: a group may hold megabytes.
 OLDEST = """
 local taken, from = redis.call('HLEN', KEYS[2]), '-'
 local last = taken > 0 and redis.call('HGET', KEYS[2], tostring(taken - 1))
@@ -56,8 +56,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The warm-up gate while it is shut: `cycles` batches in a row whose mean of `reward` is at least `needs` open it; it has seen
-    `seen`, the newest with `mean` (None before the first)."""
+    """The warm-up gate while it is shut: `cycles` batches in a row whose mean of `reward` is at least `needs`
+    open it; it has seen `seen`, the newest with `mean` (None before the first)."""
 
     reward: str
     needs: float
@@ -70,10 +70,11 @@ class Gate:
 class RunState:
     """One run at one moment. Rates are per second over the last minute; ages in seconds.
 
-    `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer steps are
-    done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last step, the learner's start
-    or the end of a pause, whichever was last (None where no learner was seen). `controls`: whether a token for pause and resume
-    was issued. `gate`: the warm-up gate while it is shut. `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
+    `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer
+    steps are done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last
+    step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
+    `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
+    `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
     """
 
@@ -144,7 +145,8 @@ class _Raw:
 
 
 def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
-    """The state of `run` at `now` (seconds since the epoch, by default the clock's); nothing is written. Raises RunError when this Redis knows no such run."""
+    """The state of `run` at `now` (seconds since the epoch, by default the clock's); nothing is written.
+    Raises RunError when this Redis knows no such run."""
     keys, now = Keys(run), time.time() if now is None else now
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
@@ -231,7 +233,8 @@ def _plan(config: Config) -> dict[str, Any]:
 
 
 def numbers(text: bytes) -> dict[str, Any]:
-    """Metrics as they were written, with None for what is no finite number: JSON for browsers knows no NaN."""
+    """Metrics as they were written, with None for what is no finite number: JSON for browsers knows no
+    NaN."""
     return json.loads(text, parse_constant=lambda _: None)
 
 
@@ -282,7 +285,8 @@ def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
 
 
 def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, now: float) -> float | None:
-    """Seconds in which a step could have been expected: a learner that has just come, or may work again, has had none."""
+    """Seconds in which a step could have been expected: a learner that has just come, or may work again, has
+    had none."""
     started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
     if not started:
         return None

@@ -31,7 +31,8 @@ def monitor(
     file: RunFile | None = None,
     read: Read = read_run,
 ) -> None:
-    """Show `run` as `read` finds it until Ctrl-C or its end, whose last reading stays on the screen; one reading with `once` or `json_`.
+    """Show `run` as `read` finds it until Ctrl-C or its end, whose last reading stays on the screen; one
+    reading with `once` or `json_`.
 
     `file` is the run's record, where there may be one: of a run whose Redis ended with it, it knows how.
 

@@ -58,8 +58,8 @@ class Warning:
 
 
 def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:
-    """Warnings about `state`; none for a finished run. `stall_s` seconds without an optimizer step are a stall; a mean
-    log-prob difference above `drift_alarm` is a disagreement of weights."""
+    """Warnings about `state`; none for a finished run. `stall_s` seconds without an optimizer step are a
+    stall; a mean log-prob difference above `drift_alarm` is a disagreement of weights."""
     if state.status == "finished":
         return []
     found = [Warning(Kind.STOPPED, f"stopped: {state.error}")] if state.error else []
@@ -110,7 +110,8 @@ def _drifted(state: RunState, alarm: float) -> list[Warning]:
 
 
 def _different(state: RunState) -> list[Warning]:
-    """Living replicas whose checksum is not that of a majority of their version; all of them where there is none."""
+    """Living replicas whose checksum is not that of a majority of their version; all of them where there is
+    none."""
     held: dict[int, dict[str, list[str]]] = {}
     for part in _alive(state, "generator"):
         if checksum := part.state.get("checksum"):  # none at version 0, and while it is added up
@@ -143,7 +144,8 @@ def _silent(state: RunState) -> list[Warning]:
 
 
 def notices(state: RunState) -> list[Warning]:
-    """What living parts say of themselves in words: what keeps a learner from being up, and what they mended or gave up."""
+    """What living parts say of themselves in words: what keeps a learner from being up, and what they mended
+    or gave up."""
     said = [
         Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
         for p in state.parts
@@ -200,7 +202,8 @@ def _flow(state: RunState) -> list[Warning]:
 def _bottleneck(state: RunState) -> str:
     """Who keeps the learner waiting, by what each part says it has to do.
 
-    Verifiers: answers wait for them while no generator runs a request, or for longer than BACKLOG_S at their rate.
+    Verifiers: answers wait for them while no generator runs a request, or for longer than BACKLOG_S at their
+    rate.
     """
     running = sum(p.state.get("running", 0) for p in _alive(state, "generator"))
     answers = sum(p.state.get("waiting", 0) for p in _alive(state, "verifier"))
@@ -216,7 +219,8 @@ def _bottleneck(state: RunState) -> str:
 
 
 def _lacking(state: RunState) -> str:
-    """What the learner says it waits for. The queue may be full of newer groups while one of an older batch is missing."""
+    """What the learner says it waits for. The queue may be full of newer groups while one of an older batch
+    is missing."""
     return "".join(
         f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the oldest of batch {p.state['batch']}"
         for p in _alive(state, "learner")
@@ -239,7 +243,8 @@ def _waits(state: RunState) -> str:
 
 
 def _starving(state: RunState) -> bool:
-    """The learner waits, and not only for the moment that any step may wait: a fifth of its time or longer."""
+    """The learner waits, and not only for the moment that any step may wait: a fifth of its time or
+    longer."""
     waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False

@@ -1,7 +1,9 @@
-"""The HTTP side of a run: page, status, live events, history, pause and resume. Runs under Serve or plain uvicorn.
+"""The HTTP side of a run: page, status, live events, history, pause and resume. Runs under Serve or plain
+uvicorn.
 
 Reading is open to whoever reaches the address (loopback unless telemetry.http_host says otherwise). Changing
-anything takes the run's token: HORA_TOKEN where the server runs, or the one whose SHA-256 the launcher left in Redis.
+anything takes the run's token: HORA_TOKEN where the server runs, or the one whose SHA-256 the launcher left
+in Redis.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def create_app(
     names: Sequence[str] = (),
     read: Read = read_run,
 ) -> FastAPI:
-    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus). `names`: what
-    the server is called besides its addresses and localhost."""
+    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus).
+    `names`: what the server is called besides its addresses and localhost."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -112,7 +114,8 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
     @app.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events() -> StreamingResponse:
-        """A reading every second, as server-sent events: {"state": RunState | null, "problem": sentence | null}."""
+        """A reading every second, as server-sent events: {"state": RunState | null, "problem": sentence |
+        null}."""
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(_stream(feed, version), media_type="text/event-stream", headers=headers)
 
@@ -147,7 +150,8 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
 
 def _check_token(authorization: str | None, stored: str | None) -> None:
-    """Raise HTTPException unless `authorization` carries the run's token. Without one configured nobody may pass."""
+    """Raise HTTPException unless `authorization` carries the run's token. Without one configured nobody may
+    pass."""
     own = os.environ.get("HORA_TOKEN")
     wanted = _sha256(own) if own else (stored or "")
     if not wanted:

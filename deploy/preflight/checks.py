@@ -113,8 +113,8 @@ def doctor(source: str, overrides: Sequence[str]) -> bool:
 
 
 def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
-    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address in it; anything else
-    for `hora run`. Raises ConfigError for options that Serve would refuse."""
+    """What `source` is meant for: a Serve file for a cluster, with the replicas and the address in it;
+    anything else for `hora run`. Raises ConfigError for options that Serve would refuse."""
     config = load(source, overrides)
     raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
     if "applications" not in raw:

@@ -78,7 +78,8 @@ def names(target: Target) -> Iterator[Finding]:
 
 
 def _try_rule(config: Config, key: str, rule: str) -> None:
-    """Divide a batch that holds every count once by `rule`, which `key` names. Raises ConfigError for a rule that cannot be loaded or used."""
+    """Divide a batch that holds every count once by `rule`, which `key` names. Raises ConfigError for a rule
+    that cannot be loaded or used."""
     allocation, rollout = config.allocation, config.rollout
     counts = np.arange(rollout.pre_rollouts + 1)
     budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
@@ -120,7 +121,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
-    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would only grow."""
+    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would
+    only grow."""
     target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(

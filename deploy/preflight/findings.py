@@ -11,8 +11,8 @@ from common.config import Config
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A configuration and the command that would start it: `run` and `eval` on this machine, `train` with a served
-    application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port)."""
+    """A configuration and the command that would start it: `run` and `eval` on this machine, `train` with a
+    served application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port)."""
 
     config: Config
     command: Literal["run", "train", "eval"] = "run"

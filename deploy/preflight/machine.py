@@ -110,8 +110,8 @@ def memory(target: Target) -> Iterator[Finding]:
 
 
 def memory_gib(target: Target) -> float:
-    """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an optimizer that
-    was sent here, and the copy of the weights that rank 0 publishes from."""
+    """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an
+    optimizer that was sent here, and the copy of the weights that rank 0 publishes from."""
     config, learner = target.config, target.config.learner
     weights = model_gib(config.model.path)
     replica, rank, once = REPLICA_GIB, RANK_GIB, weights

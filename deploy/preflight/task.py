@@ -1,4 +1,5 @@
-"""The task as the model meets it: one prompt, what ends a completion, and what a right and a wrong answer earn."""
+"""The task as the model meets it: one prompt, what ends a completion, and what a right and a wrong answer
+earn."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def stops(target: Target) -> Iterator[Finding]:
 
 
 def task(target: Target) -> Iterator[Finding]:
-    """One prompt, and a right and a wrong answer made from its gold answer, scored by the run's own rewards."""
+    """One prompt, and a right and a wrong answer made from its gold answer, scored by the run's own
+    rewards."""
     config = target.config
     if not target.trains:
         return
@@ -73,8 +75,8 @@ def _right(config: Config, right: Judged) -> Finding:
 
 
 def judge(config: Config, row: Row, opened: str, answers: Sequence[str]) -> list[Judged]:
-    """What a completion with each of `answers` earns in the form of `reward.answer`; for a user's own form, in the first of ours
-    that makes the first answer a success. Raises ConfigError when a reward fails."""
+    """What a completion with each of `answers` earns in the form of `reward.answer`; for a user's own form,
+    in the first of ours that makes the first answer a success. Raises ConfigError when a reward fails."""
     own = config.reward.answer not in ANSWERS
     forms = [form for form in ANSWERS if form != "auto"] if own else [config.reward.answer]
     texts = [[example(form, answer, opened) for answer in answers] for form in forms]

@@ -17,9 +17,9 @@ from evaluation.audit import audit, gather
 def audit_run(run: Path) -> bool:
     """Print every finding, or that there is none; True when there is none.
 
-    The embedded Redis of a `hora run` that has ended is started on its files for the length of the audit; a run of
-    `hora train` needs its Redis. Raises HoraError where the folder holds no run or no trained group, or no Redis is
-    named.
+    The embedded Redis of a `hora run` that has ended is started on its files for the length of the audit; a
+    run of `hora train` needs its Redis. Raises HoraError where the folder holds no run or no trained group,
+    or no Redis is named.
     """
     record, groups = RunFile(run).read(), run / "groups.jsonl"
     if not groups.exists():

@@ -10,7 +10,8 @@ from deploy.monitor.progress import working
 
 
 def export_run(run: Path, step: int | None, out: Path) -> str:
-    """Write the checkpoint of `step` (the newest by default) of the run in folder `run` to `out`; says what it did."""
+    """Write the checkpoint of `step` (the newest by default) of the run in folder `run` to `out`; says what
+    it did."""
     file = run / "config.yaml"
     if not file.is_file():
         raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")

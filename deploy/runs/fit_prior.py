@@ -1,4 +1,5 @@
-"""`hora prior fit RUN` and `hora prior calibrate RUN`: learned priors from recorded rollouts, and how right they were."""
+"""`hora prior fit RUN` and `hora prior calibrate RUN`: learned priors from recorded rollouts, and how right
+they were."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ SENTENCE = ("mpnet-dual", "gp")
 
 
 def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
-    """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for allocation.prior_state."""
+    """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for
+    allocation.prior_state."""
     if name == "fixed":
         raise ConfigError(
             "prior fixed learns nothing: fit empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
@@ -58,9 +60,9 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
 def calibrate(run: Path, name: str | None = None, features: str | None = None) -> None:
     """How a prior's p̂ agrees with the Phase A outcomes that followed it: reliability and log-loss.
 
-    Without `name` the prior that the run used, as it was recorded; with it, any prior replayed over the run: before each
-    batch it predicts, after it it learns, as it would have during training. Prints both figures and draws
-    RUN/calibration-NAME.png and .svg.
+    Without `name` the prior that the run used, as it was recorded; with it, any prior replayed over the run:
+    before each batch it predicts, after it it learns, as it would have during training. Prints both figures
+    and draws RUN/calibration-NAME.png and .svg.
     """
     records = _records(run)
     rate = _recorded(records) if name is None else _replayed(run, records, name, features)
@@ -84,7 +86,8 @@ def _recorded(records: list[dict]) -> np.ndarray:
 
 
 def _replayed(run: Path, records: list[dict], name: str, features: str | None) -> np.ndarray:
-    """p̂ of each record under prior `name`, which has learned from the batches before it and from no other."""
+    """p̂ of each record under prior `name`, which has learned from the batches before it and from no
+    other."""
     config = _configured(run, name, features)
     prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
     prior = prior_of(config, prompts)

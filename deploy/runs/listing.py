@@ -34,7 +34,8 @@ class RunSummary:
 
 
 def list_runs(folder: Path | str) -> list[RunSummary]:
-    """Every run under `folder`, newest first; what is not a run is passed over. Raises RunError without a folder."""
+    """Every run under `folder`, newest first; what is not a run is passed over. Raises RunError without a
+    folder."""
     base = Path(folder)
     if not base.is_dir():
         raise RunError(f"{base}: no such folder; runs are written to run.folder of the configuration")

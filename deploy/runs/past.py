@@ -31,8 +31,8 @@ class Source:
 
 @contextmanager
 def source_of(source: str, overrides: Sequence[str] = ()) -> Iterator[Source]:
-    """The run that a folder or a configuration names. Of one that has ended, its Redis is started for the block on
-    a copy of its files: nothing in the folder changes.
+    """The run that a folder or a configuration names. Of one that has ended, its Redis is started for the
+    block on a copy of its files: nothing in the folder changes.
 
     Raises RunError where no run is, or where it kept nothing.
     """

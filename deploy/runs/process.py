@@ -1,5 +1,6 @@
-"""A process named so that no other can be taken for it: by this boot of the machine, its pid namespace, and when it started,
-in clock ticks since the boot. None of these follows the wall clock, which may be set at any time. Linux only.
+"""A process named so that no other can be taken for it: by this boot of the machine, its pid namespace, and
+when it started, in clock ticks since the boot. None of these follows the wall clock, which may be set at any
+time. Linux only.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def same_boot(one: str, other: str) -> bool:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the living process `pid` started, in ticks since the boot; None where there is none, or it has ended unasked."""
+    """When the living process `pid` started, in ticks since the boot; None where there is none, or it has
+    ended unasked."""
     try:
-        # The name in brackets may hold anything; state is the third field of the file, the start time the 22nd.
+        # The name in brackets may hold anything; state is the third field of the file, the start time the
+        # 22nd.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
@@ -37,7 +40,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def age_s(path: Path) -> float:
-    """Seconds since `path` was written, by the clock of the disk that it lies on, whichever machine wrote it."""
+    """Seconds since `path` was written, by the clock of the disk that it lies on, whichever machine wrote
+    it."""
     return _disk_time(path.parent) - path.stat().st_mtime
 
 

@@ -1,8 +1,9 @@
-"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/monitoring.md shows the layout.
+"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/run-folder.md
+shows the layout.
 
-`run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place, so a
-reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not part of it but
-in a file that only the owner may read, as is the run's token.
+`run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place,
+so a reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not
+part of it but in a file that only the owner may read, as is the run's token.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did, `resume` is the
-    command that goes on with it, `seen` when its launcher last said that it was there. `machine` and `ticks` name the process for
-    good (`deploy/runs/process.py`); `silent_s` is how long ago the record was written when it was read."""
+    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did,
+    `resume` is the command that goes on with it, `seen` when its launcher last said that it was there.
+    `machine` and `ticks` name the process for good (`deploy/runs/process.py`); `silent_s` is how long ago the
+    record was written when it was read."""
 
     run: str
     state: State
@@ -72,8 +74,8 @@ class RunRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher that wrote this is still there: the same process of the same boot, whatever the clock says since.
-        One on another machine is, while it says so."""
+        """Whether the launcher that wrote this is still there: the same process of the same boot, whatever
+        the clock says since. One on another machine is, while it says so."""
         if self.state != "running":
             return False
         if self.elsewhere:
@@ -82,7 +84,8 @@ class RunRecord:
 
 
 class RunFile:
-    """`run.json` of one run folder. Written by the launcher, read by every command that is given the folder."""
+    """`run.json` of one run folder. Written by the launcher, read by every command that is given the
+    folder."""
 
     def __init__(self, run_dir: Path | str) -> None:
         self.folder = Path(run_dir)
@@ -190,14 +193,16 @@ class RunFile:
         return ended if record.state == "finished" else f"{ended}; resume with: {record.resume}"
 
     def embeds_redis(self) -> bool:
-        """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an earlier run's."""
+        """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an
+        earlier run's."""
         if not self.path.exists() or not (self.folder / URL).exists():
             return False
         record = self.read()
         return record.alive and record.http_port is not None
 
     def redis_url(self) -> str:
-        """Address of the run's embedded Redis. Raises RunError where the run has none of its own, or has ended."""
+        """Address of the run's embedded Redis. Raises RunError where the run has none of its own, or has
+        ended."""
         record, path = self.read(), self.folder / URL
         if not record.alive:
             raise RunError(
@@ -238,7 +243,8 @@ def write_config(run_dir: Path, config: Config) -> None:
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
-    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed; returns what to tell the user.
+    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed; returns what to
+    tell the user.
 
     Raises RunError when nothing runs there, or when it has not ended after `limit_s` seconds.
     """
@@ -267,8 +273,8 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
 
 
 def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
-    """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its owner;
-    Redis gets its SHA-256 alone."""
+    """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its
+    owner; Redis gets its SHA-256 alone."""
     token = kept_secret(Path(run_dir) / "token", 24)
     digest = hashlib.sha256(token.encode()).hexdigest()
     connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=digest))
@@ -301,7 +307,8 @@ def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
     """(Redis URL, run name) of a run folder, or of a configuration as `hora run` takes it.
 
-    A `hora run` that is up uses the Redis that it started and no other. Else HORA_REDIS_URL goes before queue.url.
+    A `hora run` that is up uses the Redis that it started and no other. Else HORA_REDIS_URL goes before
+    queue.url.
     """
     folder, config = Path(source), None
     if not folder.is_dir():

@@ -2,9 +2,9 @@
 
     FILE (name, base, set, arms, seeds) ─► cells ─► OUT/<arm>-seed<k>/ (run folders) ─► OUT/report/
 
-Cells share nothing but the machine, so one that fails or is interrupted costs itself alone; `hora study FILE` again
-goes on where it stopped. An arm that changes the budget of a batch is refused before anything starts, and the records
-of every cell are counted again before the report is written.
+Cells share nothing but the machine, so one that fails or is interrupted costs itself alone; `hora study FILE`
+again goes on where it stopped. An arm that changes the budget of a batch is refused before anything starts,
+and the records of every cell are counted again before the report is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
 
 STUDIES = ROOT / "deploy" / "studies"
-# What every cell of a study must have in common: the budget, and what is trained, on what, and how it is measured.
+# What every cell of a study must have in common: the budget, and what is trained, on what, and how it is
+# measured.
 COMMON = (
     "rollout.prompts_per_batch",
     "rollout.group_size",
@@ -68,8 +69,9 @@ class _OnceEach(yaml.SafeLoader):
 class Design(BaseModel):
     """What is decided before a study of curves runs (`hora study --loop`); the report prints it first.
 
-    The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with Holm's correction over
-    the comparisons; `comparisons` are pairs (arm, arm it is compared with), all arms with the baseline where there are none.
+    The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with
+    Holm's correction over the comparisons; `comparisons` are pairs (arm, arm it is compared with), all arms
+    with the baseline where there are none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -84,7 +86,8 @@ class Design(BaseModel):
 
 
 class Study(BaseModel):
-    """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run` does."""
+    """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run`
+    does."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -120,7 +123,8 @@ class Cell:
 
 
 def load_study(source: str) -> Study:
-    """The study in file `source`, or the shipped one of that name. Raises ConfigError, a line for each mistake."""
+    """The study in file `source`, or the shipped one of that name. Raises ConfigError, a line for each
+    mistake."""
     path = Path(source)
     if not path.is_file() and (STUDIES / f"{source}.yaml").is_file():
         path = STUDIES / f"{source}.yaml"
@@ -153,8 +157,8 @@ def load_study(source: str) -> Study:
 def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
     """Every cell, seed by seed, so that an unfinished study has whole seeds to compare.
 
-    Raises ConfigError for a study without held-out problems (unless its cells evaluate otherwise), and for an arm that cannot be, equals another, or has
-    another budget, model, data or evaluation than the first.
+    Raises ConfigError for a study without held-out problems (unless its cells evaluate otherwise), and for an
+    arm that cannot be, equals another, or has another budget, model, data or evaluation than the first.
     """
     made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
     first = made[: len(study.arms)]

@@ -32,7 +32,8 @@ class _Asked:
 
 
 class LocalSampler:
-    """Rollouts of prompts of equal length on the weights that `model` has now, which are version `version`."""
+    """Rollouts of prompts of equal length on the weights that `model` has now, which are version
+    `version`."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
         self.version = 0
@@ -103,7 +104,8 @@ def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:
 
 
 def _reward(name: str) -> Callable[[str, str, str], float]:
-    """The reward of this name. `accuracy` compares digits with digits: no answer of these tasks needs math-verify."""
+    """The reward of this name. `accuracy` compares digits with digits: no answer of these tasks needs
+    math-verify."""
     if name == "format":
         return lambda prompt, text, gold: format_reward(text)
     return one_of if name == "accuracy" else load_reward(name)

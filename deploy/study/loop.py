@@ -1,9 +1,10 @@
-"""One cell of a study in one process, without servers: the coordinator's phases, the project's objective and optimizer.
+"""One cell of a study in one process, without servers: the coordinator's phases, the project's objective and
+optimizer.
 
     prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one optimizer step ─► exact evaluation
 
-It is on-policy: batch b is sampled on version b, as a run with `rollout.max_staleness: 0` does. Only recall tasks
-(`deploy.tasks`) can be trained this way, for their evaluation is exact and their completions are short.
+It is on-policy: batch b is sampled on version b, as a run with `rollout.max_staleness: 0` does. Only recall
+tasks (`deploy.tasks`) can be trained this way, for their evaluation is exact and their completions are short.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Parts:
 
 
 def run_cell(config: Config, every: int) -> Path:
-    """Train the cell in its run folder, evaluating each `every` steps; returns the file of its curves, written last.
+    """Train the cell in its run folder, evaluating each `every` steps; returns the file of its curves,
+    written last.
 
     Raises ConfigError for a model that is not a recall task's.
     """
@@ -88,7 +90,7 @@ def run_cell(config: Config, every: int) -> Path:
 def _prepare(config: Config) -> Parts:
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    prompts = _prompts(config, task, tokenizer)
+    prompts = training_prompts(config, task, tokenizer)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     set_device(config, 0)
     if not is_initialized():
@@ -105,7 +107,7 @@ def _prepare(config: Config) -> Parts:
     )
 
 
-def _prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def training_prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     rows = [(task.questions[i], "|".join(task.right[i])) for i in task.sets[TRAINED]]
     return [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
 
@@ -168,7 +170,8 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
 
 
 def _figures(success: np.ndarray) -> dict[str, float]:
-    """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of their entropy)."""
+    """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of
+    their entropy)."""
     total = success.sum(axis=1)
     share = success / np.maximum(total, 1e-300)[:, None]
     ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))

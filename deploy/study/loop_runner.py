@@ -1,4 +1,5 @@
-"""`hora study FILE --loop`: every cell of a study in a process of its own, without servers, and the report of their curves."""
+"""`hora study FILE --loop`: every cell of a study in a process of its own, without servers, and the report of
+their curves."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from evaluation.report.curves_report import Rules, write_curves_report
 
 
 def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
-    """Train the missing cells of the study, `parallel` at a time (default: a processor each), and report on all.
+    """Train the missing cells of the study, `parallel` at a time (default: a processor each), and report on
+    all.
 
     False when a cell failed. An interrupted study goes on with the cells that have no curves yet.
     """

@@ -1,4 +1,5 @@
-"""Runs the cells of a study as processes of their own, as many at once as asked, and goes on where one stopped."""
+"""Runs the cells of a study as processes of their own, as many at once as asked, and goes on where one
+stopped."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ POLL_S = 0.5
 
 
 def study(source: str, out: Path | None, parallel: int | None) -> bool:
-    """`hora study`: run what is missing of the study, then check and report. False when a cell failed or the budgets
-    of two cells were not the same. An interrupt stops every cell in progress, in order, and exits with 130."""
+    """`hora study`: run what is missing of the study, then check and report. False when a cell failed or the
+    budgets of two cells were not the same. An interrupt stops every cell in progress, in order, and exits
+    with 130."""
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
@@ -125,7 +127,8 @@ def _start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
 
 
 def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Interrupt every cell and wait until it has put itself away; a cell that does not is killed, and said so."""
+    """Interrupt every cell and wait until it has put itself away; a cell that does not is killed, and said
+    so."""
     for process in running:
         process.send_signal(signal.SIGINT)
     stuck = []

@@ -1,9 +1,11 @@
-"""Build a recall task: its model, warm-started to remember each answer with its probability, and its data sets.
+"""Build a recall task: its model, warm-started to remember each answer with its probability, and its data
+sets.
 
     python -m deploy.tasks.build facts OUT [--seed 0]
 
-OUT/model is a Hugging Face folder; OUT/trained.jsonl and the other sets are data sets; OUT/task.json is what `hora study --loop`
-reads; OUT/measured.json says how near the model is to the probabilities that were asked for.
+OUT/model is a Hugging Face folder; OUT/trained.jsonl and the other sets are data sets; OUT/task.json is what
+`hora study --loop` reads; OUT/measured.json says how near the model is to the probabilities that were asked
+for.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ def warm_start(
     seed: int,
     steps: int,
 ) -> None:
-    """Supervised learning on demonstrations: AdamW, 50 steps of linear increase, decay to 0 over the last `DECAY`."""
+    """Supervised learning on demonstrations: AdamW, 50 steps of linear increase, decay to 0 over the last
+    `DECAY`."""
     rng, prompts = np.random.default_rng([seed, 9]), encode_prompts(task.questions, tokenizer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(

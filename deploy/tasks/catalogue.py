@@ -1,8 +1,10 @@
 """The recall tasks: facts, pairs of facts, and facts with many right answers.
 
-`facts`  keys with a three-digit value each, remembered with probability log-uniform in 1/300..0.98. No skill is shared. Each key
+`facts`  keys with a three-digit value each, remembered with probability log-uniform in 1/300..0.98. No skill
+is shared. Each key
          is asked in two forms of which one is trained (transfer), and some keys are never trained (damage).
-`pairs`  a prompt asks for the values of two of 60 facts, so its success is the product of two memories: skills are shared, and
+`pairs`  a prompt asks for the values of two of 60 facts, so its success is the product of two memories:
+skills are shared, and
          easy facts are needed in hard prompts. The held-out pairs test generalisation.
 `many`   as facts, with three right values of unequal probability: who trains on hits may lose the rarer ones.
 """
@@ -55,8 +57,8 @@ def many(seed: int) -> Drawn:
 
 
 def pairs(seed: int) -> Drawn:
-    """Pairs of 60 facts: half of them remembered with 0.9 to 0.99, half log-uniform in 1/60..0.9. Prompt k asks for the
-    facts k // 60 and k % 60; the warm start shows all pairs alike."""
+    """Pairs of 60 facts: half of them remembered with 0.9 to 0.99, half log-uniform in 1/60..0.9. Prompt k
+    asks for the facts k // 60 and k % 60; the warm start shows all pairs alike."""
     rng = np.random.default_rng([seed, 2])
     keys, values = _keys(rng, FACTS), _values(rng, FACTS)
     easy = FACTS // 2
@@ -91,8 +93,8 @@ def _values(rng: np.random.Generator, count: int) -> list[tuple[str, ...]]:
 
 
 def _by_share(values: Sequence[Sequence[str]], shares: NDArray) -> Demonstrations:
-    """Draws (prompt, candidate) half by its share (n, 4) and half evenly, weighted so that the loss is that of the shares:
-    drawn by share alone a rare value would hardly be seen."""
+    """Draws (prompt, candidate) half by its share (n, 4) and half evenly, weighted so that the loss is that
+    of the shares: drawn by share alone a rare value would hardly be seen."""
     flat = shares.ravel() / shares.sum()
     chances = 0.5 * flat + 0.5 / flat.size
 

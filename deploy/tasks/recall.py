@@ -1,7 +1,7 @@
 """A recall task: prompts whose right answers a warm-started model gives with probabilities that were chosen.
 
-The answer is short, so a prompt's success under any weights is known exactly: by teacher forcing of its right completions, and
-Pass@K = 1 - (1 - p)^K has no sampling noise.
+The answer is short, so a prompt's success under any weights is known exactly: by teacher forcing of its right
+completions, and Pass@K = 1 - (1 - p)^K has no sampling noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ TRAINED, TASK_FILE = "trained", "task.json"
 class RecallTask:
     """n prompts: their questions, and the right answers of each, as many for every prompt.
 
-    `sets` names subsets of the prompts by number; "trained" is what a run trains on, the others are only watched.
+    `sets` names subsets of the prompts by number; "trained" is what a run trains on, the others are only
+    watched.
     """
 
     name: str
@@ -35,7 +36,8 @@ class RecallTask:
     sets: Mapping[str, tuple[int, ...]]
 
     def save(self, folder: Path) -> None:
-        """Write the task, and its sets as JSONL data sets: `{"problem", "answer"}`, right answers joined by |."""
+        """Write the task, and its sets as JSONL data sets: `{"problem", "answer"}`, right answers joined by
+        |."""
         about = {"name": self.name, "questions": self.questions, "right": self.right, "sets": self.sets}
         (folder / TASK_FILE).write_text(json.dumps(about))
         for name, prompts in self.sets.items():

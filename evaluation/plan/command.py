@@ -26,7 +26,8 @@ def plan(
     """Read counts, forecast every combination, print it (as JSON with `json_`) and draw it into `out` where
     that is given.
 
-    shard: prompts that are allocated together, where they are too few to count as a large batch. rules: names with commas, each with its stop behind a slash where it has one: `hit_utility/hit`.
+    shard: prompts that are allocated together, where they are too few to count as a large batch. rules: names
+    with commas, each with its stop behind a slash where it has one: `hit_utility/hit`.
     """
     counts = read_counts(source)
     sizes = _sizes(group_size, counts)

@@ -115,7 +115,8 @@ def _first_below(pre_rollouts: Sequence[int], g: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
-    """What the counts say: weights (K,) of F and of each resample (B, K), tokens of a completion (K,), uniform by G."""
+    """What the counts say: weights (K,) of F and of each resample (B, K), tokens of a completion (K,),
+    uniform by G."""
 
     weights: Float
     resampled: Float

@@ -13,10 +13,11 @@ PROMPTS = 6000  # simulated for an arm: a standard error of about 0.3 points
 
 
 def shift(arm: Arm, found: Outcome, weights: Float, shard: int, seed: int = 0) -> tuple[float, float]:
-    """By how much hits and mixed groups of shards of `shard` prompts differ from those of a large batch (`found`).
+    """By how much hits and mixed groups of shards of `shard` prompts differ from those of a large batch
+    (`found`).
 
-    Simulated with the allocator itself, on rates drawn from the mixture `weights` (K,); compared with what the large batch
-    does at these very rates.
+    Simulated with the allocator itself, on rates drawn from the mixture `weights` (K,); compared with what
+    the large batch does at these very rates.
     """
     rng = np.random.default_rng(seed)
     drawn = rng.choice(len(GRID), size=(max(1, PROMPTS // shard), shard), p=weights)

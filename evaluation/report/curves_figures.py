@@ -1,4 +1,5 @@
-"""Figures of a study of curves. Every function returns a matplotlib Figure; `evaluation.report.figures.save` writes it."""
+"""Figures of a study of curves. Every function returns a matplotlib Figure; `evaluation.report.figures.save`
+writes it."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def forest_figure(rows: Sequence[tuple[str, Difference]]) -> Figure:
 
 
 def power_figure(deviations: Sequence[float], seeds: Sequence[int] = (5, 10, 20)) -> Figure:
-    """Probability of seeing an effect (points) at 5%, for the median deviation of the comparisons, by number of seeds."""
+    """Probability of seeing an effect (points) at 5%, for the median deviation of the comparisons, by number
+    of seeds."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axis = figure.subplots()
     deviation = float(np.median(deviations)) if deviations else 0.01

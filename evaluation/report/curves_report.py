@@ -1,4 +1,5 @@
-"""The report of a study of curves: arms compared on the same seeds by rules that were written down before it ran.
+"""The report of a study of curves: arms compared on the same seeds by rules that were written down before it
+ran.
 
 OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, frontier, forest, power
 """
@@ -54,7 +55,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One comparison: the primary metric, its p-value corrected by Holm, Pass@1's area, and how the differences spread."""
+    """One comparison: the primary metric, its p-value corrected by Holm, Pass@1's area, and how the
+    differences spread."""
 
     arm: str
     baseline: str
@@ -68,8 +70,8 @@ class Compared:
 def write_curves_report(out: Path, title: str, cells: Mapping[str, Mapping[int, Path]], rules: Rules) -> Path:
     """Report on the finished cells (arm -> seed -> file of curves) in `out`; returns report.md.
 
-    Cells without curves are named as missing. Raises RunFolderError where no comparison has a seed in common, or the
-    watched set is not there.
+    Cells without curves are named as missing. Raises RunFolderError where no comparison has a seed in common,
+    or the watched set is not there.
     """
     curves = {
         arm: {seed: load_curve(path) for seed, path in seeds.items() if path.exists()}
@@ -128,7 +130,8 @@ def _compared(curves: Curves, rules: Rules, arm: str, baseline: str) -> Compared
 
 
 def _matched(mine: Sequence[Curve], theirs: Sequence[Curve], rules: Rules) -> Difference | None:
-    """Pass@K where Pass@1 is the same: the level that both sides of every seed reach, the lowest of their highest."""
+    """Pass@K where Pass@1 is the same: the level that both sides of every seed reach, the lowest of their
+    highest."""
     sides = [[_figure(c, rules, 1) for c in side] for side in (mine, theirs)]
     level = min(float(v.max()) for side in sides for v in side)
     read = [

@@ -1,4 +1,5 @@
-"""The paper's figures, drawn from arrays. Every function returns a matplotlib Figure; `save` writes PNG and SVG."""
+"""The paper's figures, drawn from arrays. Every function returns a matplotlib Figure; `save` writes PNG and
+SVG."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def pass_at_k_figure(panels: Mapping[str, Mapping[str, Sequence[Estimate]]]) -> 
 
 
 def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: str) -> Figure:
-    """Pass@K of arms less that of the baseline, in points, each with its interval; arms stand beside each other."""
+    """Pass@K of arms less that of the baseline, in points, each with its interval; arms stand beside each
+    other."""
     figure, [axis] = _grid(1, width=6.4, height=3.6)
     styles = _styles([baseline, *differences])
     axis.axhline(0, color=styles[baseline]["color"], linewidth=1.5, label=baseline)
@@ -70,7 +72,8 @@ def difference_figure(differences: Mapping[str, Sequence[Estimate]], baseline: s
 
 
 def allocation_figure(*runs: Run) -> Figure:
-    """Phase A outcomes and where Phase B went (paper, figure "Allocation dynamics"), left on average, right over time.
+    """Phase A outcomes and where Phase B went (paper, figure "Allocation dynamics"), left on average, right
+    over time.
 
     Runs of one experiment with several seeds are taken together. Groups of a uniform warm-up are left out.
     """
@@ -177,7 +180,8 @@ def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, 
 
 
 def reliability_figure(found: Reliability, name: str) -> Figure:
-    """Observed against predicted success rate of a prior; the size of a point is the number of its prompts."""
+    """Observed against predicted success rate of a prior; the size of a point is the number of its
+    prompts."""
     figure, [axis] = _grid(1, width=4.6, height=4.2)
     axis.plot([0, 1], [0, 1], color="0.7", linewidth=1, zorder=0)
     sizes = 20 + 180 * found.prompts / found.prompts.max()
@@ -191,7 +195,8 @@ def reliability_figure(found: Reliability, name: str) -> Figure:
 
 
 def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The initial policy grey, HORA blue and the uniform baseline orange as in the paper, where these are there."""
+    """The initial policy grey, HORA blue and the uniform baseline orange as in the paper, where these are
+    there."""
     first = sorted((n for n in names if n != "Base"), key=lambda n: "HORA" not in n.upper())
     styles = {
         n: {"color": COLORS[i % len(COLORS)], "marker": MARKERS[i % len(MARKERS)]}

@@ -1,4 +1,5 @@
-"""Prompts with a hit by difficulty: what the posterior promised when the budget was divided, and what came."""
+"""Prompts with a hit by difficulty: what the posterior promised when the budget was divided, and what
+came."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ CLASSES: tuple[tuple[str, Callable[[float], bool]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class HitRow:
-    """Groups of one class of difficulty: how many, their mean size, and shares with a hit, in the whole group and in Phase B."""
+    """Groups of one class of difficulty: how many, their mean size, and shares with a hit, in the whole group
+    and in Phase B."""
 
     title: str
     groups: int
@@ -56,10 +58,12 @@ def hits_by_difficulty(run: Run) -> list[HitRow]:
 
 
 def promise(alpha: float, beta: float, rounds: Sequence[tuple[int, int]]) -> float:
-    """Posterior probability that Phase B brings a hit, from Beta(alpha, beta) after Phase A and (Δ, hits) of each round.
+    """Posterior probability that Phase B brings a hit, from Beta(alpha, beta) after Phase A and (Δ, hits) of
+    each round.
 
-    With several rounds it is the sum over rounds, up to the first with a hit, of the probability that the round brings one given
-    that none before did: its mean is the share of prompts with a hit, though later rounds depend on earlier ones.
+    With several rounds it is the sum over rounds, up to the first with a hit, of the probability that the
+    round brings one given that none before did: its mean is the share of prompts with a hit, though later
+    rounds depend on earlier ones.
     """
     total = 0.0
     for extra, hits in rounds:

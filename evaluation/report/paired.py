@@ -1,4 +1,5 @@
-"""Arms of a study compared on the same seeds: differences of curves, Student's t, Holm's correction, what could be detected."""
+"""Arms of a study compared on the same seeds: differences of curves, Student's t, Holm's correction, what
+could be detected."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Mean difference over paired seeds with its 95% interval and the p-value of a two-sided t test; NaN where one seed
-    cannot tell."""
+    """Mean difference over paired seeds with its 95% interval and the p-value of a two-sided t test; NaN
+    where one seed cannot tell."""
 
     value: float
     low: float
@@ -60,7 +61,8 @@ def area(steps: ArrayLike, values: ArrayLike) -> float:
 
 
 def at_matched(level: float, matched: ArrayLike, values: ArrayLike) -> float:
-    """`values` where the curve `matched` first reaches `level`, by linear interpolation; NaN where it never does."""
+    """`values` where the curve `matched` first reaches `level`, by linear interpolation; NaN where it never
+    does."""
     x, y = np.asarray(matched, dtype=np.float64), np.asarray(values, dtype=np.float64)
     reached = np.flatnonzero(x >= level)
     if reached.size == 0:
@@ -78,14 +80,16 @@ def not_inferior(difference: Difference, margin: float) -> bool:
 
 
 def power(effect: float, deviation: float, seeds: int, alpha: float = 0.05) -> float:
-    """Probability that a two-sided paired t test at `alpha` sees `effect`, where paired differences have this deviation."""
+    """Probability that a two-sided paired t test at `alpha` sees `effect`, where paired differences have this
+    deviation."""
     df, shift = seeds - 1, effect / deviation * math.sqrt(seeds)
     bound = float(stats.t.ppf(1 - alpha / 2, df))
     return float(stats.nct.sf(bound, df, shift) + stats.nct.cdf(-bound, df, shift))
 
 
 def detectable(deviation: float, seeds: int, alpha: float = 0.05, wanted: float = 0.8) -> float:
-    """The least effect that is seen with probability `wanted`; see `power`. Raises ValueError for fewer than two seeds."""
+    """The least effect that is seen with probability `wanted`; see `power`. Raises ValueError for fewer than
+    two seeds."""
     if seeds < 2:
         raise ValueError("a detectable effect needs two seeds at least")
     if deviation == 0.0:

@@ -1,4 +1,5 @@
-"""The report of a study as text: `markdown`, and `PAGE`, a Jinja template of one file that needs nothing beside it."""
+"""The report of a study as text: `markdown`, and `PAGE`, a Jinja template of one file that needs nothing
+beside it."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def write_study_report(
 ) -> tuple[Path, list[str]]:
     """Report on the finished cells of `folders` (arm -> seed -> run folder) in `out`.
 
-    Returns the page's path and what is not compute-matched (nothing, in a sound study). A cell that cannot be reported
-    is named as missing, with the reason. Raises RunFolderError when there is no other.
+    Returns the page's path and what is not compute-matched (nothing, in a sound study). A cell that cannot be
+    reported is named as missing, with the reason. Raises RunFolderError when there is no other.
     """
     arms, missing = _load(folders)
     flat = {f"{arm}-seed{s}": run for arm, runs in arms.items() for s, run in runs.items()}
@@ -88,8 +88,8 @@ def write_study_report(
 
 
 def _load(folders: Mapping[str, Mapping[int, Path]]) -> tuple[dict[str, dict[int, Run]], list[str]]:
-    """The cells that can be reported, with the evaluations of their own held-out problems alone; the others by name, each
-    with its reason."""
+    """The cells that can be reported, with the evaluations of their own held-out problems alone; the others
+    by name, each with its reason."""
     arms: dict[str, dict[int, Run]] = {}
     missing = []
     for arm, seeds in folders.items():

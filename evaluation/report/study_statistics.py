@@ -1,4 +1,5 @@
-"""Arms of a study compared: Pass@K over seeds and problems, paired differences, and the check of equal compute."""
+"""Arms of a study compared: Pass@K over seeds and problems, paired differences, and the check of equal
+compute."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
 
 
 def per_problem(results: Sequence[Result], ks: Sequence[int]) -> Array:
-    """Pass@K (S, P, K) of S seeds evaluated on the same P problems. Raises RunFolderError where they were not."""
+    """Pass@K (S, P, K) of S seeds evaluated on the same P problems. Raises RunFolderError where they were
+    not."""
     check_same_problems(results)
     return np.stack([np.stack([pass_at_k(r.correct, r.samples, k) for k in ks], axis=1) for r in results])
 
@@ -72,10 +74,10 @@ def half_widths(values: Array) -> Array:
 
         half² = t(S-1)²·V_S + t(P-1)²·max(V_P - V_SP, 0)
 
-    V_S and V_P are the variances of that mean as its S seeds and its P problems show them. What is peculiar to a seed on
-    a problem is in both; V_SP, from the residuals, is that part, so it counts once. Each part has its own quantile
-    (Banerjee, Sankhyā 22, 1960): of two or three seeds one cannot know how far they spread, and t says so. With one seed
-    the interval is over problems alone.
+    V_S and V_P are the variances of that mean as its S seeds and its P problems show them. What is peculiar
+    to a seed on a problem is in both; V_SP, from the residuals, is that part, so it counts once. Each part
+    has its own quantile (Banerjee, Sankhyā 22, 1960): of two or three seeds one cannot know how far they
+    spread, and t says so. With one seed the interval is over problems alone.
     """
     seeds, problems, _ = values.shape
     mean, of_seeds, of_problems = values.mean(axis=(0, 1)), values.mean(axis=1), values.mean(axis=0)
@@ -99,8 +101,8 @@ def _unequal_tokens(runs: Mapping[str, Run]) -> list[str]:
 
 
 def unmatched(runs: Mapping[str, Run]) -> list[str]:
-    """Where the records of runs show unequal compute: a batch without its Γ·G rollouts, or unequal totals; with a budget in
-    tokens, totals that are not equal within `TOKENS_APART`.
+    """Where the records of runs show unequal compute: a batch without its Γ·G rollouts, or unequal totals;
+    with a budget in tokens, totals that are not equal within `TOKENS_APART`.
 
     Counted from groups.jsonl, by the batch that each group was generated for.
     """

@@ -15,7 +15,8 @@ from evaluation.run_folders import Run, RunFolderError, check_same_problems, sho
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `best` of its model's column."""
+    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `best` of its model's
+    column."""
 
     value: float
     low: float
@@ -53,7 +54,8 @@ class Summary:
 
 
 def table_1(runs: Sequence[Run]) -> Table | None:
-    """Pass@1 and Pass@K at the largest K of each benchmark, for each model and method; None without results."""
+    """Pass@1 and Pass@K at the largest K of each benchmark, for each model and method; None without
+    results."""
     groups = _grouped(runs)
     benchmarks = _benchmarks(groups)
     columns = [(title, k) for title, top in benchmarks.items() for k in dict.fromkeys((1, top))]
@@ -86,7 +88,8 @@ def summarise(name: str, run: Run) -> Summary:
 
 
 def _per_batch(run: Run) -> str:
-    """Rollouts of the run's batches, `1920` or `1918 to 1920`. A batch of which a group is still to come does not count.
+    """Rollouts of the run's batches, `1920` or `1918 to 1920`. A batch of which a group is still to come does
+    not count.
 
     By batch, for it is a batch that is allocated Γ·G: with staleness a step takes groups of several.
     """
@@ -113,8 +116,8 @@ def curves(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, list[Estimate]]
 def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
     """Results by (model, method), each model's "Base" first: every different one, for each run draws its own.
 
-    A result of weights that nobody said the steps of is a row of its own, by the name of its model. Raises RunFolderError
-    where the results of a model on one benchmark are of different problems.
+    A result of weights that nobody said the steps of is a row of its own, by the name of its model. Raises
+    RunFolderError where the results of a model on one benchmark are of different problems.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for path, model in short_names(dict.fromkeys(run.model for run in runs)).items():

@@ -1,4 +1,5 @@
-"""The `file` transport: parameters are streamed into one safetensors file as they are gathered, then announced.
+"""The `file` transport: parameters are streamed into one safetensors file as they are gathered, then
+announced.
 
 No second copy of the model ever exists: a tensor is gathered, written, hashed and forgotten.
 """
@@ -31,7 +32,8 @@ KEPT_FILES = 2
 
 @dataclass
 class FileTrainerInitInfo(TrainerInitInfo):
-    """Trainer side of the `file` transport: the folder of the files, the run, and what happens when one is whole."""
+    """Trainer side of the `file` transport: the folder of the files, the run, and what happens when one is
+    whole."""
 
     backend: ClassVar[str] = "file"
     folder: Path
@@ -74,8 +76,8 @@ class FileTrainerEngine(TrainerWeightTransferEngine[FileTrainerInitInfo]):
         return Manifest(self._info.run, version, str(path.resolve()), digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:
-        """Say that the file is there, when the disk has it: from here on replicas can pull it. Old files are forgotten, but for
-        the one that replicas were told of last: they may be at it."""
+        """Say that the file is there, when the disk has it: from here on replicas can pull it. Old files are
+        forgotten, but for the one that replicas were told of last: they may be at it."""
         sync(Path(manifest.path), self._info.folder)
         self._info.announce(manifest)
         for old in sorted(self._info.folder.glob("*.safetensors"))[:-KEPT_FILES]:

@@ -1,5 +1,6 @@
-"""The `gloo` transport: every parameter is broadcast from the learner's rank 0 to the replicas over the network, processor to
-processor. For replicas that share no folder with the learner and no NCCL with each other.
+"""The `gloo` transport: every parameter is broadcast from the learner's rank 0 to the replicas over the
+network, processor to processor. For replicas that share no folder with the learner and no NCCL with each
+other.
 
 The course of an update is vLLM's own, as it is for NCCL; only the group and the broadcast are Gloo's.
 """
@@ -24,8 +25,8 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransf
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """Trainer side of the `gloo` transport: where the group meets, how many take part, and the limits of forming it and of each
-    call."""
+    """Trainer side of the `gloo` transport: where the group meets, how many take part, and the limits of
+    forming it and of each call."""
 
     backend: ClassVar[str] = "gloo"
     master_address: str

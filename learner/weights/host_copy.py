@@ -1,4 +1,5 @@
-"""The newest weights in rank 0's host memory, from where they are written or sent while the next step trains."""
+"""The newest weights in rank 0's host memory, from where they are written or sent while the next step
+trains."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from learner.engine import Engine
 
 
 class HostCopy:
-    """Buffers for a whole model, kept from version to version: memory that is new each time costs more than the copy.
+    """Buffers for a whole model, kept from version to version: memory that is new each time costs more than
+    the copy.
 
     With CUDA they are pinned, so that the device copies by itself. Rank 0 alone has them.
     """

@@ -3,11 +3,11 @@
     copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
 
-The copy alone keeps the learner; writing, announcing, sending and loading happen in the background while the next step
-trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: a broadcast to a group of rank 0 and the running
-replicas. A version counts as published
-when its file is announced, for replicas that hold less pull it before they serve, or when they were sent it: with
-max_staleness 0 no token of the next batch can come from older weights.
+The copy alone keeps the learner; writing, announcing, sending and loading happen in the background while the
+next step trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: a broadcast to a group of rank 0
+and the running replicas. A version counts as published when its file is announced, for replicas that hold
+less pull it before they serve, or when they were sent it: with max_staleness 0 no token of the next batch can
+come from older weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of the newest publication: copy to host memory, and transfer with load (known one step later)."""
+    """Seconds of the newest publication: copy to host memory, and transfer with load (known one step
+    later)."""
 
     gather: float = 0.0
     transfer: float = 0.0
@@ -81,8 +82,8 @@ class Publisher:
                 self._shipping = self._background.submit(self._send, weights)
 
     def refresh(self) -> None:
-        """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for groups: no batch
-        may wait for a version that nobody sends any more."""
+        """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for
+        groups: no batch may wait for a version that nobody sends any more."""
         if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
@@ -110,8 +111,9 @@ class Publisher:
         self._aside.shutdown()
 
     def _ship(self, weights: Snapshot) -> None:
-        """Write the file and announce it. That replicas load it at once is left to a thread of its own: one that stands still
-        keeps neither the learner nor the next version, and replicas pull what they were not told of."""
+        """Write the file and announce it. That replicas load it at once is left to a thread of its own: one
+        that stands still keeps neither the learner nor the next version, and replicas pull what they were not
+        told of."""
         manifest = self._file.write(weights.version, weights)
         self._file.announce(manifest)
         self._announced = manifest.version

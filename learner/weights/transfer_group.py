@@ -1,9 +1,10 @@
-"""A group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`, `nccl`).
+"""A group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`,
+`nccl`).
 
     roll call ─► group of those who answered ─► broadcast ─► … ─► a replica came, left or died ─► roll call ─► group anew
 
-What is sent is a copy in the learner's host memory: the next step need not wait for it, a broadcast that broke off is
-repeated, and a replica that came between two versions is sent the newest again.
+What is sent is a copy in the learner's host memory: the next step need not wait for it, a broadcast that
+broke off is repeated, and a replica that came between two versions is sent the newest again.
 """
 
 from __future__ import annotations
@@ -63,9 +64,9 @@ class TransferGroup:
         self._sent_at = 0.0
 
     def send(self, weights: Snapshot) -> None:
-        """Broadcast to the running replicas that hold less; one that comes later is sent it then. A group that loses a member
-        on the way is formed anew without it; over NCCL nobody can wait for a peer that died, and the watchdog ends this
-        process."""
+        """Broadcast to the running replicas that hold less; one that comes later is sent it then. A group
+        that loses a member on the way is formed anew without it; over NCCL nobody can wait for a peer that
+        died, and the watchdog ends this process."""
         self._broadcast.version = weights.version
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -90,14 +91,16 @@ class TransferGroup:
 
     @contextmanager
     def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
-        """On a stream of its own, so that the step computes meanwhile. The learner's collectives may run beside the group's: no
-        rank of the learner waits for a replica, and no replica for the learner's other ranks."""
+        """On a stream of its own, so that the step computes meanwhile. The learner's collectives may run
+        beside the group's: no rank of the learner waits for a replica, and no replica for the learner's other
+        ranks."""
         aside = torch.cuda.stream(torch.cuda.Stream(weights.device))
         with _watchdog(self._limit, f"publishing version {weights.version}"), aside:
             yield
 
     def _lacking(self, version: int) -> tuple[str, ...]:
-        """The running replicas that hold less: a learner that repeats steps after a crash must not take others back."""
+        """The running replicas that hold less: a learner that repeats steps after a crash must not take
+        others back."""
         held = self._broadcast.roll_call()
         return tuple(sorted(name for name, of in held.items() if of < version))
 
@@ -127,7 +130,8 @@ class TransferGroup:
     def _place(self, world: int) -> TrainerInitInfo:
         address = ray.util.get_node_ip_address()
         if not self._nccl:
-            # Each wait of the group ends before the replicas' limit does, which is for those that stand still.
+            # Each wait of the group ends before the replicas' limit does, which is for those that stand
+            # still.
             return GlooTrainerInitInfo(address, world, min(JOIN_S, self._limit / 2), self._limit / 2, rank=0)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 

@@ -1,4 +1,5 @@
-"""A coordinator that cannot go on says why, where every view finds it, instead of being started again for ever."""
+"""A coordinator that cannot go on says why, where every view finds it, instead of being started again for
+ever."""
 
 import asyncio
 from types import SimpleNamespace
@@ -11,15 +12,8 @@ from actors.coordinator.deployment import Coordinator
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect_async
-from deploy.launch.redis_server import RedisServer
 
 KEYS = Keys("gives-up")
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 async def reason_after(url: str, error: Exception) -> bytes | None:

@@ -46,7 +46,8 @@ def test_a_completion_that_outlives_its_limit_is_cut_and_counted() -> None:
 
 
 async def _hurried(engine: Any, prompt: Tokens) -> list[Completion]:
-    """The answer within a limit that some completions outlive; asked for again when a busy machine looked too late."""
+    """The answer within a limit that some completions outlive; asked for again when a busy machine looked too
+    late."""
     engine._clock.limit_s = 0.04
     while True:
         completions = await engine.generate(prompt, 8, seed=1, temperature=1.0)

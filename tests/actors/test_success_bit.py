@@ -1,4 +1,5 @@
-"""The success bit is set where rewards arrive, by the run's own definition, for training and evaluation alike."""
+"""The success bit is set where rewards arrive, by the run's own definition, for training and evaluation
+alike."""
 
 from __future__ import annotations
 

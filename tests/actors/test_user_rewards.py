@@ -1,4 +1,5 @@
-"""A user's own rewards: they get the whole row, name it when they fail, and are waited for while their service is away."""
+"""A user's own rewards: they get the whole row, name it when they fail, and are waited for while their
+service is away."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ QUICK = {
     "matrix": r"\begin{pmatrix}" + "1&" * 500 + r"1\end{pmatrix}",
 }
 ENDLESS = r"\sum_{n=1}^{\infty}\frac{\sin n}{n^3}"
-"""A gold answer that nothing can be compared with in finite time. Its own text is equal, and any other sum is not refused."""
+"""A gold answer that nothing can be compared with in finite time. Its own text is equal, and any other sum is
+not refused."""
 
 SLOW = {str(n): rf"\sum_{{n=1}}^{{\infty}}\frac{{\cos {n}n}}{{n^2}}" for n in range(2, 5)}
 

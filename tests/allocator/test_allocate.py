@@ -112,7 +112,8 @@ def test_nine_pairs_of_blocks_tie_under_the_uniform_prior_and_fewer_successes_go
     assert len(pairs) == 9
     assert marginal(Fraction(4), Fraction(6), 1) == marginal(Fraction(6), Fraction(4), 1) == Fraction(12, 55)
     for c, k, d, m in pairs:
-        # One prompt of each class: with the budget just before the tie is decided, the lower count gets the rollout.
+        # One prompt of each class: with the budget just before the tie is decided, the lower count gets the
+        # rollout.
         for budget in range(1, 140):
             extra = allocate([d, c], 8, budget)
             if tuple(extra) == (m, k + 1):

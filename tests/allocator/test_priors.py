@@ -1,4 +1,5 @@
-"""Learned priors: the paper's losses and schedule against torch, state that survives, the process against its formula."""
+"""Learned priors: the paper's losses and schedule against torch, state that survives, the process against its
+formula."""
 
 from __future__ import annotations
 

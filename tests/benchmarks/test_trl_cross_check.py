@@ -1,4 +1,5 @@
-"""What the comparison with TRL says follows from its cells, and would say otherwise if the curves differed."""
+"""What the comparison with TRL says follows from its cells, and would say otherwise if the curves
+differed."""
 
 from __future__ import annotations
 

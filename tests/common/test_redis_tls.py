@@ -1,4 +1,5 @@
-"""Redis with a password and TLS: used when the address says so, refused in one line when a part of it is wrong."""
+"""Redis with a password and TLS: used when the address says so, refused in one line when a part of it is
+wrong."""
 
 import asyncio
 import datetime
@@ -45,7 +46,8 @@ def certificate(folder: Path) -> tuple[Path, Path]:
 
 
 class TlsFront:
-    """TLS on a free loopback port in front of the Unix socket of a real Redis, as a TLS terminator stands before one."""
+    """TLS on a free loopback port in front of the Unix socket of a real Redis, as a TLS terminator stands
+    before one."""
 
     def __init__(self, socket: str, cert: Path, key: Path) -> None:
         self._socket, self._context = socket, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -78,13 +80,12 @@ class TlsFront:
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def address(tmp_path: Path, redis_server: RedisServer) -> Iterator[str]:
     """A rediss:// address without its query: password in it, certificate in tmp_path/tls/cert.pem."""
     cert, key = certificate(tmp_path / "tls")
-    with RedisServer(tmp_path / "redis") as server:
-        password = (tmp_path / "redis" / "password").read_text().strip()
-        with TlsFront(urlsplit(server.url).path, cert, key) as port:
-            yield f"rediss://:{password}@127.0.0.1:{port}"
+    password = (redis_server.folder / "password").read_text().strip()
+    with TlsFront(urlsplit(redis_server.url).path, cert, key) as port:
+        yield f"rediss://:{password}@127.0.0.1:{port}"
 
 
 def test_both_clients_speak_tls_and_give_the_password(address: str, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What counts as success: named by the user, computed whether it has a weight or not, refused where it is needed and missing."""
+"""What counts as success: named by the user, computed whether it has a weight or not, refused where it is
+needed and missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left running."""
+"""Bad input gets one clear line on standard error, an exit status that is not zero, and nothing left
+running."""
 
 import json
 import os
@@ -325,7 +326,8 @@ def test_a_run_is_never_overwritten(tmp_path: Path, hora: Callable[..., Done]) -
 
 
 def test_an_install_without_the_extra_says_what_to_install() -> None:
-    """An interpreter that sees this project and the standard library, as one does after `pip install hora-rl`."""
+    """An interpreter that sees this project and the standard library, as one does after `pip install
+    hora-rl`."""
     entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["hora"]
     module, _, function = entry.partition(":")
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from {module} import {function}; {function}()"

@@ -1,4 +1,5 @@
-"""What cannot be run without GPUs, Docker or Kubernetes is held against the schemas and names it must agree with."""
+"""What cannot be run without GPUs, Docker or Kubernetes is held against the schemas and names it must agree
+with."""
 
 import json
 import os
@@ -61,7 +62,8 @@ def test_every_serve_file_is_valid_for_serve_and_its_experiment_loads(path):
 @pytest.mark.parametrize("path", SERVE_FILES, ids=lambda p: p.name)
 def test_the_page_is_on_loopback_unless_somebody_says_otherwise(path):
     serve = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text()))
-    # Of eight machines each has a proxy, for the cluster's own with its login: the file says so where it opens it.
+    # Of eight machines each has a proxy, for the cluster's own with its login: the file says so where it
+    # opens it.
     assert serve.http_options.host == ("0.0.0.0" if path.name == "hora-64gpu.yaml" else "127.0.0.1")
     assert load(str(path)).telemetry.http_host == load("tiny").telemetry.http_host == "127.0.0.1"
 

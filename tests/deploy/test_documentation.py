@@ -86,7 +86,9 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_the_readme_lists_every_command() -> None:
-    named = {" ".join(words[: 2 if words[0] == "prior" else 1]) for words in hora_commands(ROOT / "README.md")}
+    named = {
+        " ".join(words[: 2 if words[0] == "prior" else 1]) for words in hora_commands(ROOT / "README.md")
+    }
     assert set(COMMANDS) <= named
 
 

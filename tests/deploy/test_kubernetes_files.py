@@ -1,5 +1,6 @@
-"""The Kubernetes files against the API server's own schemas (kubernetes-validate brings them), KubeRay's against its Go
-types: the fields used here, any other being an error. Their pod templates are checked as Kubernetes' own."""
+"""The Kubernetes files against the API server's own schemas (kubernetes-validate brings them), KubeRay's
+against its Go types: the fields used here, any other being an error. Their pod templates are checked as
+Kubernetes' own."""
 
 import copy
 import json
@@ -70,7 +71,8 @@ KUBERAY = {
 
 
 def validate(document: dict, version: str) -> None:
-    """Raises ValidationError of jsonschema or kubernetes_validate for what the API server would refuse or ignore."""
+    """Raises ValidationError of jsonschema or kubernetes_validate for what the API server would refuse or
+    ignore."""
     if document["apiVersion"] != "ray.io/v1":
         kubernetes_validate.validate(document, version, strict=True)
         return

@@ -1,4 +1,5 @@
-"""Learned priors from a run's records: features by a real model, fitted, saved, loaded by the run that uses them."""
+"""Learned priors from a run's records: features by a real model, fitted, saved, loaded by the run that uses
+them."""
 
 import json
 from pathlib import Path

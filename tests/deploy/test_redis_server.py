@@ -1,4 +1,5 @@
-"""The embedded Redis keeps to its folder: it takes up after a killed launcher, and ends nobody else's server."""
+"""The embedded Redis keeps to its folder: it takes up after a killed launcher, and ends nobody else's
+server."""
 
 import os
 import shlex

@@ -1,4 +1,5 @@
-"""What `hora check` shows of a task before a GPU is spent: the prompt, its ends, and what right and wrong answers earn."""
+"""What `hora check` shows of a task before a GPU is spent: the prompt, its ends, and what right and wrong
+answers earn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The committed demo model: loads everywhere, follows the format, and is neither too good nor too bad to learn."""
+"""The committed demo model: loads everywhere, follows the format, and is neither too good nor too bad to
+learn."""
 
 import json
 import os

@@ -27,7 +27,8 @@ def problems(n: int = 4) -> list[Prompt]:
 
 
 class Dice:
-    """A sampler whose sample j depends on seed + j alone, as vLLM's does; problem i is right in i of 6 throws."""
+    """A sampler whose sample j depends on seed + j alone, as vLLM's does; problem i is right in i of 6
+    throws."""
 
     def __init__(self, fail_after: int | None = None) -> None:
         self.requests: list[tuple[int, int, int]] = []

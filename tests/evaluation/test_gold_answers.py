@@ -1,4 +1,5 @@
-"""The verifier against the 600 gold answers of the shipped benchmarks. Decisions: docs/explanation/verifier.md."""
+"""The verifier against the 600 gold answers of the shipped benchmarks. Decisions:
+docs/explanation/verifier.md."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.system
 GOLDS = [row.answer for b in BENCHMARKS.values() for row in load_dataset(b.data(Data(path="x"))).rows]
 DISTINCT = list(dict.fromkeys(GOLDS))
 
-# What math-verify calls equal although the problems differ, all of it accepted: see docs/explanation/verifier.md.
+# What math-verify calls equal although the problems differ, all of it accepted: see
+# docs/explanation/verifier.md.
 ACCEPTED = {
     ("1,-2", "(-2,1)"),
     ("-2,1", "(-2,1)"),

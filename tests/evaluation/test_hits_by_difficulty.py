@@ -1,4 +1,5 @@
-"""What the report says of prompts with a hit: expected and realised shares of runs whose rates are drawn from the prior itself."""
+"""What the report says of prompts with a hit: expected and realised shares of runs whose rates are drawn from
+the prior itself."""
 
 from dataclasses import replace
 from pathlib import Path

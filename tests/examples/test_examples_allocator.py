@@ -102,7 +102,8 @@ def rows_of(trainer: HoraTrainer) -> list[dict[str, str]]:
 
 
 def paper_loss(trainer: HoraTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """-(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A_ij log π, row by row: its gradient is the objective's where ρ = 1."""
+    """-(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A_ij log π, row by row: its gradient is the objective's where ρ =
+    1."""
     answers, loss = [row["answer"] for row in trainer.train_dataset], torch.zeros(())
     for i, answer in enumerate(answers):
         members = np.flatnonzero(trainer.last_owner == i)

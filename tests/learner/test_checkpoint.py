@@ -1,4 +1,5 @@
-"""Folders of checkpoints: whole or absent. What DeepSpeed writes into them is a file here; `test_restart` has the real one."""
+"""Folders of checkpoints: whole or absent. What DeepSpeed writes into them is a file here; `test_restart` has
+the real one."""
 
 import hashlib
 import hmac

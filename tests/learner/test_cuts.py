@@ -1,4 +1,5 @@
-"""The gradient of every option is that of one micro-batch on one rank, however groups are cut and shared out."""
+"""The gradient of every option is that of one micro-batch on one rank, however groups are cut and shared
+out."""
 
 from dataclasses import replace
 from typing import Any
@@ -88,7 +89,8 @@ def ragged(rng: np.random.Generator, index: int, size: int) -> Group:
 
 
 def gradient(objective: Objective, budget: int, packed: bool, ranks: int) -> torch.Tensor:
-    """What `ranks` ranks add up to: totals and threshold of all of them, then every rank its own micro-batches."""
+    """What `ranks` ranks add up to: totals and threshold of all of them, then every rank its own
+    micro-batches."""
     model, groups = policy(objective), ragged_groups()
     estimator = Estimator(objective, WEIGHTS, "accuracy", G, LONGEST)
     own = [estimator.sums(groups[rank::ranks]) for rank in range(ranks)]

@@ -1,7 +1,8 @@
-"""Expected gradients of a categorical policy, every outcome enumerated, rounds and stopping included, on 1,000 random rates.
+"""Expected gradients of a categorical policy, every outcome enumerated, rounds and stopping included, on
+1,000 random rates.
 
-Outcomes 0 and 1 are right, outcome 2 is wrong; the gradient is that of the logits. A path is the sequence of outcomes
-of one prompt's group; what decides its length sees counts only, as the allocator does.
+Outcomes 0 and 1 are right, outcome 2 is wrong; the gradient is that of the logits. A path is the sequence of
+outcomes of one prompt's group; what decides its length sees counts only, as the allocator does.
 """
 
 from collections.abc import Callable
@@ -75,8 +76,8 @@ def uneven_rounds(successes: int, rollouts: int) -> int:
 
 
 def sessions(rule: str, rounds: int, stop: str, tape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All groups of the first of two prompts that an allocator's session divides rounds between; the second's outcomes,
-    success or not, are those of `tape` in order."""
+    """All groups of the first of two prompts that an allocator's session divides rounds between; the second's
+    outcomes, success or not, are those of `tape` in order."""
 
     @cache
     def after(counts: tuple[tuple[int, int], ...]) -> int:

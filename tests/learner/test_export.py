@@ -1,4 +1,5 @@
-"""What cannot be exported is one line. What can is compared with the run's own model in tests/system and test_restart."""
+"""What cannot be exported is one line. What can is compared with the run's own model in tests/system and
+test_restart."""
 
 from pathlib import Path
 
@@ -25,7 +26,8 @@ def run_folder(tmp_path: Path, *steps: int) -> Path:
 
 
 def written(run: Path, step: int, state: object) -> Path:
-    """The file of a checkpoint without ZeRO that holds `state`, as the learner would have written and signed it."""
+    """The file of a checkpoint without ZeRO that holds `state`, as the learner would have written and signed
+    it."""
     folder = run / "checkpoints" / f"step-{step:08d}"
     file = folder / TAG / "mp_rank_00_model_states.pt"
     file.parent.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""Who compiles for DeepSpeed, and that nobody waits for a process that is gone. The compiler itself runs in the chaos suite."""
+"""Who compiles for DeepSpeed, and that nobody waits for a process that is gone. The compiler itself runs in
+the chaos suite."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Log-probs and gradients are those of the model's own forward, for every family; or the family is refused by name."""
+"""Log-probs and gradients are those of the model's own forward, for every family; or the family is refused by
+name."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,7 @@
 """The gradient that the real learner descends, over real ranks and every ZeRO stage, is the formula's.
 
-The optimizer is made a ruler: with betas 0 and a huge epsilon an AdamW step moves the weights by RATIO times the
-gradient and nothing else, so that the gradient can be read from the model that the run exports.
+The optimizer is made a ruler: with betas 0 and a huge epsilon an AdamW step moves the weights by RATIO times
+the gradient and nothing else, so that the gradient can be read from the model that the run exports.
 """
 
 from functools import cache
@@ -61,7 +61,8 @@ def logprobs_of(model: torch.nn.Module, group: Group, rollout: Rollout, temperat
 
 @cache
 def descend(ratio: float, updates: int) -> dict[str, torch.Tensor]:
-    """The weights after `updates` plain steps along the formula's gradient, one completion at a time, in float64."""
+    """The weights after `updates` plain steps along the formula's gradient, one completion at a time, in
+    float64."""
     config = configuration(Path(), ratio)
     data = groups(config)
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float64)

@@ -1,4 +1,5 @@
-"""Weights of groups against their formulas, and the bias of pooling two phases, worked out exactly, with and without weights."""
+"""Weights of groups against their formulas, and the bias of pooling two phases, worked out exactly, with and
+without weights."""
 
 import math
 from dataclasses import replace
@@ -61,7 +62,8 @@ def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
 
 
 def sizes_of_phase_b(shards: int) -> np.ndarray:
-    """Δ (shards, G0 + 1) of a prompt with c = 0 .. G0 successes, among 14 others whose rates are the paper's mix."""
+    """Δ (shards, G0 + 1) of a prompt with c = 0 .. G0 successes, among 14 others whose rates are the paper's
+    mix."""
     rng = np.random.default_rng(0)
     others = rng.binomial(G0, rng.beta(0.323, 0.143, (shards, 14)))
     return np.array(

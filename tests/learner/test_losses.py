@@ -1,4 +1,5 @@
-"""Every loss option: its value against plain numpy, its gradient against finite differences, its sums over any cut."""
+"""Every loss option: its value against plain numpy, its gradient against finite differences, its sums over
+any cut."""
 
 from typing import Any
 
@@ -26,7 +27,8 @@ LENGTHS = (1, 4, 7, 2, 5)
 
 
 class Case:
-    """Five completions with log-probs (N,) of policy, π_prox, π_ref and generator, float64 where that is free."""
+    """Five completions with log-probs (N,) of policy, π_prox, π_ref and generator, float64 where that is
+    free."""
 
     def __init__(self, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)

@@ -12,7 +12,8 @@ from learner.objective import importance, policy_loss
 
 
 def micro(advantages: list[float], lengths: list[int], generator: float = -1.0) -> MicroBatch:
-    """Samples of prompt length 1, scale 1/8, the same π_gen log-prob for every token; half of them matched."""
+    """Samples of prompt length 1, scale 1/8, the same π_gen log-prob for every token; half of them
+    matched."""
     samples = [
         Sample(
             np.ones(1, np.int32),

@@ -13,7 +13,8 @@ CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithm
 
 
 def lengths(seed: int, n: int = 500) -> list[int]:
-    """Completions of a long-tailed length distribution, cut at 2,048 as in the paper's runs, behind prompts."""
+    """Completions of a long-tailed length distribution, cut at 2,048 as in the paper's runs, behind
+    prompts."""
     rng = np.random.default_rng(seed)
     return (np.minimum(2048, rng.lognormal(6.2, 0.6, n)).astype(int) + rng.integers(60, 300, n)).tolist()
 
@@ -40,7 +41,8 @@ def test_at_least_95_percent_of_processed_tokens_are_real(seed: int) -> None:
 
 
 def group(rng: np.random.Generator, index: int) -> Group:
-    """2 to 200 completions of lognormal length, median 600, cut at 2,048: every other one right, so all are trained on."""
+    """2 to 200 completions of lognormal length, median 600, cut at 2,048: every other one right, so all are
+    trained on."""
     prompt = np.ones(int(rng.integers(60, 300)), np.int32)
     rollouts = []
     for j in range(int(np.clip(rng.lognormal(2.5, 1.0), 2, 200))):

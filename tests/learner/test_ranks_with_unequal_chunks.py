@@ -1,6 +1,7 @@
 """Ranks whose micro-batches have different numbers of head chunks take the same step, under ZeRO 2 and 3.
 
-The head has 2,048 x 128 elements: above DeepSpeed's persistence threshold of 100,000, so ZeRO 3 does gather it.
+The head has 2,048 x 128 elements: above DeepSpeed's persistence threshold of 100,000, so ZeRO 3 does gather
+it.
 """
 
 import json
@@ -16,7 +17,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
-# Completion tokens of each micro-batch, by rank: 4 + 3 + 4 chunks of 16 against 4 + 2 and an empty micro-batch.
+# Completion tokens of each micro-batch, by rank: 4 + 3 + 4 chunks of 16 against 4 + 2 and an empty
+# micro-batch.
 TOKENS = [[64, 48, 64], [64, 32]]
 
 RANK = """
@@ -81,7 +83,8 @@ Case = tuple[str, int, bool, float]
 
 @pytest.fixture(scope="module")
 def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Step]]:
-    """Three steps on two ranks of every case: (tied or untied, ZeRO stage, gradient checkpointing, KL coefficient)."""
+    """Three steps on two ranks of every case: (tied or untied, ZeRO stage, gradient checkpointing, KL
+    coefficient)."""
     folder = tmp_path_factory.mktemp("models")
     for kind in ("tied", "untied"):
         write_model(folder / kind, tied=kind == "tied")

@@ -1,4 +1,5 @@
-"""Where TRL's GRPOTrainer computes the same quantity, it computes the same numbers. Where it differs: 1/G_i."""
+"""Where TRL's GRPOTrainer computes the same quantity, it computes the same numbers. Where it differs:
+1/G_i."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""On equal groups each loss that TRL has too has TRL's gradient, at another policy than the one that sampled."""
+"""On equal groups each loss that TRL has too has TRL's gradient, at another policy than the one that
+sampled."""
 
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,8 @@ def with_policies(trainer: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: dict[str, Any]) -> torch.Tensor:
-    """As the engine does: tasks, the threshold of the entropy, bonus over the acted tokens, sums over micro-batches."""
+    """As the engine does: tasks, the threshold of the entropy, bonus over the acted tokens, sums over
+    micro-batches."""
     estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST)
     estimator = Estimator(objective, WEIGHTS, "accuracy", SIZE, LONGEST, estimator.sums(data))
     trained = [row for row, r in enumerate(r for g in data for r in g.rollouts) if estimator.trains(r)]

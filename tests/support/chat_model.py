@@ -1,4 +1,5 @@
-"""A tokenizer with Qwen2.5's special tokens and the form of its chat template, and a tiny model that says one text in it."""
+"""A tokenizer with Qwen2.5's special tokens and the form of its chat template, and a tiny model that says one
+text in it."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ THINKING = TEMPLATE.replace(
 
 
 def chat_tokenizer(template: str | None = TEMPLATE, tags: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """Bytes as words, and the special tokens of Qwen2.5's base models: one end of a text, which is not the end of a turn. `tags`
-    are special tokens too."""
+    """Bytes as words, and the special tokens of Qwen2.5's base models: one end of a text, which is not the
+    end of a turn. `tags` are special tokens too."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -33,8 +34,8 @@ def chat_tokenizer(template: str | None = TEMPLATE, tags: tuple[str, ...] = ()) 
 
 
 def save_chat_model(folder: Path, tokenizer: PreTrainedTokenizerFast, prompt: list[int], says: str) -> None:
-    """A Qwen2 of two layers that answers `prompt` with `says` and the end of the turn, and goes on for ever after it. Like
-    Qwen2.5's base models it names the end of a text as its only end."""
+    """A Qwen2 of two layers that answers `prompt` with `says` and the end of the turn, and goes on for ever
+    after it. Like Qwen2.5's base models it names the end of a text as its only end."""
     torch.manual_seed(0)
     end = tokenizer.convert_tokens_to_ids(END)
     answer = tokenizer.encode(f"{says}{TURN_END}\n{TURN}user\n")

@@ -28,8 +28,8 @@ def recorded(
     without_signal: int | None = None,
     lag: int = 0,
 ) -> list[Group]:
-    """Groups of rollouts of these lengths, `per_batch` of them asked for of each weight version, the same every time;
-    sampled `lag` versions before that of their batch.
+    """Groups of rollouts of these lengths, `per_batch` of them asked for of each weight version, the same
+    every time; sampled `lag` versions before that of their batch.
 
     Their tokens need not make sense to be learned from. Group `without_signal` has equal rewards.
     """
@@ -77,7 +77,8 @@ def start(
     kind: str = "torchrun",
     drift_limit: float | None = None,
 ) -> subprocess.Popen[bytes]:
-    """The learner on learner.workers ranks, in a process group of its own; what it prints is added to learner.log.
+    """The learner on learner.workers ranks, in a process group of its own; what it prints is added to
+    learner.log.
 
     Recorded log-probs are no policy's, so by default no drift stops it.
     """

@@ -1,5 +1,6 @@
-"""The control plane with timers in place of engines and optimizer: coordination, queue, ledger and feed are real, and
-so is their Redis. What a real fleet would take is told by `seconds_of`; what the control plane takes is left to see.
+"""The control plane with timers in place of engines and optimizer: coordination, queue, ledger and feed are
+real, and so is their Redis. What a real fleet would take is told by `seconds_of`; what the control plane
+takes is left to see.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def prompts(n: int, tokens: int = 8) -> list[Prompt]:
 
 @dataclass(slots=True)
 class Fleet:
-    """Generators as timers. `seconds_of(request, lengths)` is how long a request takes; `lengths_of(n)` draws the
-    lengths of its completions. Completions are slices of one pool, so that making them costs next to nothing."""
+    """Generators as timers. `seconds_of(request, lengths)` is how long a request takes; `lengths_of(n)` draws
+    the lengths of its completions. Completions are slices of one pool, so that making them costs next to
+    nothing."""
 
     seconds_of: Callable[[SamplingRequest, np.ndarray], float]
     lengths_of: Callable[[int], np.ndarray]
@@ -76,7 +78,8 @@ RATES = (0.0, 0.02, 0.1, 0.4, 0.8, 0.97, 1.0)
 
 
 async def score_by_chance(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-    """Right with the rate of the prompt, decided by the request's seed: whoever asks for the same samples finds the same."""
+    """Right with the rate of the prompt, decided by the request's seed: whoever asks for the same samples
+    finds the same."""
     rate = RATES[prompt.index % len(RATES)]
     lots = [zlib.crc32(c.text.encode()) / 2**32 for c in completions]
     return [Scored({"format": 1.0, "accuracy": float(lot < rate)}, lot < rate) for lot in lots]
@@ -84,7 +87,8 @@ async def score_by_chance(prompt: Prompt, completions: Sequence[Completion]) -> 
 
 @dataclass(slots=True)
 class Newest:
-    """The newest weight version, read from Redis at most every `FRESH_S`, as replicas learn of it by a message."""
+    """The newest weight version, read from Redis at most every `FRESH_S`, as replicas learn of it by a
+    message."""
 
     redis: Any
     keys: Keys
@@ -104,7 +108,8 @@ class Newest:
 async def coordinate(
     config: Config, url: str, data: list[Prompt], fleet: Fleet, owner: str, scoring: Score | None = None
 ) -> Coordination:
-    """Run one coordinator to the end of the run (all steps trained); raises what stopped it. `scoring`: `score` by default."""
+    """Run one coordinator to the end of the run (all steps trained); raises what stopped it. `scoring`:
+    `score` by default."""
     redis = connect_async(url)
     keys = Keys(config.run.name)
 
@@ -138,8 +143,8 @@ async def coordinate(
 class Learner:
     """A learner whose optimizer is a timer: plans, reads and decodes each step's groups, sleeps, publishes.
 
-    `trained[step]` are the group ids of the surviving step; `waited[step]` the seconds without groups. Stops before a
-    step when `stop` is set, as a crash does: nothing is acknowledged that no checkpoint contains.
+    `trained[step]` are the group ids of the surviving step; `waited[step]` the seconds without groups. Stops
+    before a step when `stop` is set, as a crash does: nothing is acknowledged that no checkpoint contains.
     """
 
     config: Config

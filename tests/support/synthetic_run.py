@@ -1,7 +1,7 @@
 """A run without models: real groups through the real queue, ledger and telemetry, with made-up contents.
 
-What monitoring sees of it is what it sees of a run, at any rate one likes. Used by benchmarks/monitoring.py and by the
-tests of the views.
+What monitoring sees of it is what it sees of a run, at any rate one likes. Used by benchmarks/monitoring.py
+and by the tests of the views.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def config_of(run: str, **sections: Any) -> Config:
 
 
 class SyntheticRun:
-    """Walks `config`'s run batch by batch. Everything it writes goes through the modules the real parts use."""
+    """Walks `config`'s run batch by batch. Everything it writes goes through the modules the real parts
+    use."""
 
     def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0) -> None:
         self.config, self.keys = config, Keys(config.run.name)
@@ -94,8 +95,8 @@ class SyntheticRun:
     def beat(
         self, version: int, running: int = 5, learner: str = "training", answers: int = 0, **lacking: int
     ) -> None:
-        """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second; the learner is `lacking` so many
-        groups (`missing`) since `batch`."""
+        """One heartbeat of every part; `answers` wait at the verifier, which judges 40 a second; the learner
+        is `lacking` so many groups (`missing`) since `batch`."""
         run = self.config.run.name
         for i, replica in enumerate(REPLICAS):
             state = {
@@ -161,7 +162,8 @@ class SyntheticRun:
         }
 
     def _shard(self, batch: int, shard: int) -> list[Group]:
-        """Groups whose counts are U-shaped, and whose extra goes to the hard ones more the further the run is."""
+        """Groups whose counts are U-shaped, and whose extra goes to the hard ones more the further the run
+        is."""
         rollout = self.config.rollout
         n, trials = rollout.prompts_per_shard, rollout.pre_rollouts
         counts = self._random.binomial(trials, self._random.beta(0.4, 0.3, n))

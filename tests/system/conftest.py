@@ -1,4 +1,5 @@
-"""Whole runs in the background whose parts can be killed: `hora run tiny` at a small size, on the real stack."""
+"""Whole runs in the background whose parts can be killed: `hora run tiny` at a small size, on the real
+stack."""
 
 import json
 import os
@@ -115,7 +116,8 @@ class LiveRun:
         how: signal.Signals = signal.SIGKILL,
         within_s: float = 1.0,
     ) -> psutil.Process:
-        """Send `how` to one process of the part, at a moment within the next `within_s` seconds; the process."""
+        """Send `how` to one process of the part, at a moment within the next `within_s` seconds; the
+        process."""
         time.sleep(within_s * chance.random())
         deadline = time.monotonic() + 60
         while not (victims := self.part(name)):  # it may be between two lives, as workers often are
@@ -128,7 +130,8 @@ class LiveRun:
     def kill_launcher(self) -> float:
         """SIGKILL the launcher alone; seconds until everything else has ended by itself.
 
-        Ray's agents are the last: they try for a minute to tell a control store that is gone that the raylet is gone.
+        Ray's agents are the last: they try for a minute to tell a control store that is gone that the raylet
+        is gone.
         """
         assert self._process is not None
         self.processes()

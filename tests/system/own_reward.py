@@ -1,4 +1,5 @@
-"""A reward and a way to find answers of a user's own. Such functions always run in a verifier's worker process."""
+"""A reward and a way to find answers of a user's own. Such functions always run in a verifier's worker
+process."""
 
 
 def brevity(problem: str, completion: str, answer: str) -> float:

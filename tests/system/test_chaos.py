@@ -1,5 +1,5 @@
-"""Parts of a live run are killed without warning, under load. The run ends as if nothing had happened, or `--resume`
-ends it: every group trained in exactly one surviving step, no budget lost, no process left.
+"""Parts of a live run are killed without warning, under load. The run ends as if nothing had happened, or
+`--resume` ends it: every group trained in exactly one surviving step, no budget lost, no process left.
 """
 
 import json
@@ -46,7 +46,8 @@ def test_a_run_survives_the_death_of(part: str, live_run: Callable[..., Any], ch
 def test_a_learner_dies_of_which_every_batch_awaits_its_version(
     transport: str, live_run: Callable[..., Any], chance: random.Random
 ) -> None:
-    """Without staleness nothing is sampled until the learner that repeats its steps says which version is out."""
+    """Without staleness nothing is sampled until the learner that repeats its steps says which version is
+    out."""
     run = live_run(STEPS, **{"weights.transport": transport, "rollout.max_staleness": 0})
     for _ in range(3):
         run.until(run.trained() + chance.randint(2, 6))

@@ -1,5 +1,5 @@
-"""A Ray cluster on free ports, the application by `serve deploy`, the learner beside it: parts come and go, training
-does not notice.
+"""A Ray cluster on free ports, the application by `serve deploy`, the learner beside it: parts come and go,
+training does not notice.
 """
 
 import os
@@ -339,7 +339,8 @@ def test_a_transfer_group_is_formed_anew_when_replicas_come_die_and_go(cluster: 
     cluster.until("two replicas on new weights", lambda: newest_on(2))
     cluster.steps_more(5)
 
-    # While nothing is asked for no step is made and no version published: who comes now must be sent the last one again.
+    # While nothing is asked for no step is made and no version published: who comes now must be sent the last
+    # one again.
     cluster.pause(True)
     cluster.until("a learner that waits", lambda: cluster.stands_still(20.0))
     version, victim = cluster.state().version, cluster.alive("generator")[0]

@@ -1,4 +1,5 @@
-"""`hora eval` on the real stack, two replicas: stopped by SIGTERM, it goes on to its end without repeating a sample."""
+"""`hora eval` on the real stack, two replicas: stopped by SIGTERM, it goes on to its end without repeating a
+sample."""
 
 import json
 import os

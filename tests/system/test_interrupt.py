@@ -1,4 +1,5 @@
-"""SIGTERM, a closing terminal and Ctrl-C stop everything that was started; `--resume` continues without a gap."""
+"""SIGTERM, a closing terminal and Ctrl-C stop everything that was started; `--resume` continues without a
+gap."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""The page of `hora run` itself in headless Chromium: its figures are the JSON endpoint's, and it outlives its server."""
+"""The page of `hora run` itself in headless Chromium: its figures are the JSON endpoint's, and it outlives
+its server."""
 
 import json
 import os

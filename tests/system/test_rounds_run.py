@@ -1,4 +1,5 @@
-"""A whole run on the real stack whose Phase B goes in four rounds that stop at a hit, and whose coordinator is killed."""
+"""A whole run on the real stack whose Phase B goes in four rounds that stop at a hit, and whose coordinator
+is killed."""
 
 import json
 import random

@@ -1,4 +1,5 @@
-"""The router as Serve runs it: samples fill a replica up to its reserved places, and calls to all replicas go through."""
+"""The router as Serve runs it: samples fill a replica up to its reserved places, and calls to all replicas go
+through."""
 
 import asyncio
 import time

@@ -1,4 +1,5 @@
-"""`hora study` on the real stack: two arms, two seeds, stopped in the middle, ended by the same command, compared."""
+"""`hora study` on the real stack: two arms, two seeds, stopped in the middle, ended by the same command,
+compared."""
 
 import json
 import os
@@ -50,7 +51,8 @@ def steps(cell: Path) -> list[int]:
 
 
 def interrupted(command: list[str], out: Path, log: Path) -> None:
-    """Run the study until its second cell has trained a step, then press Ctrl-C; nothing it started may be left."""
+    """Run the study until its second cell has trained a step, then press Ctrl-C; nothing it started may be
+    left."""
     with log.open("wb") as file:
         first = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
         try:

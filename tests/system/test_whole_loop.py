@@ -1,4 +1,5 @@
-"""The real stack end to end: vLLM generates, Serve hosts, Redis queues, DeepSpeed learns, weights come back."""
+"""The real stack end to end: vLLM generates, Serve hosts, Redis queues, DeepSpeed learns, weights come
+back."""
 
 import json
 import os

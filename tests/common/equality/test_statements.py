@@ -1,4 +1,5 @@
-"""What an answer claims: a value behind a name is right, an equation to solve, a step or two answers are not."""
+"""What an answer claims: a value behind a name is right, an equation to solve, a step or two answers are
+not."""
 
 from __future__ import annotations
 
