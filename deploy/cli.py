@@ -235,6 +235,26 @@ def study(
 
 
 @app.command()
+def sample(
+    config: ConfigPath,
+    prompts: Annotated[int, typer.Option(help="Training prompts, drawn at random.")] = 300,
+    samples: Annotated[
+        int, typer.Option(min=1, help="Completions of each: the largest G that can be planned.")
+    ] = 64,
+    out: Annotated[Path, typer.Option(help="File of counts, one line a prompt.")] = Path("counts.jsonl"),
+    set_: Overrides = None,
+) -> None:
+    """Count successes of training prompts for `hora plan`. The same command goes on after an interruption."""
+    from common.load import load
+    from deploy.launch.counting import count_local
+    from deploy.launch.signals import stopped_by_signals
+
+    chosen = load(config, set_ or ())
+    with stopped_by_signals():
+        count_local(chosen, prompts, samples, out)
+
+
+@app.command()
 def plan(
     source: Annotated[
         Path,

@@ -57,7 +57,7 @@ def open_samples(path: Path, about: Mapping[str, Any], problems: Sequence[Prompt
     """
     header = {"about": dict(about), "problems": fingerprint(problems)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _cut_torn_line(path)
+    cut_torn_line(path)
     if not path.exists() or path.stat().st_size == 0:
         append(path, [header])
         return
@@ -86,7 +86,7 @@ def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         ) from error
 
 
-def _cut_torn_line(path: Path) -> None:
+def cut_torn_line(path: Path) -> None:
     """Cut off what follows the last line end, reading no more than that from a file that may hold
     gigabytes."""
     if not path.exists():

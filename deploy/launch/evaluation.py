@@ -26,7 +26,7 @@ from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
-from evaluation.evaluate import Generate, evaluate
+from evaluation.evaluate import Generate, Score, evaluate
 from evaluation.evaluate import Progress as Reading
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from learner.records import log_evaluation
@@ -129,30 +129,23 @@ def sample(
     `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has
     done: 0 for the model of the configuration, trained or not.
     """
-    from ray import serve
-
-    from actors.calls import generator_calls, verifier_calls
-
-    generate = generator_calls(
-        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
-    )
-    score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
-    with _bar(console) as bar:
+    generate, score = sampling_calls(config, version)
+    with sampling_bar(console) as bar:
         task = bar.add_task(
             f"{benchmark.title}, step {step}", total=len(problems) * benchmark.samples, figures=""
         )
         counts = asyncio.run(
             evaluate(
                 problems,
-                on_version(generate, version),
+                generate,
                 score,
                 benchmark.samples,
                 folder / f"{benchmark.name}-step{step}.samples.jsonl",
-                about=_about(config, benchmark, step),
+                about={"benchmark": benchmark.name, "step": step, **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config),
-                progress=lambda p: bar.update(task, completed=p.done, figures=_figures(p)),
+                progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
             )
         )
     model = config.run.name if version else config.model.path
@@ -163,6 +156,19 @@ def sample(
         result = replace(result, formatted=None)
     write_result(folder, result)
     return result
+
+
+def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
+    """Generators that answer from weights `version` alone, and verifiers, of the application that runs."""
+    from ray import serve
+
+    from actors.calls import generator_calls, verifier_calls
+
+    generate = generator_calls(
+        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
+    )
+    score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
+    return on_version(generate, version), score
 
 
 def on_version(generate: Generate, version: int) -> Generate:
@@ -215,13 +221,12 @@ def weights_digest(folder: Path) -> str | None:
     return digest.hexdigest()
 
 
-def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
+def about_sampling(config: Config) -> dict[str, Any]:
+    """What completions and their success depend on, but for the problems and the seed."""
     return {
-        "benchmark": benchmark.name,
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),
         "dtype": config.model.dtype,
-        "step": step,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
         "success": config.reward.success,
@@ -229,12 +234,12 @@ def _about(config: Config, benchmark: Benchmark, step: int) -> dict[str, Any]:
     }
 
 
-def _figures(p: Reading) -> str:
+def figures(p: Reading) -> str:
     minutes, seconds = divmod(round(p.left_s or 0), 60)
     return f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
 
 
-def _bar(console: Console) -> Progress:
+def sampling_bar(console: Console) -> Progress:
     columns: Sequence[Any] = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -60,7 +60,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
-    asked, config = config, _with_port(config)
+    asked, config = config, with_port(config)
     require(Target(config), console)
     if not resume:
         refuse_leftovers(config, fresh=fresh)
@@ -95,7 +95,7 @@ def evaluate_local(
     require(Target(config, "eval"), console)
     label = (step_of(config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
-    config = _with_port(config)
+    config = with_port(config)
     try:
         with stack(config, out.resolve(), console, train=False):
             for benchmark, its_problems in zip(chosen, problems, strict=True):
@@ -141,7 +141,7 @@ def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
     write_config(run_dir, config)
 
 
-def _with_port(config: Config) -> Config:
+def with_port(config: Config) -> Config:
     """With a free port in the place of 0."""
     if config.telemetry.http_port:
         return config

@@ -90,7 +90,7 @@ def run_cell(config: Config, every: int) -> Path:
 def _prepare(config: Config) -> Parts:
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    prompts = _prompts(config, task, tokenizer)
+    prompts = training_prompts(config, task, tokenizer)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     set_device(config, 0)
     if not is_initialized():
@@ -107,7 +107,7 @@ def _prepare(config: Config) -> Parts:
     )
 
 
-def _prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+def training_prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
     rows = [(task.questions[i], "|".join(task.right[i])) for i in task.sets[TRAINED]]
     return [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
 

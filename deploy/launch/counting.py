@@ -1,0 +1,90 @@
+"""`hora sample`: counts of training prompts for `hora plan`, with generators and verifiers of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from actors.coordinator.deployment import render_prompts
+from common.config import Config
+from common.errors import ConfigError
+from common.order import order
+from common.prompts import load_tokenizer
+from common.types import Prompt
+from deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
+from deploy.launch.local import stack, with_port
+from deploy.preflight.checks import require
+from deploy.preflight.findings import Target
+from deploy.preflight.machine import check_writable
+from evaluation.plan.collect import collect
+from evaluation.plan.counts import LEAST_PROMPTS, CountsError
+
+
+def count_local(config: Config, number: int, samples: int, out: Path) -> None:
+    """Draw `samples` completions of `number` training prompts on config.model.path and append their counts to `out`.
+
+    Raises ConfigError for numbers that no plan can be made from, before anything is started.
+    """
+    console, out = Console(), out.resolve()
+    check_writable(out.parent, "--out")
+    require(Target(config, "eval"), console)
+    prompts = choose(config, number)
+    config = with_port(config)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
+            stack(config, Path(folder), console, train=False),
+        ):
+            _count(config, prompts, samples, out, console)
+    except (KeyboardInterrupt, SystemExit):
+        console.print(
+            f"\nstopped; every prompt that was finished is kept in {out}: the same command goes on",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise SystemExit(130) from None
+    console.print(f"{out}: next, hora plan {out}", markup=False, soft_wrap=True)
+
+
+def choose(config: Config, number: int) -> list[Prompt]:
+    """`number` training prompts at random, by run.seed; a larger number holds those of a smaller one.
+
+    They are numbered as in a run of the same configuration. Raises ConfigError where the rewards say nothing of
+    success, or the data or the number are too small.
+    """
+    if config.reward.success is None:
+        raise ConfigError(
+            f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one in "
+            "reward.success"
+        )
+    if number < LEAST_PROMPTS:
+        raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
+    found = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
+    if number > len(found):
+        raise CountsError(
+            f"--prompts ({number}): {config.data.path} has {len(found)} usable; ask for as many"
+        )
+    return [found[place] for place in order(len(found), config.run.seed, 0)[:number]]
+
+
+def _count(config: Config, prompts: list[Prompt], samples: int, out: Path, console: Console) -> None:
+    generate, score = sampling_calls(config, version=0)
+    with sampling_bar(console) as bar:
+        task = bar.add_task("training prompts", total=len(prompts) * samples, figures="")
+        asyncio.run(
+            collect(
+                prompts,
+                generate,
+                score,
+                samples,
+                out,
+                about={"data": config.data.path, **about_sampling(config)},
+                seed=config.run.seed,
+                samples_per_request=config.rollout.samples_per_request,
+                in_flight=in_flight(config),
+                progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
+            )
+        )

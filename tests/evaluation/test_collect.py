@@ -1,0 +1,156 @@
+"""`hora sample`: counts of training prompts, gone on with after an interruption, and never of two things in one file."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from common.load import load
+from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
+from deploy.cli import app
+from deploy.launch.counting import choose
+from evaluation.evaluate import Progress
+from evaluation.plan.collect import collect
+from evaluation.plan.counts import CountsError, read_counts
+
+ABOUT = {"model": "dice", "temperature": 1.0}
+SAMPLES = 20
+
+
+def prompts(n: int) -> list[Prompt]:
+    return [Prompt(i, f"roll {i}", str(i), np.array([i], np.int32)) for i in range(n)]
+
+
+class Dice:
+    """Sample j depends on seed + j alone, as vLLM's does; prompt i is right in i mod 7 of 6 throws."""
+
+    def __init__(self, fail_after: int | None = None) -> None:
+        self.asked: list[tuple[int, int]] = []
+        self.waiting = self.most_waiting = 0
+        self._fail_after = fail_after
+
+    async def generate(self, request: SamplingRequest) -> list[Completion]:
+        if self._fail_after is not None and len(self.asked) >= self._fail_after:
+            raise ConnectionError("the generator is gone")
+        self.asked.append((request.prompt.index, request.n))
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        await asyncio.sleep(0.001)
+        self.waiting -= 1
+        return [self._throw(request.prompt.index, request.seed + j) for j in range(request.n)]
+
+    def _throw(self, prompt: int, seed: int) -> Completion:
+        face = random.Random(seed).randrange(6)
+        tokens = np.arange(face + 1, dtype=np.int32)
+        text = "right" if face < prompt % 7 else "wrong"
+        return Completion(
+            text, tokens, np.zeros(face + 1, np.float32), "stop", (VersionSpan(0, 0, face + 1),)
+        )
+
+
+async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+    return [Scored({"accuracy": float(c.text == "right")}, c.text == "right") for c in completions]
+
+
+def run(out: Path, dice: Dice, n: int = 100, **changed: Any) -> None:
+    settings = {"samples": SAMPLES, "about": ABOUT, "samples_per_request": 8, "in_flight": 12, **changed}
+    asyncio.run(collect(prompts(n), dice.generate, score, out=out, **settings))
+
+
+def lines(path: Path) -> dict[int, dict[str, Any]]:
+    read = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len({record["id"] for record in read}) == len(read)
+    return {record["id"]: record for record in read}
+
+
+def test_the_counts_are_those_of_the_samples_and_a_plan_reads_them(tmp_path: Path) -> None:
+    out, dice, seen = tmp_path / "new" / "counts.jsonl", Dice(), list[Progress]()
+    run(out, dice, progress=seen.append)
+    found = lines(out)
+    assert sorted(found) == list(range(100))
+    assert sorted(n for index, n in dice.asked if index == 3) == [4, 8, 8]
+    assert {(r["trials"], r["successes"]) for i, r in found.items() if i % 7 == 6} == {(SAMPLES, SAMPLES)}
+    assert {r["successes"] for i, r in found.items() if i % 7 == 0} == {0}
+    halves = [r["successes"] for i, r in found.items() if i % 7 == 3]
+    assert abs(np.mean(halves) - SAMPLES / 2) < 3
+    assert 6 < dice.most_waiting <= 12
+    assert (seen[-1].done, seen[-1].total) == (100 * SAMPLES, 100 * SAMPLES)
+    assert seen[-1].tokens == sum(r["tokens"] for r in found.values())
+    counts = read_counts(out)
+    assert counts.successes.tolist() == [r["successes"] for r in found.values()]
+    assert counts.tokens is not None
+    assert counts.reach == SAMPLES
+    made = CliRunner().invoke(app, ["plan", str(out), "--group-size", "16", "--rounds", "1", "--json"])
+    assert made.exit_code == 0, made.output
+    assert all(0 < row["tokens"] < 16 * 6 for row in json.loads(made.stdout)["rows"])
+
+
+def test_an_interrupted_call_goes_on_with_what_is_missing_and_draws_the_same(tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole.jsonl", tmp_path / "counts.jsonl"
+    run(whole, Dice())
+    with pytest.raises(ConnectionError):
+        run(out, Dice(fail_after=60))
+    kept = lines(out)
+    assert 10 <= len(kept) <= 20
+    with out.open("a") as file:
+        file.write('{"id":99,"succ')  # torn by a crash
+    dice = Dice()
+    run(out, dice)
+    assert not kept.keys() & {index for index, _ in dice.asked}
+    assert lines(out) == lines(whole)
+    again = Dice()
+    run(out, again)
+    assert again.asked == []
+    run(out, again, n=110)
+    assert {index for index, _ in again.asked} == set(range(100, 110))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"samples": 64}, "samples = 20, now it is 64"),
+        ({"seed": 1}, "seed = 0, now it is 1"),
+        ({"about": {**ABOUT, "model": "coin"}}, "model = 'dice', now it is 'coin'"),
+    ],
+)
+def test_counts_of_two_things_never_meet(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    run(tmp_path / "counts.jsonl", Dice(), n=3)
+    dice = Dice()
+    with pytest.raises(CountsError, match=f"counts.jsonl:1: was counted with {says}: choose another --out"):
+        run(tmp_path / "counts.jsonl", dice, **changed)
+    assert dice.asked == []
+
+
+def test_other_prompts_and_other_files_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "counts.jsonl"
+    run(out, Dice(), n=3)
+    other = [Prompt(p.index, "other", p.answer, p.tokens) for p in prompts(3)]
+    with pytest.raises(CountsError, match="was counted with prompt = "):
+        asyncio.run(collect(other, Dice().generate, score, SAMPLES, out, about=ABOUT))
+    out.write_text('{"id": 1, "successes": 2, "trials": 3}\n')
+    with pytest.raises(
+        CountsError, match=r"counts.jsonl:1: not a line of `hora sample`; choose another --out"
+    ):
+        run(out, Dice())
+
+
+def test_training_prompts_are_chosen_at_random_as_a_prefix_and_too_few_are_refused() -> None:
+    config = load("tiny", ["data.limit=400"])
+    few, more = choose(config, 100), choose(config, 150)
+    assert [p.index for p in few] == [p.index for p in more[:100]]
+    assert sorted(p.index for p in few) != list(range(100))
+    assert len({p.index for p in few}) == 100
+    other = choose(load("tiny", ["data.limit=400", "run.seed=1"]), 100)
+    assert {p.index for p in other} != {p.index for p in few}
+    with pytest.raises(CountsError, match=r"--prompts \(20\): a plan needs 100"):
+        choose(config, 20)
+    with pytest.raises(CountsError, match=r"--prompts \(500\): arithmetic has 400 usable"):
+        choose(config, 500)
