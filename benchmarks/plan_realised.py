@@ -132,7 +132,7 @@ def _compared(arm: Arm, seed: int, row: Row, found: tuple[float, float]) -> Comp
 
 
 def table(found: Sequence[Compared]) -> str:
-    """Markdown: a line for each arm and quantity; the difference and its standard error over seeds in points."""
+    """Markdown: a line for each arm and quantity; difference and its standard error over seeds, in points."""
     lines = [
         "| rule | of | predicted % | realised % | realised - predicted | largest of a seed | held |",
         "|---|---|---:|---:|---:|---:|---:|",

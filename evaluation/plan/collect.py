@@ -1,4 +1,4 @@
-"""Count successes of training prompts for a plan: one line per prompt in one file, which a later call resumes.
+"""Count successes of training prompts for a plan, one line per prompt in a file that a later call resumes.
 
     requests (prompt, first sample, seed) ─► generate ─► score
         ─► {"id", "successes", "trials", "tokens", "about"}
@@ -37,8 +37,8 @@ async def collect(
 ) -> None:
     """Draw `samples` completions of each prompt that `out` does not hold yet and append its counts.
 
-    `about` names what is sampled, as for `evaluate`. At most about `in_flight` requests wait at a time. Raises
-    CountsError when `out` is of something else, and whatever `generate` or `score` raise: finished prompts
+    `about` names what is sampled, as for `evaluate`. At most about `in_flight` requests wait at a time.
+    Raises CountsError when `out` is of something else, and whatever `generate` or `score` raise: finished prompts
     are kept.
     """
     identity = json.loads(json.dumps({**about, "samples": samples, "seed": seed}))
