@@ -38,8 +38,8 @@ async def collect(
     """Draw `samples` completions of each prompt that `out` does not hold yet and append its counts.
 
     `about` names what is sampled, as for `evaluate`. At most about `in_flight` requests wait at a time.
-    Raises CountsError when `out` is of something else, and whatever `generate` or `score` raise: finished prompts
-    are kept.
+    Raises CountsError when `out` is of something else, and whatever `generate` or `score` raise:
+    finished prompts are kept.
     """
     identity = json.loads(json.dumps({**about, "samples": samples, "seed": seed}))
     held = _held(out, {p.index: {**identity, "prompt": fingerprint([p])} for p in prompts}, identity)
