@@ -41,7 +41,7 @@ contracts: setup
 check: lint types contracts
 
 docs: setup
-	$(BIN)/mkdocs build -q
+	$(BIN)/mkdocs build
 
 # The pages that are generated from the code.
 reference: setup

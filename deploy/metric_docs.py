@@ -1,4 +1,7 @@
-"""docs/reference/metrics.md from the exporter itself: `python -m deploy.metric_docs > docs/reference/metrics.md`."""
+"""docs/reference/metrics.md from the exporter itself:
+
+`python -m deploy.metric_docs > docs/reference/metrics.md`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from deploy.monitor.prometheus import COUNTERS, GAUGES
 
 HEAD = """# Prometheus metrics
 
-Ray exports these with its own metrics, and every one carries the label `run`. Several ingress replicas export the same
-snapshot, so aggregate with `max by (run)`. The scrape file, the alerts and the dashboard are described in
-[Prometheus and Grafana](monitoring.md#prometheus-and-grafana). Generated from `deploy/monitor/prometheus.py`.
+Ray exports these with its own metrics, and every one carries the label `run`. Several ingress replicas
+export the same snapshot, so aggregate with `max by (run)`. The scrape file, the alerts and the dashboard are
+described in [Prometheus and Grafana](monitoring.md#prometheus-and-grafana). Generated from
+`deploy/monitor/prometheus.py`.
 
 ## Gauges
 
