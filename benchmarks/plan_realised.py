@@ -49,7 +49,7 @@ ARMS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Shares of prompts with a hit and of groups with signal: predicted, with intervals, and realised."""
+    """Shares of prompts with a hit and of groups with signal: predicted, with its interval, and realised."""
 
     arm: Arm
     seed: int
@@ -116,7 +116,7 @@ def realise(config: Config) -> tuple[float, float]:
 
 
 def compare(task: Path, folder: Path, seed: int, epochs: int, arms: Sequence[Arm] = ARMS) -> list[Compared]:
-    """One seed: its own counts, its plan, and a cell for each arm. They share no random numbers."""
+    """One seed: its own counts, its plan, a cell for each arm. Counts and cells share no random numbers."""
     counts = count(configuration(task, folder, arms[0], 10_000 + seed, epochs), TRIALS)
     shard = len(counts.trials) // BATCHES
     rows = forecast(counts, arms, shard).rows
@@ -132,7 +132,7 @@ def _compared(arm: Arm, seed: int, row: Row, found: tuple[float, float]) -> Comp
 
 
 def table(found: Sequence[Compared]) -> str:
-    """Markdown: a line for each arm and quantity; differences in points, with their standard error."""
+    """Markdown: a line for each arm and quantity; difference and its standard error over seeds, in points."""
     lines = [
         "| rule | of | predicted % | realised % | realised - predicted | largest of a seed | held |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -151,8 +151,8 @@ def _line(name: str, of: str, own: Sequence[tuple[float, float, bool]]) -> str:
     off = 100 * (realised - predicted)
     error = f" ± {off.std(ddof=1) / len(off) ** 0.5:.1f}" if len(off) > 1 else ""
     return (
-        f"| {name} | {of} | {100 * predicted.mean():.1f} | {100 * realised.mean():.1f} "
-        f"| {off.mean():+.1f}{error} | {np.abs(off).max():.1f} | {held.sum()} of {len(held)} |"
+        f"| {name} | {of} | {100 * predicted.mean():.1f} | {100 * realised.mean():.1f} | "
+        f"{off.mean():+.1f}{error} | {np.abs(off).max():.1f} | {held.sum()} of {len(held)} |"
     )
 
 

@@ -24,7 +24,7 @@ from evaluation.plan.counts import LEAST_PROMPTS, CountsError
 
 
 def count_local(config: Config, number: int, samples: int, out: Path) -> None:
-    """Append to `out` the counts of `samples` completions of each of `number` training prompts.
+    """Draw `samples` completions of `number` training prompts on config.model.path; append counts to `out`.
 
     Raises ConfigError for numbers that no plan can be made from, before anything is started.
     """
@@ -57,8 +57,8 @@ def choose(config: Config, number: int) -> list[Prompt]:
     """
     if config.reward.success is None:
         raise ConfigError(
-            f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: "
-            "name one in reward.success"
+            f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one "
+            "in reward.success"
         )
     if number < LEAST_PROMPTS:
         raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")

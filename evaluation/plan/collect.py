@@ -1,9 +1,10 @@
-"""Count successes of training prompts for a plan: one line per prompt, in a file that can be gone on with.
+"""Count successes of training prompts for a plan, one line per prompt in a file that a later call resumes.
 
-    requests (prompt, first sample, seed) ─► generate ─► score ─► a line {"id", "successes", "trials", …}
+    requests (prompt, first sample, seed) ─► generate ─► score
+        ─► {"id", "successes", "trials", "tokens", "about"}
 
-A prompt is written when all its samples are counted, so an interruption costs the prompts that were in work
-and no others. Each line says what it is of: counts of two models, temperatures or sizes never meet in a file.
+A prompt is written when all its samples are counted, so an interruption costs only the prompts in work.
+Each line says what it is of: counts of two models, temperatures or sizes never meet in a file.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ async def collect(
     """Draw `samples` completions of each prompt that `out` does not hold yet and append its counts.
 
     `about` names what is sampled, as for `evaluate`. At most about `in_flight` requests wait at a time.
-    Raises CountsError when `out` is of something else, and whatever `generate` or `score` raise: finished
-    prompts are kept.
+    Raises CountsError when `out` is of something else, and whatever `generate` or `score` raise:
+    finished prompts are kept.
     """
     identity = json.loads(json.dumps({**about, "samples": samples, "seed": seed}))
     held = _held(out, {p.index: {**identity, "prompt": fingerprint([p])} for p in prompts}, identity)

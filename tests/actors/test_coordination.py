@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,19 +23,12 @@ from common.load import load
 from common.order import batch_rows
 from common.redis import connect
 from common.types import Completion, Group, Prompt, SamplingRequest, Scored
-from deploy.launch.redis_server import RedisServer
 from evaluation.audit import audit, gather
 from learner.steps import Reader
 from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts, score, score_by_chance
 
 PROMPTS, GROUP = 6, 5
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 def config_of(name: str, staleness: int, steps: int = 6, **more: Any) -> Config:
@@ -97,7 +90,7 @@ def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
 
 async def with_deaths(
     config: Config,
-    url: str,
+    redis_url: str,
     chance: random.Random,
     coordinators: int,
     deaths: int,
@@ -106,14 +99,16 @@ async def with_deaths(
 ) -> tuple[Learner, dict[str, Group]]:
     """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
     data, fleet = prompts(17), fleet_of(chance, 0.02)
-    learner = Learner(config, url, lambda: chance.random() * 0.02, checkpoint_every=2)
+    learner = Learner(config, redis_url, lambda: chance.random() * 0.02, checkpoint_every=2)
     payloads = payloads_of(monkeypatch)
     lives = 0
 
     def coordinator() -> asyncio.Task[Any]:
         nonlocal lives
         lives += 1
-        return asyncio.create_task(coordinate(config, url, data, fleet, f"coordinator-{lives}", scoring))
+        return asyncio.create_task(
+            coordinate(config, redis_url, data, fleet, f"coordinator-{lives}", scoring)
+        )
 
     failures: list[BaseException] = []
 
@@ -160,16 +155,16 @@ async def keeps_its_lease(self: Leases, name: str) -> None:
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_group_is_trained_once_whoever_dies_when(
-    url: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(f"{staleness}:{seed}")
     config = config_of(f"deaths-{staleness}-{seed}", staleness)
     if seed % 2:
         monkeypatch.setattr(Leases, "release", keeps_its_lease)
     learner, payloads = asyncio.run(
-        with_deaths(config, url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch)
+        with_deaths(config, redis_url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch)
     )
-    every_promise_was_kept(url, config, learner, payloads)
+    every_promise_was_kept(redis_url, config, learner, payloads)
 
 
 IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_per_request": 2}
@@ -179,7 +174,7 @@ IN_ROUNDS = {"rollout.group_size": 10, "allocation.rounds": 4, "rollout.samples_
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
 def test_every_round_is_divided_once_whoever_dies_when(
-    url: str, stop: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, stop: str, staleness: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(f"{stop}:{staleness}:{seed}")
     config = config_of(
@@ -190,7 +185,7 @@ def test_every_round_is_divided_once_whoever_dies_when(
     learner, payloads = asyncio.run(
         with_deaths(
             config,
-            url,
+            redis_url,
             chance,
             coordinators=2,
             deaths=8,
@@ -198,8 +193,8 @@ def test_every_round_is_divided_once_whoever_dies_when(
             scoring=score_by_chance,
         )
     )
-    every_promise_was_kept(url, config, learner, payloads)
-    for report in map(json.loads, connect(url).hvals(Keys(config.run.name).shards)):
+    every_promise_was_kept(redis_url, config, learner, payloads)
+    for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert [sum(r["extra"]) for r in report["rounds"]] == [PROMPTS // 3 * (10 - 2) // 4] * 4
         assert_stops(report, stop)
 
@@ -216,7 +211,9 @@ def assert_stops(report: dict[str, Any], stop: str) -> None:
         trials = [t + extra for t, extra in zip(trials, division["extra"], strict=True)]
 
 
-def every_promise_was_kept(url: str, config: Config, learner: Learner, payloads: dict[str, Group]) -> None:
+def every_promise_was_kept(
+    redis_url: str, config: Config, learner: Learner, payloads: dict[str, Group]
+) -> None:
     """Each group trained once, Γ·G rollouts a batch, nothing left in Redis, and a clean audit."""
     steps = [learner.trained[s] for s in range(config.learner.steps)]
     assert [len(ids) for ids in steps] == [PROMPTS] * config.learner.steps
@@ -224,7 +221,7 @@ def every_promise_was_kept(url: str, config: Config, learner: Learner, payloads:
     for batch in range(config.learner.steps):
         rollouts = PROMPTS * config.rollout.group_size
         assert sum(g.size for g in payloads.values() if g.batch == batch) == rollouts
-    client = connect(url)
+    client = connect(redis_url)
     assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
     keys = Keys(config.run.name)
     assert client.xlen(keys.groups) == 0
@@ -234,20 +231,20 @@ def every_promise_was_kept(url: str, config: Config, learner: Learner, payloads:
     assert rollouts_held(client, config.run.name) == set()
 
 
-def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(url: str) -> None:
+def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(redis_url: str) -> None:
     config = config_of("full", staleness=4, steps=5, **{"rollout.shards_in_flight": 1, "queue.capacity": 30})
-    keys, client = Keys("full"), connect(url)
+    keys, client = Keys("full"), connect(redis_url)
 
     async def scenario() -> None:
         work = asyncio.create_task(
-            coordinate(config, url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
+            coordinate(config, redis_url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
         )
         async with asyncio.timeout(20):
             while client.xlen(keys.groups) < 30:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)
         assert client.xlen(keys.groups) == 30
-        learner = Learner(config, url, lambda: 0.0)
+        learner = Learner(config, redis_url, lambda: 0.0)
         async with asyncio.timeout(20):
             await asyncio.to_thread(learner.run)
             await work
@@ -256,19 +253,19 @@ def test_a_full_queue_pauses_the_coordinator_after_the_shard_in_hand(url: str) -
     asyncio.run(scenario())
 
 
-def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(url: str) -> None:
+def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(redis_url: str) -> None:
     config = config_of("paused", staleness=1, steps=3)
-    keys, client = Keys("paused"), connect(url)
+    keys, client = Keys("paused"), connect(redis_url)
     client.hset(keys.state, "paused", "1")
 
     async def scenario() -> None:
         work = asyncio.create_task(
-            coordinate(config, url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
+            coordinate(config, redis_url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
         )
         await asyncio.sleep(0.5)
         assert client.xlen(keys.groups) == 0
         client.hset(keys.state, "paused", "0")
-        learner = Learner(config, url, lambda: 0.0)
+        learner = Learner(config, redis_url, lambda: 0.0)
         async with asyncio.timeout(20):
             await asyncio.to_thread(learner.run)
             await work
@@ -280,10 +277,10 @@ def test_a_paused_run_finishes_what_it_has_begun_and_goes_on_when_resumed(url: s
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("part", ["generators", "verifiers"])
 def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
-    url: str, part: str, in_flight: int, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, part: str, in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(f"held-{part}-{in_flight}", staleness=1, **{"rollout.shards_in_flight": in_flight})
-    keys, client, made = Keys(config.run.name), connect(url), list[Coordination]()
+    keys, client, made = Keys(config.run.name), connect(redis_url), list[Coordination]()
     run = Coordination.run
     monkeypatch.setattr(Coordination, "run", lambda self: (made.append(self), run(self))[1])
     first = {row for _, row in batch_rows(0, PROMPTS, 17, config.run.seed)[: PROMPTS // 3]}
@@ -305,7 +302,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
                 await asyncio.sleep(0.01)
 
     async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
         await comes_to_wait_for("an operator: the run is paused")
         client.hset(keys.state, "paused", "0")
         async with asyncio.timeout(10):
@@ -336,15 +333,15 @@ ROUNDS_3 = {"allocation.rounds": "3"}
 )
 @pytest.mark.parametrize("part", ["pre_rollouts", "additional"])
 def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_gave_it(
-    url: str, part: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    redis_url: str, part: str, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(f"redo-{part}-{'-'.join(more)}", staleness=1, steps=2, **more)
-    keys, client = Keys(config.run.name), connect(url)
+    keys, client = Keys(config.run.name), connect(redis_url)
     payloads = payloads_of(monkeypatch)
 
     async def scenario() -> Learner:
         work = asyncio.create_task(
-            coordinate(config, url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
+            coordinate(config, redis_url, prompts(17), fleet_of(random.Random(0), 0.001), "one")
         )
         async with asyncio.timeout(20):
             while (
@@ -358,7 +355,7 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
                 "additional": keys.additional(entry.decode()),
             }
             client.set(damaged[part], b"\x00damaged")
-            learner = Learner(config, url, lambda: 0.0)
+            learner = Learner(config, redis_url, lambda: 0.0)
             await asyncio.to_thread(learner.run)
             await work
         reports = [g for ids in learner.trained.values() for g in ids]
@@ -385,15 +382,15 @@ def test_a_group_the_learner_cannot_use_is_sampled_again_at_the_size_its_plan_ga
 
 
 def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_size(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of("lost", staleness=1, steps=2)
-    keys, client, payloads = Keys("lost"), connect(url), payloads_of(monkeypatch)
+    keys, client, payloads = Keys("lost"), connect(redis_url), payloads_of(monkeypatch)
     client.hset(keys.state, "error", "what the one before gave up for")
 
     async def scenario() -> None:
         fleet = fleet_of(random.Random(0), 0.05)
-        first = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        first = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
         async with asyncio.timeout(20):
             while not (planned := set(client.hkeys(keys.plans)) - set(client.hkeys(keys.shards))):
                 await asyncio.sleep(0.001)
@@ -407,9 +404,9 @@ def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_s
         ]
         assert unpushed, shard
         client.set(unpushed[0], b"\x00damaged")
-        learner = Learner(config, url, lambda: 0.0)
+        learner = Learner(config, redis_url, lambda: 0.0)
         async with asyncio.timeout(30):
-            work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "two"))
+            work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "two"))
             await asyncio.to_thread(learner.run)
             await work
         assert sum(len(ids) for ids in learner.trained.values()) == 2 * PROMPTS
@@ -420,30 +417,30 @@ def test_pre_rollouts_lost_with_their_coordinator_are_drawn_again_at_the_plans_s
     assert rollouts_held(client, config.run.name) == set()
 
 
-def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(url: str) -> None:
+def test_a_coordinator_with_other_data_gives_up_before_it_asks_for_anything(redis_url: str) -> None:
     config, fleet = config_of("other-data", staleness=1, steps=2), fleet_of(random.Random(0), 0.001)
 
     async def scenario() -> None:
-        first = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        first = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
         async with asyncio.timeout(20):
-            while not connect(url).exists(Keys("other-data").plans):
+            while not connect(redis_url).exists(Keys("other-data").plans):
                 await asyncio.sleep(0.005)
         other = fleet_of(random.Random(0), 0.001)
         with pytest.raises(RunError, match="begun with 17 prompts"):
-            await coordinate(config, url, prompts(16), other, "two")
+            await coordinate(config, redis_url, prompts(16), other, "two")
         changed = config_of("other-data", staleness=1, steps=2, **{"rollout.temperature": 0.5})
         with pytest.raises(RunError, match=r"rollout\.temperature: 1\.0 != 0\.5"):
-            await coordinate(changed, url, prompts(17), other, "two")
+            await coordinate(changed, redis_url, prompts(17), other, "two")
         assert other.requests == 0
         async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
             await first
 
     asyncio.run(scenario())
 
 
 def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_oldest_come_first(
-    url: str,
+    redis_url: str,
 ) -> None:
     config, seen = config_of("order", staleness=1, steps=2), set()
     fleet = Fleet(
@@ -453,9 +450,9 @@ def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_olde
     )
 
     async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
         async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
             await work
 
     asyncio.run(scenario())
@@ -488,20 +485,20 @@ class Together(Fleet):
     [("rule", {"allocation.rule": "uniform"}), ("gate", {"allocation.warmup.enabled": "true"})],
 )
 def test_a_shard_whose_allocation_needs_no_counts_asks_for_everything_at_once(
-    url: str, name: str, more: dict[str, str]
+    redis_url: str, name: str, more: dict[str, str]
 ) -> None:
     config = config_of(f"at-once-{name}", staleness=0, steps=2, **more)
     fleet = Together(expected=2 * PROMPTS // 3)  # two rollouts and three rollouts of each prompt
 
     async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one"))
+        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one"))
         async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
             await work
 
     asyncio.run(scenario())
     assert set(fleet.asked.values()) == {4}, "and for nothing twice"
-    for report in map(json.loads, connect(url).hvals(Keys(config.run.name).shards)):
+    for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert report["extra"] == [GROUP - 2] * 2
         kinds = [index % 3 for index in report["prompts"]]
         assert report["successes"] == [{0: 2, 1: 1, 2: 0}[kind] for kind in kinds], "of the first two alone"

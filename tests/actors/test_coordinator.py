@@ -12,15 +12,8 @@ from actors.coordinator.deployment import Coordinator
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect_async
-from deploy.launch.redis_server import RedisServer
 
 KEYS = Keys("gives-up")
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 async def reason_after(url: str, error: Exception) -> bytes | None:

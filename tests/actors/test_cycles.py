@@ -5,7 +5,7 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -26,16 +26,9 @@ from common.load import load
 from common.order import batch_rows
 from common.redis import connect, connect_async
 from common.state import read_state
-from deploy.launch.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 def config_of(name: str, staleness: int = 0, **more: Any) -> Config:
@@ -95,11 +88,11 @@ def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[
 Scenario = Callable[[Callable[[], Cycles]], Awaitable[None]]
 
 
-def play(url: str, config: Config, scenario: Scenario, prior: Callable[[], Any] = FixedPrior) -> None:
+def play(redis_url: str, config: Config, scenario: Scenario, prior: Callable[[], Any] = FixedPrior) -> None:
     """`scenario` gets a function that makes one more coordinator's `Cycles`."""
 
     async def run() -> None:
-        redis = connect_async(url)
+        redis = connect_async(redis_url)
         try:
             await scenario(lambda: Cycles(redis, config, prior(), N))
         finally:
@@ -122,7 +115,9 @@ def rule(cycles: Cycles, config: Config, batch: int) -> str:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_a_batch_knows_the_cycles_up_to_its_bound_no_fewer_and_no_more(url: str, staleness: int) -> None:
+def test_a_batch_knows_the_cycles_up_to_its_bound_no_fewer_and_no_more(
+    redis_url: str, staleness: int
+) -> None:
     config = config_of(f"bound-{staleness}", staleness)
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -143,10 +138,10 @@ def test_a_batch_knows_the_cycles_up_to_its_bound_no_fewer_and_no_more(url: str,
             if batch >= staleness:
                 met[rows(config, batch - staleness, 0) + rows(config, batch - staleness, 1)] += 1
 
-    play(url, config, scenario, Counting)
+    play(redis_url, config, scenario, Counting)
 
 
-def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(url: str) -> None:
+def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(redis_url: str) -> None:
     config = config_of("same", **{"allocation.warmup.cycles": 1})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -162,10 +157,10 @@ def test_every_coordinator_and_one_that_starts_late_goes_by_the_same_terms(url: 
             assert found[0].priors == found[1].priors == found[2].priors
             assert [f.rule for f in found] == ["uniform" if batch == 0 else "hit_utility"] * 3
 
-    play(url, config, scenario, Counting)
+    play(redis_url, config, scenario, Counting)
 
 
-def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
+def test_a_learned_prior_shapes_the_allocation(redis_url: str) -> None:
     config = config_of("learned", **{"allocation.warmup.enabled": "false", "run.seed": 16})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -178,11 +173,11 @@ def test_a_learned_prior_shapes_the_allocation(url: str) -> None:
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
 
-    play(url, config, scenario, Counting)
+    play(redis_url, config, scenario, Counting)
 
 
 @pytest.mark.parametrize("prior", [FixedPrior, Counting])
-def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> None:
+def test_no_group_grows_beyond_the_cap(redis_url: str, prior: Callable[[], Any]) -> None:
     config = config_of("cap", **{"allocation.max_group_size": G, "allocation.warmup.enabled": "false"})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -192,10 +187,10 @@ def test_no_group_grows_beyond_the_cap(url: str, prior: Callable[[], Any]) -> No
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 
-    play(url, config, scenario, prior)
+    play(redis_url, config, scenario, prior)
 
 
-def test_sizes_as_if_are_those_of_the_other_rule_once_the_gate_is_open(url: str) -> None:
+def test_sizes_as_if_are_those_of_the_other_rule_once_the_gate_is_open(redis_url: str) -> None:
     more = {"allocation.rule": "uniform", "learner.objective.group_weight": "{as_if: hit_utility}"}
     config = config_of("as-if", **more, **{"allocation.warmup.cycles": 1})
 
@@ -210,10 +205,10 @@ def test_sizes_as_if_are_those_of_the_other_rule_once_the_gate_is_open(url: str)
         assert found.extra.tolist() == [G - G0, G - G0]
         assert found.sizes_as_if == tuple((G0 + allocate([0, 2], G0, 2 * (G - G0))).tolist()) != (G, G)
 
-    play(url, config, scenario)
+    play(redis_url, config, scenario)
 
 
-def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
+def test_a_cycle_counts_with_the_mean_of_its_shards_formats(redis_url: str) -> None:
     config = config_of("mean", **{"allocation.warmup.cycles": 1, "allocation.warmup.format_reward": 0.8})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -223,12 +218,12 @@ def test_a_cycle_counts_with_the_mean_of_its_shards_formats(url: str) -> None:
                 await cycles.complete(report(config, cycle, shard, format))
         assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
-    play(url, config, scenario)
-    state = read_state(connect(url), config.run.name)
+    play(redis_url, config, scenario)
+    state = read_state(connect(redis_url), config.run.name)
     assert (state.gate_open, state.gate_seen, state.gate_mean) == (True, 2, pytest.approx(0.85)), "for views"
 
 
-def test_the_gate_watches_the_reward_that_is_named(url: str) -> None:
+def test_the_gate_watches_the_reward_that_is_named(redis_url: str) -> None:
     warmup = {"allocation.warmup.cycles": 1, "allocation.warmup.reward": "accuracy"}
     config = config_of("named", **warmup)
 
@@ -240,10 +235,10 @@ def test_the_gate_watches_the_reward_that_is_named(url: str) -> None:
                 await cycles.complete(told)
         assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
-    play(url, config, scenario)
+    play(redis_url, config, scenario)
 
 
-def test_reports_of_an_older_version_are_refused_in_one_line(url: str) -> None:
+def test_reports_of_an_older_version_are_refused_in_one_line(redis_url: str) -> None:
     config = config_of("older", **{"allocation.warmup.cycles": 1})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -253,10 +248,10 @@ def test_reports_of_an_older_version_are_refused_in_one_line(url: str) -> None:
             await cycles.complete({"format": 1.0, **{k: v for k, v in told.items() if k != "rewards"}})
 
     with pytest.raises(RunError, match=r"reports of batch 0 are of an older hora .* another run\.name"):
-        play(url, config, scenario)
+        play(redis_url, config, scenario)
 
 
-def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> None:
+def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(redis_url: str) -> None:
     config = config_of("settled", staleness=1, **{"allocation.warmup.cycles": 1})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -268,14 +263,14 @@ def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(url: str) -> N
         assert rule(cycles, config, 5) == "hit_utility"
         assert rule(cycles, config, 1) == "uniform", "and yet batch 1 knows no cycle"
 
-    play(url, config, scenario)
+    play(redis_url, config, scenario)
 
 
 FLEET = Fleet(seconds_of=lambda request, lengths: 0.002, lengths_of=lambda n: np.full(n, 2))
 
 
-def rules_by_batch(url: str, config: Config) -> list[set[str]]:
-    reports = [json.loads(text) for text in connect(url).hvals(Keys(config.run.name).shards)]
+def rules_by_batch(redis_url: str, config: Config) -> list[set[str]]:
+    reports = [json.loads(text) for text in connect(redis_url).hvals(Keys(config.run.name).shards)]
     return [
         {r["rule"] for r in reports if r["batch"] == b} for b in range(1 + max(r["batch"] for r in reports))
     ]
@@ -284,7 +279,7 @@ def rules_by_batch(url: str, config: Config) -> list[set[str]]:
 @pytest.mark.parametrize("in_flight", [1, 4])
 @pytest.mark.parametrize("reported", [False, True], ids=["before-its-report", "before-it-observed"])
 def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
-    url: str, in_flight: int, reported: bool, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, in_flight: int, reported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(
         f"killed-{in_flight}-{reported}",
@@ -317,23 +312,23 @@ def test_a_coordinator_killed_at_the_end_of_a_cycle_changes_no_rule(
     monkeypatch.setattr(Leases, "release", release_of_the_living)
 
     async def scenario() -> None:
-        learner = threading.Thread(target=Learner(config, url, lambda: 0.0).run, daemon=True)
+        learner = threading.Thread(target=Learner(config, redis_url, lambda: 0.0).run, daemon=True)
         learner.start()
-        first = asyncio.create_task(coordinate(config, url, prompts(N), FLEET, "one"))
+        first = asyncio.create_task(coordinate(config, redis_url, prompts(N), FLEET, "one"))
         async with asyncio.timeout(20):
             await died.wait()
             while not first.done():  # redis-py can swallow a cancellation
                 first.cancel()
                 await asyncio.wait([first], timeout=0.05)
-            await coordinate(config, url, prompts(N), FLEET, "two")
+            await coordinate(config, redis_url, prompts(N), FLEET, "two")
             await asyncio.to_thread(learner.join)
 
     asyncio.run(scenario())
-    assert rules_by_batch(url, config) == [{"uniform"}, {"hit_utility"}, {"hit_utility"}]
+    assert rules_by_batch(redis_url, config) == [{"uniform"}, {"hit_utility"}, {"hit_utility"}]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(url: str, seed: int) -> None:
+def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(redis_url: str, seed: int) -> None:
     config = config_of(f"timing-{seed}", staleness=1)
     chance = random.Random(seed)
     fleet = Fleet(
@@ -341,16 +336,18 @@ def test_the_first_batch_of_the_rule_is_the_same_whatever_takes_how_long(url: st
     )
 
     async def scenario() -> None:
-        work = asyncio.create_task(coordinate(config, url, prompts(N), fleet, "one"))
+        work = asyncio.create_task(coordinate(config, redis_url, prompts(N), fleet, "one"))
         async with asyncio.timeout(20):
-            await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+            await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
             await work
 
     asyncio.run(scenario())
-    assert rules_by_batch(url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
+    assert rules_by_batch(redis_url, config) == [{"uniform"}] * 3 + [{"hit_utility"}] * 3
 
 
-def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_others(url: str) -> None:
+def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_others(
+    redis_url: str,
+) -> None:
     config = config_of("empirical", 1)
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -369,10 +366,10 @@ def test_the_empirical_prior_of_a_batch_follows_from_the_cycles_it_knows_and_no_
             for cycles in (one, late):
                 assert set(shared_out(cycles, config, batch, 0, (0, 1)).priors) == {expected}
 
-    play(url, config, scenario, EmpiricalPrior)
+    play(redis_url, config, scenario, EmpiricalPrior)
 
 
-def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(url: str) -> None:
+def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows(redis_url: str) -> None:
     config = config_of("lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
 
     def with_tokens(cycle: int, shard: int, each: int) -> dict[str, Any]:
@@ -391,10 +388,10 @@ def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows
             means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
             assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
 
-    play(url, config, scenario)
+    play(redis_url, config, scenario)
 
 
-def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(url: str) -> None:
+def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(redis_url: str) -> None:
     config = config_of("no-lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
 
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
@@ -403,4 +400,4 @@ def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(u
         with pytest.raises(RunError, match="batch 0 are of an older hora and have none"):
             await cycles.complete(report(config, 0, 1))
 
-    play(url, config, scenario)
+    play(redis_url, config, scenario)

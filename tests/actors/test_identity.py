@@ -2,9 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,6 @@ from common.types import Prompt
 from deploy.launch.redis_server import RedisServer
 
 KEYS = Keys("r")
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    with RedisServer(tmp_path / "redis") as server:
-        yield server.url
 
 
 def config_of(**settings: Any) -> Config:
@@ -59,19 +52,21 @@ def stored(client: Any) -> Config:
     return Config.model_validate_json(client.get(KEYS.config))
 
 
-def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(url: str) -> None:
-    client, own = begin(url), config_of()
+def test_a_run_that_has_begun_refuses_other_settings_by_name_and_keeps_its_own(
+    redis_server: RedisServer,
+) -> None:
+    client, own = begin(redis_server.url), config_of()
     changed = config_of(run__seed=5, rollout__prompts_per_batch=8, generator__replicas=3)
     with pytest.raises(RunError) as refused:
-        start(url, changed, prompts())
+        start(redis_server.url, changed, prompts())
     said = str(refused.value)
     assert f"rollout.prompts_per_batch: {own.rollout.prompts_per_batch} != 8; run.seed: 0 != 5" in said
     assert "generator.replicas" not in said
     assert stored(client) == own
 
 
-def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(url: str) -> None:
-    client = begin(url)
+def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(redis_server: RedisServer) -> None:
+    client = begin(redis_server.url)
     changed = config_of(
         generator__replicas=3,
         verifier__processes=2,
@@ -82,14 +77,14 @@ def test_a_run_that_has_begun_may_be_scaled_moved_and_prolonged(url: str) -> Non
         learner__steps=999,
         learner__workers=2,
     )
-    start(url, changed, prompts())
+    start(redis_server.url, changed, prompts())
     assert stored(client) == changed
 
 
-def test_before_its_first_plan_a_run_may_become_another(url: str) -> None:
-    start(url, config_of(), prompts())
-    start(url, config_of(run__seed=5), prompts(9))
-    client = connect(url)
+def test_before_its_first_plan_a_run_may_become_another(redis_server: RedisServer) -> None:
+    start(redis_server.url, config_of(), prompts())
+    start(redis_server.url, config_of(run__seed=5), prompts(9))
+    client = connect(redis_server.url)
     assert stored(client).run.seed == 5
     assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 9
 
@@ -99,24 +94,24 @@ def test_before_its_first_plan_a_run_may_become_another(url: str) -> None:
     "change", [{"text": "another"}, {"answer": "2"}, {"tokens": np.array([3, 9], dtype=np.int32)}, None]
 )
 def test_other_prompts_under_the_same_settings_are_refused(
-    url: str, change: dict[str, Any] | None, begun: bool
+    redis_server: RedisServer, change: dict[str, Any] | None, begun: bool
 ) -> None:
-    client = begin(url)
+    client = begin(redis_server.url)
     if not begun:  # coordinators of one application, on machines that hold different data
         client.delete(KEYS.plans)
-    start(url, config_of(), prompts())
+    start(redis_server.url, config_of(), prompts())
     others = prompts(4) if change is None else [*prompts()[:3], replace(prompts()[3], **change), prompts()[4]]
     with pytest.raises(RunError, match=r"has begun with 5 prompts .* gives (4|5) others"):
-        start(url, config_of(), others)
+        start(redis_server.url, config_of(), others)
     assert json.loads(client.hget(KEYS.state, "prompts"))["n"] == 5
 
 
-def test_settings_that_came_with_a_newer_version_are_no_change(url: str) -> None:
-    client = begin(url)
+def test_settings_that_came_with_a_newer_version_are_no_change(redis_server: RedisServer) -> None:
+    client = begin(redis_server.url)
     older = json.loads(client.get(KEYS.config))
     del older["rollout"]["attempts"], older["allocation"]["max_group_size"]
     client.set(KEYS.config, json.dumps(older))
-    start(url, config_of(), prompts())
+    start(redis_server.url, config_of(), prompts())
     assert stored(client) == config_of()
 
 

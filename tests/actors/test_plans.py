@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,12 +21,6 @@ from deploy.launch.redis_server import RedisServer
 
 CONFIG = Config.model_validate({"run": {"name": "p"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}})
 IDS = ["0:0", "0:1", "0:2"]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as running:
-        yield running
 
 
 def rollout(phase: Any, token: int) -> Rollout:
@@ -53,9 +45,9 @@ def plan_of(token: int) -> Plan:
     )
 
 
-def run(server: RedisServer, work: Any) -> Any:
+def run(redis_server: RedisServer, work: Any) -> Any:
     async def inside() -> Any:
-        client = connect_async(server.url)
+        client = connect_async(redis_server.url)
         try:
             return await work(Plans(client, "p"), Producer(client, CONFIG))
         finally:
@@ -73,7 +65,7 @@ def same(one: Plan, other: Plan) -> bool:
     return fields[0] == fields[1] and tokens[0] == tokens[1]
 
 
-def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(server: RedisServer) -> None:
+def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(redis_server: RedisServer) -> None:
     async def work(plans: Plans, producer: Producer) -> None:
         assert await plans.load("0:0", IDS) is None
         assert same(await plans.remember("0:0", plan_of(2)), plan_of(2))
@@ -82,12 +74,12 @@ def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(server:
         assert found is not None
         assert same(found, plan_of(2))
 
-    run(server, work)
-    keys = sorted(k.decode() for k in connect(server.url).scan_iter("*"))
+    run(redis_server, work)
+    keys = sorted(k.decode() for k in connect(redis_server.url).scan_iter("*"))
     assert keys == sorted([Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)])
 
 
-def test_a_plan_of_an_older_version_is_refused_in_one_line(server: RedisServer) -> None:
+def test_a_plan_of_an_older_version_is_refused_in_one_line(redis_server: RedisServer) -> None:
     facts = {
         "rule": "uniform",
         "priors": [[1, 2]],
@@ -96,13 +88,13 @@ def test_a_plan_of_an_older_version_is_refused_in_one_line(server: RedisServer) 
         "format": 0.5,
         "accuracy": 1.0,
     }
-    connect(server.url).hset(Keys("p").plans, "0:0", json.dumps(facts))
+    connect(redis_server.url).hset(Keys("p").plans, "0:0", json.dumps(facts))
     with pytest.raises(RunError, match=r"plan of shard 0:0 is of an older hora .* another run\.name"):
-        run(server, lambda plans, producer: plans.load("0:0", IDS))
+        run(redis_server, lambda plans, producer: plans.load("0:0", IDS))
 
 
 def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordinator(
-    server: RedisServer,
+    redis_server: RedisServer,
 ) -> None:
     def grown(group: Group) -> Group:
         return replace(group, rollouts=(*group.rollouts, rollout("B", 7)))
@@ -111,40 +103,40 @@ def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordi
         plan = await plans.remember("0:0", plan_of(2))
         for group in plan.groups[:2]:
             assert await producer.push(grown(group), planned=True)
-        consumer = Consumer(connect(server.url), CONFIG)
+        consumer = Consumer(connect(redis_server.url), CONFIG)
         one, *_ = consumer.claim(1.0)
         found = decode_group(*consumer.read(one.id, one.group))
         assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]
         consumer.acknowledge({one.id: one.group}, 1)
         return await plans.load("0:0", IDS)
 
-    found = run(server, work)
+    found = run(redis_server, work)
     assert (found.extra, [g.id for g in found.groups]) == ((2, 0, 1), ["0:2"])
 
 
 @pytest.mark.parametrize("damaged", [None, b"\x00damaged"])
 def test_a_group_whose_pre_rollouts_are_lost_is_asked_for_again(
-    server: RedisServer, damaged: bytes | None
+    redis_server: RedisServer, damaged: bytes | None
 ) -> None:
     async def work(plans: Plans, producer: Producer) -> tuple[Plan | None, dict[str, int]]:
         await plans.remember("4:0", plan_of(2))
-        client, key = connect(server.url), Keys("p").pre_rollouts("0:1")
+        client, key = connect(redis_server.url), Keys("p").pre_rollouts("0:1")
         client.delete(key) if damaged is None else client.set(key, damaged)
         return await plans.load("4:0", IDS), await producer.redo()
 
-    plan, again = run(server, work)
+    plan, again = run(redis_server, work)
     assert [g.id for g in plan.groups] == ["0:0", "0:2"]
     assert plan.extra == (2, 0, 1), "the plan still says how much the group is due"
     assert again == {"0:1": 4}
 
 
-def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(server: RedisServer) -> None:
+def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(redis_server: RedisServer) -> None:
     async def work(plans: Plans, producer: Producer) -> Plan | None:
         await plans.remember("0:0", plan_of(2))
         plans._max_bytes = 100
         return await plans.load("0:0", IDS)
 
-    assert run(server, work).groups == ()
+    assert run(redis_server, work).groups == ()
 
 
 def second_round(plan: Plan, token: int) -> Plan:
@@ -156,9 +148,9 @@ def second_round(plan: Plan, token: int) -> Plan:
     return replace(plan, rounds=(*plan.rounds, Round(plan.extra, (6, 0, 3), (0, 0, 3))), groups=groups)
 
 
-def in_rounds(server: RedisServer, work: Any) -> Any:
+def in_rounds(redis_server: RedisServer, work: Any) -> Any:
     async def inside() -> Any:
-        client = connect_async(server.url)
+        client = connect_async(redis_server.url)
         try:
             return await work(Plans(client, "p", rounds=3))
         finally:
@@ -167,7 +159,9 @@ def in_rounds(server: RedisServer, work: Any) -> Any:
     return asyncio.run(inside())
 
 
-def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(server: RedisServer) -> None:
+def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(
+    redis_server: RedisServer,
+) -> None:
     async def work(plans: Plans) -> None:
         first = await plans.remember("0:0", plan_of(2))
         mine, other = second_round(first, 4), second_round(first, 9)
@@ -180,21 +174,21 @@ def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(ser
         late = await plans.remember("0:0", plan_of(5))
         assert same(late, mine), "who is behind learns of the newest round"
 
-    in_rounds(server, work)
-    keys = {k.decode() for k in connect(server.url).scan_iter("*")}
+    in_rounds(redis_server, work)
+    keys = {k.decode() for k in connect(redis_server.url).scan_iter("*")}
     drawn = {Keys("p").drawn(i, 1) for i in ("0:0", "0:2")}
     assert keys == {Keys("p").plans} | {Keys("p").pre_rollouts(i) for i in IDS} | drawn
 
 
-def test_a_plan_of_a_run_of_before_rounds_can_be_continued(server: RedisServer) -> None:
+def test_a_plan_of_a_run_of_before_rounds_can_be_continued(redis_server: RedisServer) -> None:
     async def work(plans: Plans) -> Plan | None:
         await plans.remember("0:0", plan_of(2))
-        client = connect(server.url)
+        client = connect(redis_server.url)
         facts = json.loads(client.hget(Keys("p").plans, "0:0"))
         del facts["tokens"]
         client.hset(Keys("p").plans, "0:0", json.dumps(facts))
         return await plans.load("0:0", IDS)
 
-    plan = in_rounds(server, work)
+    plan = in_rounds(redis_server, work)
     assert plan.extra == (2, 0, 1)
     assert [g.id for g in plan.groups] == IDS

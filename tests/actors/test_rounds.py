@@ -5,7 +5,6 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from common.keys import Keys
 from common.load import load
 from common.redis import connect
 from common.types import Completion, SamplingRequest
-from deploy.launch.redis_server import RedisServer
 from deploy.monitor.run_state import read_run
 from evaluation.audit import audit, gather
 from evaluation.audit_divisions import divisions as divided
@@ -26,12 +24,6 @@ from tests.support.held import rollouts_held
 from tests.support.simulated import RATES, Fleet, Learner, coordinate, prompts, score_by_chance
 
 GAMMA, G, G0, SHARDS, STEPS = 6, 10, 2, 2, 3
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 def config_of(name: str, **more: Any) -> Config:
@@ -67,38 +59,38 @@ def fleet_of(seconds: float, asked: list[tuple[int, int, int]] | None = None) ->
     )
 
 
-async def to_the_end(config: Config, url: str, fleet: Fleet, owner: str = "one") -> None:
+async def to_the_end(config: Config, redis_url: str, fleet: Fleet, owner: str = "one") -> None:
     async with asyncio.timeout(40):
-        work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, owner, score_by_chance))
-        await asyncio.to_thread(Learner(config, url, lambda: 0.0).run)
+        work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, owner, score_by_chance))
+        await asyncio.to_thread(Learner(config, redis_url, lambda: 0.0).run)
         await work
 
 
-def reports(url: str, config: Config) -> dict[tuple[int, int], dict[str, Any]]:
-    found = map(json.loads, connect(url).hvals(Keys(config.run.name).shards))
+def reports(redis_url: str, config: Config) -> dict[tuple[int, int], dict[str, Any]]:
+    found = map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards))
     return {(r["batch"], r["shard"]): r for r in found}
 
 
-def divisions(url: str, config: Config) -> dict[tuple[int, int], Any]:
-    return {place: r["rounds"] for place, r in reports(url, config).items()}
+def divisions(redis_url: str, config: Config) -> dict[tuple[int, int], Any]:
+    return {place: r["rounds"] for place, r in reports(redis_url, config).items()}
 
 
-def newest_round(url: str, config: Config, shard: str) -> int:
-    plans = connect(url).hkeys(Keys(config.run.name).plans)
+def newest_round(redis_url: str, config: Config, shard: str) -> int:
+    plans = connect(redis_url).hkeys(Keys(config.run.name).plans)
     return max([1, *(number for number in range(2, 5) if f"{shard}:{number}".encode() in plans)])
 
 
-async def killed_in_round(config: Config, url: str, fleet: Fleet, number: int) -> str:
+async def killed_in_round(config: Config, redis_url: str, fleet: Fleet, number: int) -> str:
     """Kill a coordinator when a shard has the plan of round `number` and none of the next; the shard's
     name."""
-    keys, client = Keys(config.run.name), connect(url)
+    keys, client = Keys(config.run.name), connect(redis_url)
 
     def planned() -> str | None:
         open_ = {f.decode() for f in client.hkeys(keys.plans) if f.count(b":") == 1}
         open_ -= {f.decode() for f in client.hkeys(keys.shards)}
-        return next((n for n in sorted(open_) if newest_round(url, config, n) == number), None)
+        return next((n for n in sorted(open_) if newest_round(redis_url, config, n) == number), None)
 
-    work = asyncio.create_task(coordinate(config, url, prompts(17), fleet, "one", score_by_chance))
+    work = asyncio.create_task(coordinate(config, redis_url, prompts(17), fleet, "one", score_by_chance))
     async with asyncio.timeout(20):
         while (shard := planned()) is None:
             await asyncio.sleep(0.001)
@@ -108,42 +100,47 @@ async def killed_in_round(config: Config, url: str, fleet: Fleet, number: int) -
     return shard
 
 
-def test_a_run_repeated_divides_as_before(url: str) -> None:
+def test_a_run_repeated_divides_as_before(redis_url: str) -> None:
     first, second = config_of("once"), config_of("twice")
     for config in (first, second):
-        asyncio.run(to_the_end(config, url, fleet_of(0.01)))
-    assert divisions(url, first) == divisions(url, second)
-    assert len({str(r) for r in divisions(url, first).values()}) > 1
+        asyncio.run(to_the_end(config, redis_url, fleet_of(0.01)))
+    assert divisions(redis_url, first) == divisions(redis_url, second)
+    assert len({str(r) for r in divisions(redis_url, first).values()}) > 1
 
 
-def test_views_count_all_rounds_under_the_successes_of_phase_a(url: str) -> None:
+def test_views_count_all_rounds_under_the_successes_of_phase_a(redis_url: str) -> None:
     config = config_of("views")
-    asyncio.run(to_the_end(config, url, fleet_of(0.0)))
+    asyncio.run(to_the_end(config, redis_url, fleet_of(0.0)))
     phase_a, phase_b = Counter[int](), Counter[int]()
-    for report in reports(url, config).values():
+    for report in reports(redis_url, config).values():
         for c, *extra in zip(report["successes"], *(r["extra"] for r in report["rounds"]), strict=True):
             phase_a[c] += 1
             phase_b[c] += sum(extra)
-    state = read_run(connect(url), "views")
+    state = read_run(connect(redis_url), "views")
     assert {c: n for c, n in state.phase_a.items() if n} == phase_a
     assert {c: n for c, n in state.phase_b.items() if n} == +phase_b
     assert sum(phase_b.values()) == STEPS * GAMMA * (G - G0)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
-def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(url: str, number: int) -> None:
+def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(
+    redis_url: str, number: int
+) -> None:
     whole, broken = config_of(f"whole-{number}"), config_of(f"broken-{number}")
-    asyncio.run(to_the_end(whole, url, fleet_of(0.0)))
+    asyncio.run(to_the_end(whole, redis_url, fleet_of(0.0)))
     before, after = list[tuple[int, int, int]](), list[tuple[int, int, int]]()
-    shard = asyncio.run(killed_in_round(broken, url, fleet_of(0.05, before), number))
-    number, pushed = newest_round(url, broken, shard), connect(url).hkeys(Keys(broken.run.name).pushed)
-    asyncio.run(to_the_end(broken, url, fleet_of(0.0, after), "two"))
-    assert divisions(url, broken) == divisions(url, whole)
+    shard = asyncio.run(killed_in_round(broken, redis_url, fleet_of(0.05, before), number))
+    number, pushed = (
+        newest_round(redis_url, broken, shard),
+        connect(redis_url).hkeys(Keys(broken.run.name).pushed),
+    )
+    asyncio.run(to_the_end(broken, redis_url, fleet_of(0.0, after), "two"))
+    assert divisions(redis_url, broken) == divisions(redis_url, whole)
     batch, index = map(int, shard.split(":"))
-    own = set(reports(url, broken)[batch, index]["prompts"])
-    rounds = divisions(url, broken)[batch, index]
+    own = set(reports(redis_url, broken)[batch, index]["prompts"])
+    rounds = divisions(redis_url, broken)[batch, index]
     asked_again = sum(n for prompt, n, _ in after if prompt in own and batch == 0)
-    groups = reports(url, broken)[batch, index]["groups"]
+    groups = reports(redis_url, broken)[batch, index]["groups"]
     left = sum(
         extra
         for r in rounds[number - 1 :]
@@ -152,23 +149,23 @@ def test_a_coordinator_killed_in_a_round_leaves_all_that_the_next_one_needs(url:
     )
     met_again = sum(
         G0 + extra
-        for (b, _), r in reports(url, broken).items()
+        for (b, _), r in reports(redis_url, broken).items()
         for prompt, extra in zip(r["prompts"], r["extra"], strict=True)
         if b > 0 and prompt in own
     )
     assert asked_again == left + met_again, "of that shard, this round and those after it alone"
-    assert rollouts_held(connect(url), broken.run.name) == set()
+    assert rollouts_held(connect(redis_url), broken.run.name) == set()
 
 
-def test_a_round_lost_with_its_coordinator_costs_its_group_alone(url: str) -> None:
+def test_a_round_lost_with_its_coordinator_costs_its_group_alone(redis_url: str) -> None:
     config = config_of("lost")
-    keys, client = Keys("lost"), connect(url)
-    asyncio.run(killed_in_round(config, url, fleet_of(0.05), 3))
+    keys, client = Keys("lost"), connect(redis_url)
+    asyncio.run(killed_in_round(config, redis_url, fleet_of(0.05), 3))
     drawn = list(client.scan_iter("hora:\\{lost\\}:drawn:*"))
     assert drawn, "what rounds 1 and 2 drew is stored"
     client.set(drawn[0], b"\x00damaged")
-    asyncio.run(to_the_end(config, url, fleet_of(0.0), "two"))
-    assert all(sum(r["extra"]) == GAMMA // SHARDS * (G - G0) for r in reports(url, config).values())
+    asyncio.run(to_the_end(config, redis_url, fleet_of(0.0), "two"))
+    assert all(sum(r["extra"]) == GAMMA // SHARDS * (G - G0) for r in reports(redis_url, config).values())
     assert client.hlen(keys.redo) == client.xlen(keys.dead) == 0
     assert rollouts_held(client, "lost") == set()
     assert audit(config, gather(client, "lost", list)) == [
@@ -176,10 +173,10 @@ def test_a_round_lost_with_its_coordinator_costs_its_group_alone(url: str) -> No
     ]
 
 
-def test_while_the_gate_is_shut_a_shard_has_one_round(url: str) -> None:
+def test_while_the_gate_is_shut_a_shard_has_one_round(redis_url: str) -> None:
     config = config_of("shut", **{"allocation.warmup.enabled": "true", "allocation.warmup.cycles": 2})
-    asyncio.run(to_the_end(config, url, fleet_of(0.0)))
-    rounds = {place: (r["rule"], len(r["rounds"])) for place, r in reports(url, config).items()}
+    asyncio.run(to_the_end(config, redis_url, fleet_of(0.0)))
+    rounds = {place: (r["rule"], len(r["rounds"])) for place, r in reports(redis_url, config).items()}
     assert {rounds[b, s] for b in (0, 1) for s in range(SHARDS)} == {("uniform", 1)}
     assert {rounds[2, s] for s in range(SHARDS)} == {("hit_utility", 4)}
 
@@ -218,32 +215,32 @@ def hard_is_long(seconds: float) -> Fleet:
     )
 
 
-def tokens_over_budget(url: str, config: Config) -> float:
+def tokens_over_budget(redis_url: str, config: Config) -> float:
     """Tokens of the run over Γ·G times the mean length of Phase A, batch by batch."""
-    phase_a = [t for r in reports(url, config).values() for t in r["rounds"][0]["tokens"]]
+    phase_a = [t for r in reports(redis_url, config).values() for t in r["rounds"][0]["tokens"]]
     rollout, batches = config.rollout, config.learner.steps
     budget = batches * rollout.prompts_per_batch * rollout.group_size * sum(phase_a) / (len(phase_a) * G0)
-    return int(connect(url).hget(Keys(config.run.name).counters, "tokens_in")) / budget
+    return int(connect(redis_url).hget(Keys(config.run.name).counters, "tokens_in")) / budget
 
 
-def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(url: str) -> None:
+def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(redis_url: str) -> None:
     more = {"allocation.stop": "none", "rollout.group_size": 20, "learner.steps": 20}
     spent = {}
     for budget in ("rollouts", "tokens"):
         config = config_of(f"budget-{budget}", **{**more, "allocation.budget": budget})
-        asyncio.run(to_the_end(config, url, hard_is_long(0.0)))
-        spent[budget] = tokens_over_budget(url, config)
-        left = audit(config, gather(connect(url), config.run.name, list))
+        asyncio.run(to_the_end(config, redis_url, hard_is_long(0.0)))
+        spent[budget] = tokens_over_budget(redis_url, config)
+        left = audit(config, gather(connect(redis_url), config.run.name, list))
         assert [f for f in left if "records" not in f] == []
     assert spent["tokens"] == pytest.approx(1.0, abs=0.06)
     assert spent["rollouts"] > 1.1, "hard prompts get more rollouts, and theirs are long"
 
 
 @pytest.mark.parametrize("budget", ["rollouts", "tokens"])
-def test_the_audit_finds_a_round_that_was_divided_otherwise(url: str, budget: str) -> None:
+def test_the_audit_finds_a_round_that_was_divided_otherwise(redis_url: str, budget: str) -> None:
     config = config_of(f"forged-{budget}", **{"allocation.budget": budget})
-    asyncio.run(to_the_end(config, url, hard_is_long(0.0)))
-    facts = gather(connect(url), config.run.name, list)
+    asyncio.run(to_the_end(config, redis_url, hard_is_long(0.0)))
+    facts = gather(connect(redis_url), config.run.name, list)
     assert divided(config, facts.reports) == []
     report = json.loads(json.dumps(next(r for r in facts.reports if r["batch"] == 2)))
     extra = report["rounds"][2]["extra"]
@@ -255,9 +252,9 @@ def test_the_audit_finds_a_round_that_was_divided_otherwise(url: str, budget: st
     assert found.startswith(f"shard 2:{report['shard']} divided round 3 as {extra}")
 
 
-def test_a_run_with_a_budget_in_tokens_divides_as_before_when_its_coordinator_dies(url: str) -> None:
+def test_a_run_with_a_budget_in_tokens_divides_as_before_when_its_coordinator_dies(redis_url: str) -> None:
     whole, broken = (config_of(f"tokens-{n}", **{"allocation.budget": "tokens"}) for n in ("whole", "broken"))
-    asyncio.run(to_the_end(whole, url, hard_is_long(0.0)))
-    asyncio.run(killed_in_round(broken, url, hard_is_long(0.05), 3))
-    asyncio.run(to_the_end(broken, url, hard_is_long(0.0), "two"))
-    assert divisions(url, broken) == divisions(url, whole)
+    asyncio.run(to_the_end(whole, redis_url, hard_is_long(0.0)))
+    asyncio.run(killed_in_round(broken, redis_url, hard_is_long(0.05), 3))
+    asyncio.run(to_the_end(broken, redis_url, hard_is_long(0.0), "two"))
+    assert divisions(redis_url, broken) == divisions(redis_url, whole)

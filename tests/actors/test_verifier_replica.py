@@ -14,15 +14,8 @@ from actors.verifier.deployment import Verifier
 from common.config import Config
 from common.keys import Keys
 from common.redis import connect
-from deploy.launch.redis_server import RedisServer
 
 RUN = "judged"
-
-
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
 
 
 @pytest.fixture(scope="module")

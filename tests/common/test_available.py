@@ -12,22 +12,21 @@ from common.weight_versions import Manifest, announce, available, check_file
 from deploy.launch.redis_server import RedisServer
 
 
-def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(tmp_path: Path) -> None:
+def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
     config, file = load("tiny", ["run.name=versions"]), tmp_path / "00000007.safetensors"
-    with RedisServer(tmp_path / "redis") as server:
-        client = connect(server.url)
+    client = connect(redis_server.url)
+    assert available(client, config) == 0
+    announce(client, Manifest("versions", 7, str(file), hashlib.sha256(b"abc").hexdigest(), 3))
+    assert available(client, config) == 0  # announced, then lost: steps 1 to 7 are published again
+    for damaged in (b"ab", b"abd"):  # cut short when the machine fell; noise
+        file.write_bytes(damaged)
         assert available(client, config) == 0
-        announce(client, Manifest("versions", 7, str(file), hashlib.sha256(b"abc").hexdigest(), 3))
-        assert available(client, config) == 0  # announced, then lost: steps 1 to 7 are published again
-        for damaged in (b"ab", b"abd"):  # cut short when the machine fell; noise
-            file.write_bytes(damaged)
-            assert available(client, config) == 0
-        file.write_bytes(b"abc")
-        assert available(client, config) == 7
-        over_nccl = config.model_copy(
-            update={"weights": config.weights.model_copy(update={"transport": "nccl"})}
-        )
-        assert available(client, over_nccl) == 0
+    file.write_bytes(b"abc")
+    assert available(client, config) == 7
+    over_nccl = config.model_copy(update={"weights": config.weights.model_copy(update={"transport": "nccl"})})
+    assert available(client, over_nccl) == 0
 
 
 def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,6 @@ CONFIG = Config.model_validate(
         "rollout": {"prompts_per_batch": 4},
     }
 )
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as running:
-        yield running
 
 
 def group(index: int, batch: int = 0) -> Group:
@@ -66,9 +60,9 @@ def group(index: int, batch: int = 0) -> Group:
     )
 
 
-def run(server: RedisServer, work: Any) -> Any:
+def run(redis_server: RedisServer, work: Any) -> Any:
     async def inside() -> Any:
-        client = connect_async(server.url)
+        client = connect_async(redis_server.url)
         try:
             result: Coroutine[Any, Any, Any] = work(client, Producer(client, CONFIG))
             return await result
@@ -78,35 +72,35 @@ def run(server: RedisServer, work: Any) -> Any:
     return asyncio.run(inside())
 
 
-def push(server: RedisServer, *indices: int) -> list[bool]:
+def push(redis_server: RedisServer, *indices: int) -> list[bool]:
     async def work(client: Any, producer: Producer) -> list[bool]:
         return [await producer.push(group(i)) for i in indices]
 
-    return run(server, work)
+    return run(redis_server, work)
 
 
-def depth(server: RedisServer) -> int:
-    return run(server, lambda client, producer: producer.depth())
+def depth(redis_server: RedisServer) -> int:
+    return run(redis_server, lambda client, producer: producer.depth())
 
 
-def messages(server: RedisServer) -> set[str]:
-    return rollouts_held(connect(server.url), "q")
+def messages(redis_server: RedisServer) -> set[str]:
+    return rollouts_held(connect(redis_server.url), "q")
 
 
 def rows(entries: list[Any]) -> list[Row]:
     return [Row(e.group, e.id, e.batch, 1) for e in entries]
 
 
-def test_pushing_a_group_again_adds_nothing(server: RedisServer) -> None:
-    assert push(server, 1, 2) == [True, True]
-    before = messages(server)
+def test_pushing_a_group_again_adds_nothing(redis_server: RedisServer) -> None:
+    assert push(redis_server, 1, 2) == [True, True]
+    before = messages(redis_server)
     assert len(before) == 4
-    assert push(server, 1) == [False]
-    assert depth(server) == 2
-    assert messages(server) == before
+    assert push(redis_server, 1) == [False]
+    assert depth(redis_server) == 2
+    assert messages(redis_server) == before
 
 
-def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(server: RedisServer) -> None:
+def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(redis_server: RedisServer) -> None:
     config = CONFIG.model_copy(update={"allocation": CONFIG.allocation.model_copy(update={"rounds": 3})})
     keys = Keys("q")
 
@@ -119,38 +113,38 @@ def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(serve
             assert not await client.exists(keys.drawn("0:7", 1), keys.drawn("0:7", 2))
         return pushed
 
-    assert run(server, work) == [True, False]
+    assert run(redis_server, work) == [True, False]
 
 
-def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(server: RedisServer) -> None:
-    push(server, 1, 2, 3, 4)
-    consumer = Consumer(connect(server.url), CONFIG)
+def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(redis_server: RedisServer) -> None:
+    push(redis_server, 1, 2, 3, 4)
+    consumer = Consumer(connect(redis_server.url), CONFIG)
     entries = consumer.claim(1.0)
-    Ledger(connect(server.url), "q").record(0, rows(entries))
+    Ledger(connect(redis_server.url), "q").record(0, rows(entries))
     consumer.acknowledge({e.id: e.group for e in entries}, 1)
-    assert push(server, 1) == [False]
-    assert depth(server) == 0
-    assert messages(server) == set()
+    assert push(redis_server, 1) == [False]
+    assert depth(redis_server) == 0
+    assert messages(redis_server) == set()
 
 
-def test_depth_counts_what_no_step_has_taken(server: RedisServer) -> None:
-    push(server, *range(6))
-    client = connect(server.url)
+def test_depth_counts_what_no_step_has_taken(redis_server: RedisServer) -> None:
+    push(redis_server, *range(6))
+    client = connect(redis_server.url)
     consumer, ledger = Consumer(client, CONFIG), Ledger(client, "q")
     entries = consumer.claim(1.0)
-    assert depth(server) == 6, "claiming is not taking"
+    assert depth(redis_server) == 6, "claiming is not taking"
     ledger.record(0, rows(entries[:4]))
-    assert depth(server) == 2, "taken, though nothing was let go yet"
+    assert depth(redis_server) == 2, "taken, though nothing was let go yet"
     consumer.acknowledge({e.id: e.group for e in entries[:4]}, 1)
-    assert depth(server) == 2
+    assert depth(redis_server) == 2
 
 
-def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(server: RedisServer) -> None:
-    push(server, *range(5))
-    consumer = Consumer(connect(server.url), CONFIG)
+def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(redis_server: RedisServer) -> None:
+    push(redis_server, *range(5))
+    consumer = Consumer(connect(redis_server.url), CONFIG)
     entries = consumer.claim(1.0)
     consumer.acknowledge({entries[0].id: entries[0].group}, 0)
-    again = Consumer(connect(server.url), CONFIG)
+    again = Consumer(connect(redis_server.url), CONFIG)
     assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
     assert again.claim(0.01) == []
     found = decode_group(*again.read(entries[1].id, entries[1].group))
@@ -159,38 +153,40 @@ def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(server: Red
         again.read(entries[0].id, entries[0].group)
 
 
-def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(server: RedisServer) -> None:
-    push(server, 1, 2)
-    client = connect(server.url)
+def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(
+    redis_server: RedisServer,
+) -> None:
+    push(redis_server, 1, 2)
+    client = connect(redis_server.url)
     consumer = Consumer(client, CONFIG)
     bad = consumer.claim(1.0)[0]
     held = consumer.read(bad.id, bad.group)
     consumer.dead_letter(bad, "the reason")
     [(_, dead)] = client.xrange(Keys("q").dead)
     assert (dead[b"pre_rollouts"], dead[b"additional"]) == held
-    assert f"additional:{bad.id}" not in messages(server)
-    assert f"pre_rollouts:{bad.group}" in messages(server), "its shard may have to go on from them"
+    assert f"additional:{bad.id}" not in messages(redis_server)
+    assert f"pre_rollouts:{bad.group}" in messages(redis_server), "its shard may have to go on from them"
     assert dead[b"reason"] == b"the reason"
     assert client.hget(Keys("q").counters, "dead_letters") == b"1"
 
     async def again(client: Any, producer: Producer) -> dict[str, int]:
         return await producer.redo()
 
-    assert run(server, again) == {bad.group: bad.batch}
-    assert push(server, 1) == [True], "its id is free again"
-    assert run(server, again) == {}
+    assert run(redis_server, again) == {bad.group: bad.batch}
+    assert push(redis_server, 1) == [True], "its id is free again"
+    assert run(redis_server, again) == {}
     consumer.dead_letter(bad, "said again, for the first answer was lost")
-    assert run(server, again) == {}
-    assert push(server, 1) == [False], "the second entry is the group's now"
+    assert run(redis_server, again) == {}
+    assert push(redis_server, 1) == [False], "the second entry is the group's now"
     assert client.hget(Keys("q").counters, "dead_letters") == b"1"
     assert len(consumer.pending()) == 1
 
 
-def test_a_message_above_the_limit_is_not_read_to_its_end(server: RedisServer) -> None:
-    push(server, 1)
+def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisServer) -> None:
+    push(redis_server, 1)
     limit = CONFIG.queue.max_group_bytes
     small = CONFIG.model_copy(update={"queue": CONFIG.queue.model_copy(update={"max_group_bytes": 10})})
-    consumer = Consumer(connect(server.url), small)
+    consumer = Consumer(connect(redis_server.url), small)
     [entry] = consumer.claim(1.0)
     messages = consumer.read(entry.id, entry.group)
     assert [len(m) for m in messages] == [11, 11]
@@ -199,8 +195,8 @@ def test_a_message_above_the_limit_is_not_read_to_its_end(server: RedisServer) -
         decode_group(*messages, max_bytes=10)
 
 
-def test_a_foreign_entry_is_claimed_and_has_no_rollouts(server: RedisServer) -> None:
-    client = connect(server.url)
+def test_a_foreign_entry_is_claimed_and_has_no_rollouts(redis_server: RedisServer) -> None:
+    client = connect(redis_server.url)
     consumer = Consumer(client, CONFIG)
     client.xadd(Keys("q").groups, {"hello": "world"})
     [entry] = consumer.claim(1.0)
@@ -212,9 +208,9 @@ def test_a_foreign_entry_is_claimed_and_has_no_rollouts(server: RedisServer) -> 
     assert consumer.pending() == []
 
 
-def test_a_foreign_entry_that_bears_a_groups_name_takes_nothing_from_it(server: RedisServer) -> None:
-    push(server, 1)
-    client = connect(server.url)
+def test_a_foreign_entry_that_bears_a_groups_name_takes_nothing_from_it(redis_server: RedisServer) -> None:
+    push(redis_server, 1)
+    client = connect(redis_server.url)
     consumer = Consumer(client, CONFIG)
     client.xadd(Keys("q").groups, {"id": "0:1", "batch": "0"})
     mine, foreign = consumer.claim(1.0)
@@ -222,12 +218,14 @@ def test_a_foreign_entry_that_bears_a_groups_name_takes_nothing_from_it(server: 
         consumer.read(foreign.id, foreign.group)
     consumer.dead_letter(foreign, "foreign")
     assert client.hlen(Keys("q").redo) == 0
-    assert push(server, 1) == [False]
+    assert push(redis_server, 1) == [False]
     assert decode_group(*consumer.read(mine.id, mine.group)).id == "0:1"
 
 
-def test_a_foreign_entry_of_any_length_is_set_aside_and_leaves_little_behind(server: RedisServer) -> None:
-    client = connect(server.url)
+def test_a_foreign_entry_of_any_length_is_set_aside_and_leaves_little_behind(
+    redis_server: RedisServer,
+) -> None:
+    client = connect(redis_server.url)
     consumer = Consumer(client, CONFIG)
     client.xadd(Keys("q").groups, {"id": b"0:1" * 2**20, "batch": b"1" * 5000})
     [entry] = consumer.claim(1.0)
@@ -240,8 +238,8 @@ def test_a_foreign_entry_of_any_length_is_set_aside_and_leaves_little_behind(ser
     assert sum(map(len, dead.values())) < 1000
 
 
-def test_the_ledger_never_changes(server: RedisServer) -> None:
-    ledger = Ledger(connect(server.url), "q")
+def test_the_ledger_never_changes(redis_server: RedisServer) -> None:
+    ledger = Ledger(connect(redis_server.url), "q")
     first, other = [Row("0:1", "1-0", 0, 9)], [Row("0:2", "2-0", 0, 9)]
     ledger.record(0, first)
     ledger.record(0, first)
@@ -251,22 +249,22 @@ def test_the_ledger_never_changes(server: RedisServer) -> None:
     assert ledger.step(1) is None
 
 
-def test_nothing_that_was_acknowledged_is_lost_when_redis_is_killed(server: RedisServer) -> None:
+def test_nothing_that_was_acknowledged_is_lost_when_redis_is_killed(redis_server: RedisServer) -> None:
     async def work(client: Any, producer: Producer) -> int:
         done = 0
         for i in range(300):
             if i == 150:
-                os.kill(server.pid, signal.SIGKILL)  # it is started again by itself
+                os.kill(redis_server.pid, signal.SIGKILL)  # it is started again by itself
             done += await producer.push(group(i))
         return done
 
-    assert run(server, work) == 300
-    assert depth(server) == 300
-    entries = Consumer(connect(server.url), CONFIG).claim(1.0, count=1000)
+    assert run(redis_server, work) == 300
+    assert depth(redis_server) == 300
+    entries = Consumer(connect(redis_server.url), CONFIG).claim(1.0, count=1000)
     assert sorted(int(e.group.split(":")[1]) for e in entries) == list(range(300))
 
 
-def test_a_lease_is_held_by_one_and_passes_on_when_its_owner_is_silent(server: RedisServer) -> None:
+def test_a_lease_is_held_by_one_and_passes_on_when_its_owner_is_silent(redis_server: RedisServer) -> None:
     async def work(client: Any, producer: Producer) -> None:
         one, two = Leases(client, "q", "one", 0.2), Leases(client, "q", "two", 0.2)
         assert await one.acquire("0:0")
@@ -280,19 +278,21 @@ def test_a_lease_is_held_by_one_and_passes_on_when_its_owner_is_silent(server: R
         await two.release("0:0")
         assert not await two.acquire("0:0"), "releasing another's lease does nothing"
 
-    run(server, work)
+    run(redis_server, work)
 
 
-def test_a_published_version_never_falls(server: RedisServer) -> None:
-    client = connect(server.url)
+def test_a_published_version_never_falls(redis_server: RedisServer) -> None:
+    client = connect(redis_server.url)
     assert [advance(client, "q", v) for v in (0, 3, 2, 4)] == [0, 3, 3, 4]
     manifest = Manifest("q", 4, "/x", "abc", 12)
     announce(client, manifest)
     assert newest_now(client, "q") == manifest
 
 
-def test_a_wrong_password_and_a_silent_address_are_one_line_without_the_password(server: RedisServer) -> None:
-    socket = server.url.split("?")[0]
+def test_a_wrong_password_and_a_silent_address_are_one_line_without_the_password(
+    redis_server: RedisServer,
+) -> None:
+    socket = redis_server.url.split("?")[0]
     with pytest.raises(RunError, match="refuses"):
         connect(socket.replace("unix://", "unix://:wrong@"))
     with pytest.raises(RunError, match=r"no Redis answers at redis://127\.0\.0\.1:1/0"):

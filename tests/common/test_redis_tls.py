@@ -80,13 +80,12 @@ class TlsFront:
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def address(tmp_path: Path, redis_server: RedisServer) -> Iterator[str]:
     """A rediss:// address without its query: password in it, certificate in tmp_path/tls/cert.pem."""
     cert, key = certificate(tmp_path / "tls")
-    with RedisServer(tmp_path / "redis") as server:
-        password = (tmp_path / "redis" / "password").read_text().strip()
-        with TlsFront(urlsplit(server.url).path, cert, key) as port:
-            yield f"rediss://:{password}@127.0.0.1:{port}"
+    password = (redis_server.folder / "password").read_text().strip()
+    with TlsFront(urlsplit(redis_server.url).path, cert, key) as port:
+        yield f"rediss://:{password}@127.0.0.1:{port}"
 
 
 def test_both_clients_speak_tls_and_give_the_password(address: str, tmp_path: Path) -> None:

@@ -237,18 +237,17 @@ def test_a_redis_that_is_away_is_a_finding_without_its_password(config: Make) ->
     assert finding.level == "ok", "an evaluation starts its own"
 
 
-def test_a_redis_that_may_lose_what_it_was_told_is_a_warning(config: Make, tmp_path: Path) -> None:
-    with RedisServer(tmp_path / "redis") as server:
-        client, target = connect(server.url), Target(config(queue={"url": server.url}))
+def test_a_redis_that_may_lose_what_it_was_told_is_a_warning(config: Make, redis_server: RedisServer) -> None:
+    client, target = connect(redis_server.url), Target(config(queue={"url": redis_server.url}))
 
-        def persistence() -> Finding:
-            return one(services.redis_server, target)["Redis persistence"]
+    def persistence() -> Finding:
+        return one(services.redis_server, target)["Redis persistence"]
 
-        assert persistence() == Finding("ok", "Redis persistence", "appendonly is yes, appendfsync is always")
-        client.config_set("appendfsync", "everysec")
-        assert (persistence().level, persistence().says[-8:]) == ("warn", "everysec")
-        client.config_set("appendonly", "no")
-        assert persistence().says.startswith("appendonly is no")
+    assert persistence() == Finding("ok", "Redis persistence", "appendonly is yes, appendfsync is always")
+    client.config_set("appendfsync", "everysec")
+    assert (persistence().level, persistence().says[-8:]) == ("warn", "everysec")
+    client.config_set("appendonly", "no")
+    assert persistence().says.startswith("appendonly is no")
 
 
 def test_a_model_folder_without_weights_would_stop_a_run(config: Make, tmp_path: Path) -> None:

@@ -19,12 +19,6 @@ from deploy.monitor.web import create_app
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
-@pytest.fixture(scope="module")
-def redis_url(tmp_path_factory):
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
-
-
 @pytest.fixture
 def serve():
     """A function that serves a run's application and returns a client; all of it ends with the test."""

@@ -4,7 +4,6 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,42 +157,40 @@ def write(client: Any, facts: Facts, steps: int) -> None:
         client.hset(keys.ledger, str(step), json.dumps(rows))
 
 
-def test_facts_are_gathered_from_redis_and_the_records(tmp_path: Path) -> None:
+def test_facts_are_gathered_from_redis_and_the_records(redis_server: RedisServer) -> None:
     facts, keys = good_run(), Keys("a")
-    with RedisServer(tmp_path / "redis") as server:
-        client = connect(server.url)
-        write(client, facts, steps=2)
-        for i in range(11):
-            client.hset(keys.pushed, f"0:{i}", "1-0")
-            client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
-        client.hset(keys.redo, "0:11", "3")
-        whole = [json.dumps(r) for r in facts.records if r["step"] < 2]
-        found = gather(client, "a", lambda: whole)
-        assert {r["step"] for r in gather(client, "a", lambda: whole[:-1]).records} == {0}, (
-            "step 1 is being written"
-        )
-        client.hset(keys.state, mapping={"durable_step": 2, "prompts": '{"n": 12, "fingerprint": "f"}'})
-        noted = gather(client, "a", lambda: whole[:-1])
-        assert {r["step"] for r in noted.records} == {0, 1}, "step 1 should be whole"
+    client = connect(redis_server.url)
+    write(client, facts, steps=2)
+    for i in range(11):
+        client.hset(keys.pushed, f"0:{i}", "1-0")
+        client.xadd(keys.groups, {"id": f"0:{i}", "batch": str(i // 4)})
+    client.hset(keys.redo, "0:11", "3")
+    whole = [json.dumps(r) for r in facts.records if r["step"] < 2]
+    found = gather(client, "a", lambda: whole)
+    assert {r["step"] for r in gather(client, "a", lambda: whole[:-1]).records} == {0}, (
+        "step 1 is being written"
+    )
+    client.hset(keys.state, mapping={"durable_step": 2, "prompts": '{"n": 12, "fingerprint": "f"}'})
+    noted = gather(client, "a", lambda: whole[:-1])
+    assert {r["step"] for r in noted.records} == {0, 1}, "step 1 should be whole"
     assert found.waiting == {"0:8", "0:9", "0:10", "0:11"}
     assert found.ledger == {s: facts.ledger[s] for s in (0, 1)}
     assert (found.prompts, noted.prompts) == (None, 12)
     assert audit(CONFIG, found) == []
 
 
-def test_a_run_that_goes_on_while_it_is_audited_is_right(tmp_path):
+def test_a_run_that_goes_on_while_it_is_audited_is_right(redis_server):
     """Records and checkpoint of step 1 are written between the reading of the one and the other."""
     facts, keys = good_run(), Keys("a")
-    with RedisServer(tmp_path / "redis") as server:
-        client = connect(server.url)
-        write(client, facts, steps=len(facts.ledger))
-        client.xadd(keys.groups, {b"id": b"\xff\xfe"})
+    client = connect(redis_server.url)
+    write(client, facts, steps=len(facts.ledger))
+    client.xadd(keys.groups, {b"id": b"\xff\xfe"})
 
-        def read() -> list[str]:
-            lines = [json.dumps(r) for r in facts.records if r["step"] < 1]
-            client.hset(keys.state, "durable_step", 2)
-            return lines
+    def read() -> list[str]:
+        lines = [json.dumps(r) for r in facts.records if r["step"] < 1]
+        client.hset(keys.state, "durable_step", 2)
+        return lines
 
-        found = gather(client, "a", read)
+    found = gather(client, "a", read)
     assert found.durable == 0
     assert audit(CONFIG, found) == []

@@ -170,13 +170,12 @@ def test_a_model_that_was_trained_in_place_is_told_from_before(tmp_path: Path) -
 
 
 def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
-    tmp_path: Path, console: Console, shown: io.StringIO
+    tmp_path: Path, console: Console, shown: io.StringIO, redis_server: RedisServer
 ) -> None:
     config: Config = load("tiny", ["run.name=resumed"])
-    with RedisServer(tmp_path / "redis") as server:
-        assert newest_version(config, server.url) == 0
-        connect(server.url).hset(Keys("resumed").state, "version", 7)
-        evaluate_run(config, server.url, tmp_path, 0, console)
+    assert newest_version(config, redis_server.url) == 0
+    connect(redis_server.url).hset(Keys("resumed").state, "version", 7)
+    evaluate_run(config, redis_server.url, tmp_path, 0, console)
     assert not (tmp_path / "evaluation").exists()
     assert shown.getvalue().startswith(
         "step 0 is not evaluated: the generators hold version 7 by now, and older weights cannot be sampled"

@@ -2,7 +2,6 @@
 finite."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,12 +35,6 @@ def config() -> Config:
         "learner.max_dead_in_a_row=10",
     ]
     return load("tiny", settings)
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as running:
-        yield running
 
 
 def group(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5, length: int = 6) -> Group:
@@ -79,17 +72,17 @@ def dead(client: redis.Redis) -> list[str]:
 
 
 def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
-    config: Config, server: RedisServer
+    config: Config, redis_server: RedisServer
 ) -> None:
-    client = connect(server.url)
-    fill(config, server, [group(0), group(1)])
+    client = connect(redis_server.url)
+    fill(config, redis_server, [group(0), group(1)])
     push_raw(client, group(10), b"\x00not msgpack")
     push_raw(client, group(11), group(11, tokenizer="another"))
     push_raw(client, group(12), group(12, run="another"))
     push_raw(client, group(13), group(13, token=64))
     push_raw(client, group(14), group(15))
     push_raw(client, group(16), group(16, length=config.rollout.max_response_tokens + 1))
-    fill(config, server, [group(2), group(3)])
+    fill(config, redis_server, [group(2), group(3)])
     planner = Planner(client, config, VOCABULARY, 0)
     planner.plan(0, lambda: None)
     assert sorted(row.group for row in planner._ledger.step(0) or []) == [group(i).id for i in range(4)]
@@ -102,9 +95,9 @@ def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
 
 
 def test_ten_unusable_groups_in_a_row_stop_the_run_and_name_the_last_reason(
-    config: Config, server: RedisServer
+    config: Config, redis_server: RedisServer
 ) -> None:
-    client = connect(server.url)
+    client = connect(redis_server.url)
     for index in range(10):
         push_raw(client, group(index), group(index, tokenizer="another"))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer"):
@@ -113,12 +106,12 @@ def test_ten_unusable_groups_in_a_row_stop_the_run_and_name_the_last_reason(
 
 
 def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
-    config: Config, server: RedisServer
+    config: Config, redis_server: RedisServer
 ) -> None:
-    client = connect(server.url)
+    client = connect(redis_server.url)
     for index in range(9):
         push_raw(client, group(index), b"x")
-    fill(config, server, [group(20 + i) for i in range(GAMMA)])
+    fill(config, redis_server, [group(20 + i) for i in range(GAMMA)])
     for index in range(9, 18):
         push_raw(client, group(index), b"x")
     Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
@@ -126,10 +119,10 @@ def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
 
 
 def test_a_learner_that_hears_nothing_says_so_instead_of_waiting_for_ever(
-    config: Config, server: RedisServer
+    config: Config, redis_server: RedisServer
 ) -> None:
     with pytest.raises(RunError, match="step 0 has waited 1 s for groups"):
-        Planner(connect(server.url), config, VOCABULARY, 0).plan(0, lambda: None)
+        Planner(connect(redis_server.url), config, VOCABULARY, 0).plan(0, lambda: None)
 
 
 def micro_batch(*advantages: float) -> MicroBatch:

@@ -49,19 +49,20 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.mark.system
 @pytest.mark.timeout(300)
-def test_a_learner_fed_by_another_policy_stops_in_its_first_step(tmp_path: Path, config: Config) -> None:
+def test_a_learner_fed_by_another_policy_stops_in_its_first_step(
+    tmp_path: Path, config: Config, redis_server: RedisServer
+) -> None:
     # Recorded log-probs are random numbers: nats away from those of the tiny model.
-    with RedisServer(tmp_path / "redis") as server:
-        fill(config, server, recorded(config, [[20, 30]] * 2, per_batch=2))
-        process = start(config, server, tmp_path, drift_limit=0.5)
-        try:
-            assert process.wait(200) != 0
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        assert "hora learner, rank 0: step 0: on the same weights" in said(tmp_path)
-        assert "weights.drift_limit is 0.5" in said(tmp_path)
-        published = [p.name for p in (tmp_path / "r" / "weights").glob("*.safetensors")]
-        assert len(published) <= 1, f"only the initial policy may be there: {published}"
-        assert not (tmp_path / "r" / "model").exists()
-        finish(start(config, server, tmp_path), tmp_path)  # without a limit the same groups are trained on
+    fill(config, redis_server, recorded(config, [[20, 30]] * 2, per_batch=2))
+    process = start(config, redis_server, tmp_path, drift_limit=0.5)
+    try:
+        assert process.wait(200) != 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "hora learner, rank 0: step 0: on the same weights" in said(tmp_path)
+    assert "weights.drift_limit is 0.5" in said(tmp_path)
+    published = [p.name for p in (tmp_path / "r" / "weights").glob("*.safetensors")]
+    assert len(published) <= 1, f"only the initial policy may be there: {published}"
+    assert not (tmp_path / "r" / "model").exists()
+    finish(start(config, redis_server, tmp_path), tmp_path)  # without a limit the same groups are trained on

@@ -3,9 +3,7 @@ groups."""
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,12 +37,6 @@ def config(**learner: Any) -> Config:
     )
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path / "redis") as running:
-        yield running
-
-
 def group(index: int, **changes: Any) -> Group:
     def rollout(phase: Any) -> Rollout:
         logprobs, span = -np.ones(3, dtype=np.float32), (VersionSpan(0, 0, 3),)
@@ -74,22 +66,22 @@ def group(index: int, **changes: Any) -> Group:
     return Group(**{**values, **changes})
 
 
-def push(server: RedisServer, *groups: Group) -> None:
-    fill(config(), server, groups)
+def push(redis_server: RedisServer, *groups: Group) -> None:
+    fill(config(), redis_server, groups)
 
 
-def planner(server: RedisServer, start: int = 0, **learner: Any) -> Planner:
-    return Planner(connect(server.url), config(**learner), VOCABULARY, start)
+def planner(redis_server: RedisServer, start: int = 0, **learner: Any) -> Planner:
+    return Planner(connect(redis_server.url), config(**learner), VOCABULARY, start)
 
 
-def trained(server: RedisServer, step: int) -> list[str]:
-    return sorted(g.id for g in Reader(connect(server.url), config(), 0, 1).read(step))
+def trained(redis_server: RedisServer, step: int) -> list[str]:
+    return sorted(g.id for g in Reader(connect(redis_server.url), config(), 0, 1).read(step))
 
 
 def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_goes_on(
-    server: RedisServer,
+    redis_server: RedisServer,
 ) -> None:
-    client, keys = connect(server.url), Keys("f")
+    client, keys = connect(redis_server.url), Keys("f")
     entry = client.xadd(keys.groups, {"id": "0:77", "batch": "0"})
     client.set(keys.pre_rollouts("0:77"), b"\xc1garbage")
     client.set(keys.additional(entry.decode()), b"\xc1garbage")
@@ -102,10 +94,10 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
         group(92, prompt_tokens=np.array([99], np.int32)),
         group(93, rollouts=tuple(replace(r, rewards={"accuracy": 1.0}) for r in group(93).rollouts)),
     ]
-    push(server, *bad, *(group(i) for i in range(GAMMA)))
-    feed = planner(server)
+    push(redis_server, *bad, *(group(i) for i in range(GAMMA)))
+    feed = planner(redis_server)
     feed.plan(0, lambda: None)
-    assert trained(server, 0) == ["0:0", "0:1", "0:2"]
+    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
     reasons = [fields[b"reason"].decode() for _, fields in client.xrange(keys.dead)]
     assert len(reasons) == 7
     for words in (
@@ -123,12 +115,12 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
 
 
 def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_again(
-    server: RedisServer,
+    redis_server: RedisServer,
 ) -> None:
-    client, keys = connect(server.url), Keys("f")
+    client, keys = connect(redis_server.url), Keys("f")
     client.hset(keys.state, "prompts", '{"n": 90, "fingerprint": "f"}')
-    push(server, group(90), group(89), *(group(i) for i in range(GAMMA)))
-    feed = planner(server)
+    push(redis_server, group(90), group(89), *(group(i) for i in range(GAMMA)))
+    feed = planner(redis_server)
     feed.plan(0, lambda: None)
     ((_, letter),) = client.xrange(keys.dead)
     assert letter[b"reason"] == b"group 0:90: this run has 90 prompts, and none of index 90"
@@ -146,45 +138,45 @@ def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_
     ],
 )
 def test_rewards_that_the_run_s_rewards_cannot_give_are_a_dead_letter(
-    server: RedisServer, changes: dict[str, Any], reason: str
+    redis_server: RedisServer, changes: dict[str, Any], reason: str
 ) -> None:
-    client, keys, good = connect(server.url), Keys("f"), group(50)
+    client, keys, good = connect(redis_server.url), Keys("f"), group(50)
     bad = replace(good, rollouts=(good.rollouts[0], replace(good.rollouts[1], **changes)))
-    push(server, bad, *(group(i) for i in range(GAMMA)))
-    planner(server).plan(0, lambda: None)
+    push(redis_server, bad, *(group(i) for i in range(GAMMA)))
+    planner(redis_server).plan(0, lambda: None)
     ((_, letter),) = client.xrange(keys.dead)
     assert reason in letter[b"reason"].decode()
     assert client.hkeys(keys.redo) == [b"0:50"], "it is sampled again"
 
 
-def test_a_claim_whose_answer_was_lost_is_found_again(server: RedisServer) -> None:
-    feed = planner(server)
-    push(server, *(group(i) for i in range(GAMMA)))
-    lost = connect(server.url).xreadgroup("learner", "rank-0", {Keys("f").groups: ">"})
+def test_a_claim_whose_answer_was_lost_is_found_again(redis_server: RedisServer) -> None:
+    feed = planner(redis_server)
+    push(redis_server, *(group(i) for i in range(GAMMA)))
+    lost = connect(redis_server.url).xreadgroup("learner", "rank-0", {Keys("f").groups: ">"})
     assert len(lost[0][1]) == GAMMA
     feed.plan(0, lambda: None)
-    assert trained(server, 0) == ["0:0", "0:1", "0:2"]
+    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
     assert feed._consumer.claim(0.01) == feed._unheard() == []
 
 
-def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(server: RedisServer) -> None:
-    push(server, *(group(i) for i in range(GAMMA)))
-    planner(server).plan(0, lambda: None)
-    planner(server, start=1)
+def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(redis_server: RedisServer) -> None:
+    push(redis_server, *(group(i) for i in range(GAMMA)))
+    planner(redis_server).plan(0, lambda: None)
+    planner(redis_server, start=1)
     with pytest.raises(RunError, match="contains 2 steps, but this Redis has not planned step 1"):
-        planner(server, start=2)
+        planner(redis_server, start=2)
 
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize(("cache", "kept"), [(1.0, GAMMA), (0.0, 0)])
 def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
-    server: RedisServer, cache: float, kept: int, durable: bool
+    redis_server: RedisServer, cache: float, kept: int, durable: bool
 ) -> None:
-    push(server, *(group(i) for i in range(2 * GAMMA)))
-    feed = planner(server, group_cache_gib=cache)
+    push(redis_server, *(group(i) for i in range(2 * GAMMA)))
+    feed = planner(redis_server, group_cache_gib=cache)
     feed.plan(0, lambda: None)
     assert len(feed.kept) == 2 * kept
-    client = connect(server.url)
+    client = connect(redis_server.url)
     if kept:  # what is read again would not be found
         client.delete(*client.scan_iter("*additional:*"), *client.scan_iter("*pre_rollouts:*"))
     reader = Reader(client, config(), 0, 1, feed.kept)
@@ -196,9 +188,9 @@ def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
     assert [g.prompt_index for g in reader.read(1)] == [3, 4, 5]
 
 
-def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(server: RedisServer) -> None:
-    feed, told = planner(server), list[tuple[int, int]]()
-    push(server, *(group(i) for i in (0, 1, 3, 4)))
+def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(redis_server: RedisServer) -> None:
+    feed, told = planner(redis_server), list[tuple[int, int]]()
+    push(redis_server, *(group(i) for i in (0, 1, 3, 4)))
     feed.plan(0, lambda: told.append(feed.missing(0)))
     assert told == [], "what is there already is not waited for"
 
@@ -206,49 +198,51 @@ def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(server:
 
     def one_more() -> None:
         told.append(feed.missing(1))
-        push(server, next(later))
+        push(redis_server, next(later))
 
     feed.plan(1, one_more)
     assert told == [(2, 0), (1, 0), (1, 0)], "newer groups do not help the batch that must come first"
 
 
-def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(server: RedisServer) -> None:
-    push(server, *(group(i) for i in range(GAMMA)))
-    feed = planner(server)
+def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(redis_server: RedisServer) -> None:
+    push(redis_server, *(group(i) for i in range(GAMMA)))
+    feed = planner(redis_server)
     feed.plan(0, lambda: None)
     feed.look()
     assert len(feed.kept) == GAMMA
-    push(server, *(group(GAMMA + i) for i in range(GAMMA)))
+    push(redis_server, *(group(GAMMA + i) for i in range(GAMMA)))
     feed.look()
     assert {g.prompt_index for g in feed.kept.values()} == set(range(2 * GAMMA))
     feed.plan(1, lambda: pytest.fail("nothing to wait for"))
-    assert trained(server, 1) == ["0:3", "0:4", "0:5"]
+    assert trained(redis_server, 1) == ["0:3", "0:4", "0:5"]
 
 
-def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(server: RedisServer) -> None:
-    push(server, *(group(i, tokenizer="other") for i in range(10)))
+def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_server: RedisServer) -> None:
+    push(redis_server, *(group(i, tokenizer="other") for i in range(10)))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer 'other'"):
-        planner(server).plan(0, lambda: None)
+        planner(redis_server).plan(0, lambda: None)
 
 
-def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups(server: RedisServer) -> None:
-    push(server, *(group(i) for i in (4, 0, 5, 1, 2, 3)))
-    first = planner(server)
+def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups(
+    redis_server: RedisServer,
+) -> None:
+    push(redis_server, *(group(i) for i in (4, 0, 5, 1, 2, 3)))
+    first = planner(redis_server)
     first.plan(0, lambda: None)
     first.plan(1, lambda: None)
-    before = [trained(server, s) for s in (0, 1)]
+    before = [trained(redis_server, s) for s in (0, 1)]
     assert sorted(before[0] + before[1]) == [f"0:{i}" for i in range(6)]
-    second = planner(server)
+    second = planner(redis_server)
     assert second.plan(0, lambda: None) == second.plan(1, lambda: None) == 0.0
-    assert [trained(server, s) for s in (0, 1)] == before
+    assert [trained(redis_server, s) for s in (0, 1)] == before
 
 
 def test_only_what_no_restart_needs_is_let_go_whatever_the_newest_checkpoint_holds(
-    server: RedisServer,
+    redis_server: RedisServer,
 ) -> None:
-    push(server, *(group(i) for i in range(3 * GAMMA)))
-    client, keys = connect(server.url), Keys("f")
-    first = planner(server)
+    push(redis_server, *(group(i) for i in range(3 * GAMMA)))
+    client, keys = connect(redis_server.url), Keys("f")
+    first = planner(redis_server)
     for step in range(3):
         first.plan(step, lambda: None)
     first.durable(0)
@@ -256,24 +250,24 @@ def test_only_what_no_restart_needs_is_let_go_whatever_the_newest_checkpoint_hol
     first.durable(1)
     assert client.xlen(keys.groups) == 2 * GAMMA
     # The checkpoint of step 3 is the newest, then it is found to be damaged and that of step 1 is taken.
-    planner(server, start=3)
+    planner(redis_server, start=3)
     assert client.xlen(keys.groups) == 2 * GAMMA
-    again = planner(server, start=1)
+    again = planner(redis_server, start=1)
     assert again.plan(1, lambda: None) == again.plan(2, lambda: None) == 0.0
-    assert [trained(server, step) for step in (1, 2)] == [["0:3", "0:4", "0:5"], ["0:6", "0:7", "0:8"]]
+    assert [trained(redis_server, step) for step in (1, 2)] == [["0:3", "0:4", "0:5"], ["0:6", "0:7", "0:8"]]
     again.durable(1)
     again.durable(3)
     assert client.xlen(keys.groups) == 0
     assert client.hget(keys.state, "durable_step") == b"3"
 
 
-def test_what_is_let_go_late_is_let_go_after_a_restart(server: RedisServer) -> None:
-    push(server, *(group(i) for i in range(3 * GAMMA)))
-    client, keys = connect(server.url), Keys("f")
-    first = planner(server)
+def test_what_is_let_go_late_is_let_go_after_a_restart(redis_server: RedisServer) -> None:
+    push(redis_server, *(group(i) for i in range(3 * GAMMA)))
+    client, keys = connect(redis_server.url), Keys("f")
+    first = planner(redis_server)
     for step in range(2):
         first.plan(step, lambda: None)
-    second = planner(server, start=2)
+    second = planner(redis_server, start=2)
     assert second.missing(2)[0] == 0, "what no step took is ready"
     second.plan(2, lambda: None)
     second.durable(2)
@@ -281,30 +275,30 @@ def test_what_is_let_go_late_is_let_go_after_a_restart(server: RedisServer) -> N
     assert second._consumer.claimed() == GAMMA
 
 
-def test_waiting_for_ever_is_an_error_that_names_the_limit(server: RedisServer) -> None:
+def test_waiting_for_ever_is_an_error_that_names_the_limit(redis_server: RedisServer) -> None:
     calls: list[int] = []
     with pytest.raises(RunError, match=r"step 0 has waited \d+ s for groups \(learner.wait_limit_s\)"):
-        planner(server).plan(0, lambda: calls.append(1))
+        planner(redis_server).plan(0, lambda: calls.append(1))
     assert calls
 
 
 @pytest.mark.system
-def test_a_paused_run_waits_for_as_long_as_it_takes(server: RedisServer) -> None:
-    client, began = connect(server.url), time.monotonic()
+def test_a_paused_run_waits_for_as_long_as_it_takes(redis_server: RedisServer) -> None:
+    client, began = connect(redis_server.url), time.monotonic()
     client.hset(Keys("f").state, "paused", "1")
 
     def resumed_late() -> None:
         if time.monotonic() - began > 1.5 * config().learner.wait_limit_s:
             client.hset(Keys("f").state, "paused", "0")
-            push(server, *(group(i) for i in range(GAMMA)))
+            push(redis_server, *(group(i) for i in range(GAMMA)))
 
-    planner(server).plan(0, resumed_late)
-    assert trained(server, 0) == ["0:0", "0:1", "0:2"]
+    planner(redis_server).plan(0, resumed_late)
+    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
 
 
 @pytest.mark.system
-def test_a_rank_waits_while_rank_0_says_that_it_is_there(server: RedisServer) -> None:
-    client, limit = connect(server.url), config().learner.wait_limit_s
+def test_a_rank_waits_while_rank_0_says_that_it_is_there(redis_server: RedisServer) -> None:
+    client, limit = connect(redis_server.url), config().learner.wait_limit_s
     reader, done = Reader(client, config(), 1, 2), threading.Event()
 
     def beat() -> None:
@@ -320,8 +314,8 @@ def test_a_rank_waits_while_rank_0_says_that_it_is_there(server: RedisServer) ->
 
 
 @pytest.mark.system
-def test_a_rank_does_not_wait_for_a_rank_0_whose_heart_alone_goes_on(server: RedisServer) -> None:
-    client, limit = connect(server.url), config().learner.wait_limit_s
+def test_a_rank_does_not_wait_for_a_rank_0_whose_heart_alone_goes_on(redis_server: RedisServer) -> None:
+    client, limit = connect(redis_server.url), config().learner.wait_limit_s
     done = threading.Event()
 
     def beat() -> None:
@@ -334,21 +328,23 @@ def test_a_rank_does_not_wait_for_a_rank_0_whose_heart_alone_goes_on(server: Red
     done.set()
 
 
-def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(server: RedisServer) -> None:
-    push(server, *(group(i) for i in range(2 * GAMMA)))
-    feed = planner(server)
+def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(
+    redis_server: RedisServer,
+) -> None:
+    push(redis_server, *(group(i) for i in range(2 * GAMMA)))
+    feed = planner(redis_server)
     for step in (0, 1):
         feed.plan(step, lambda: None)
         feed.durable(step + 1)
     with pytest.raises(RunError, match="contains 1 steps, but the groups of the first 2 were let go"):
-        planner(server, start=1)
-    assert connect(server.url).hget(Keys("f").state, "durable_step") == b"2"
+        planner(redis_server, start=1)
+    assert connect(redis_server.url).hget(Keys("f").state, "durable_step") == b"2"
 
 
-def test_the_coordinators_reason_stops_the_learner(server: RedisServer) -> None:
-    connect(server.url).hset(Keys("f").state, "error", "generating failed 20 times")
+def test_the_coordinators_reason_stops_the_learner(redis_server: RedisServer) -> None:
+    connect(redis_server.url).hset(Keys("f").state, "error", "generating failed 20 times")
     with pytest.raises(RunError, match="the coordinator stopped: generating failed 20 times"):
-        planner(server).plan(0, lambda: None)
+        planner(redis_server).plan(0, lambda: None)
 
 
 def test_groups_go_to_ranks_balanced_by_cost_and_every_rank_finds_the_same_division() -> None:

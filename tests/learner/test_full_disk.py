@@ -28,8 +28,8 @@ def test_a_disk_is_full_or_it_is_not(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_learner_on_a_full_disk_says_so_once_and_ends(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 100) as disk, RedisServer(tmp_path / "redis") as server:
+def test_a_learner_on_a_full_disk_says_so_once_and_ends(tmp_path: Path, redis_server: RedisServer) -> None:
+    with small_disk(tmp_path / "disk", 100) as disk:
         settings = [
             "run.name=r",
             f"run.folder={disk}",
@@ -37,8 +37,8 @@ def test_a_learner_on_a_full_disk_says_so_once_and_ends(tmp_path: Path) -> None:
             "rollout.shards=1",
         ]
         config = load("tiny", [*settings, "learner.steps=4", "learner.checkpoint_every=1"])
-        fill(config, server, recorded(config, [[9, 12]] * 4 * GAMMA, per_batch=GAMMA))
+        fill(config, redis_server, recorded(config, [[9, 12]] * 4 * GAMMA, per_batch=GAMMA))
         fill_up(disk, leaving=8)
-        assert start(config, server, tmp_path).wait(200) == 1
+        assert start(config, redis_server, tmp_path).wait(200) == 1
         assert said(tmp_path).count(f"hora learner, rank 0: the disk of {disk / 'r'} is full") == 1
         assert said(tmp_path).count("is full") == 1

@@ -25,14 +25,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_learner_that_cannot_go_on_stops_with_its_reason_and_is_not_tried_again(
-    cluster: None, tmp_path: Path
+    cluster: None, tmp_path: Path, redis_server: RedisServer
 ) -> None:
     config = load("tiny", ["run.name=r", f"run.folder={tmp_path}", "learner.wait_limit_s=1"])
     run_dir = tmp_path / "r"
     run_dir.mkdir()
-    with (
-        RedisServer(tmp_path / "redis") as server,
-        pytest.raises(RunError, match="the learner stopped: step 0 has waited 1 s for groups"),
-    ):
-        launch.run(config, server.url, str(run_dir))
+    with pytest.raises(RunError, match="the learner stopped: step 0 has waited 1 s for groups"):
+        launch.run(config, redis_server.url, str(run_dir))
     assert len(list((run_dir / "tensorboard").glob("events*"))) == 1, "each attempt that trains opens one"

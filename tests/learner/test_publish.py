@@ -2,8 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,20 +27,18 @@ class Weights:
         return iter([("weight", self.hf.weight.detach())])
 
 
-@contextmanager
-def first_version(folder: Path) -> Iterator[tuple[Any, Any]]:
+def first_version(url: str, folder: Path) -> tuple[Any, Any]:
     """(publisher that has published version 1, client of its Redis)."""
     from learner.weights.publisher import Publisher
 
-    with RedisServer(folder / "redis") as server:
-        client, engine = connect(server.url), cast(Any, Weights())
-        publisher = Publisher(load("tiny", ["run.name=r"]), engine, client, folder, rank=0)
-        publisher.publish(1)
-        yield publisher, client
+    client, engine = connect(url), cast(Any, Weights())
+    publisher = Publisher(load("tiny", ["run.name=r"]), engine, client, folder, rank=0)
+    publisher.publish(1)
+    return publisher, client
 
 
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from learner.weights.publisher import BroadcastClient
 
@@ -53,26 +49,29 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
         assert goes_on.wait(60)
 
     monkeypatch.setattr(BroadcastClient, "update_weights", stands_still)
-    with first_version(tmp_path) as (publisher, client):
-        while not told:
-            time.sleep(0.01)
-        for version in (2, 3, 4):
-            publisher.publish(version)
-        publisher.wait()
-        manifest = newest_now(client, "r")
-        assert manifest is not None
-        assert manifest.version == 4
-        assert client.hget(Keys("r").state, "version") == b"4"
-        assert told == [1], "it is still at the first"
-        kept = sorted(path.stem for path in (tmp_path / "weights").iterdir())
-        assert kept == ["00000001", "00000003", "00000004"], "what it reads stays, and no more pile up"
-        goes_on.set()
-        publisher.close()
-        assert told == [1, 4], "what is newer was out already"
+    publisher, client = first_version(redis_server.url, tmp_path)
+    while not told:
+        time.sleep(0.01)
+    for version in (2, 3, 4):
+        publisher.publish(version)
+    publisher.wait()
+    manifest = newest_now(client, "r")
+    assert manifest is not None
+    assert manifest.version == 4
+    assert client.hget(Keys("r").state, "version") == b"4"
+    assert told == [1], "it is still at the first"
+    kept = sorted(path.stem for path in (tmp_path / "weights").iterdir())
+    assert kept == ["00000001", "00000003", "00000004"], "what it reads stays, and no more pile up"
+    goes_on.set()
+    publisher.close()
+    assert told == [1, 4], "what is newer was out already"
 
 
 def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     from learner.weights.publisher import BroadcastClient
 
@@ -80,15 +79,15 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
         raise ValueError("of Serve's own making")
 
     monkeypatch.setattr(BroadcastClient, "update_weights", fails)
-    with first_version(tmp_path) as (publisher, client):
-        publisher.close()
-        assert client.hget(Keys("r").state, "version") == b"1"
+    publisher, client = first_version(redis_server.url, tmp_path)
+    publisher.close()
+    assert client.hget(Keys("r").state, "version") == b"1"
     said = capfd.readouterr()
     assert "of Serve's own making" in said.out + said.err
 
 
 def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from learner.weights.file_transport import FileTrainerEngine
 
@@ -98,16 +97,16 @@ def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
         assert goes_on.wait(60)
         return write(*arguments)
 
-    with first_version(tmp_path) as (publisher, client):
-        publisher.wait()
-        monkeypatch.setattr(FileTrainerEngine, "write", slow)
-        with torch.no_grad():
-            Weights.hf.weight.fill_(2.0)
-            publisher.publish(2)  # returns while the disk has nothing
-            Weights.hf.weight.fill_(3.0)  # the optimizer's next step
-        assert client.hget(Keys("r").state, "version") == b"1"
-        goes_on.set()
-        publisher.close()
-        assert client.hget(Keys("r").state, "version") == b"2"
-        written = load_file(tmp_path / "weights" / "00000002.safetensors")
-        assert torch.equal(written["weight"], torch.full((4, 4), 2.0))
+    publisher, client = first_version(redis_server.url, tmp_path)
+    publisher.wait()
+    monkeypatch.setattr(FileTrainerEngine, "write", slow)
+    with torch.no_grad():
+        Weights.hf.weight.fill_(2.0)
+        publisher.publish(2)  # returns while the disk has nothing
+        Weights.hf.weight.fill_(3.0)  # the optimizer's next step
+    assert client.hget(Keys("r").state, "version") == b"1"
+    goes_on.set()
+    publisher.close()
+    assert client.hget(Keys("r").state, "version") == b"2"
+    written = load_file(tmp_path / "weights" / "00000002.safetensors")
+    assert torch.equal(written["weight"], torch.full((4, 4), 2.0))

@@ -22,7 +22,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
 GAMMA = 2
 
 
-def test_a_version_that_was_announced_and_not_counted_is_counted_by_the_next_learner(tmp_path: Path) -> None:
+def test_a_version_that_was_announced_and_not_counted_is_counted_by_the_next_learner(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
     settings = [
         "run.name=r",
         f"run.folder={tmp_path}",
@@ -30,20 +32,19 @@ def test_a_version_that_was_announced_and_not_counted_is_counted_by_the_next_lea
         "rollout.shards=1",
     ]
     config = load("tiny", [*settings, "learner.steps=1", "rollout.max_staleness=0"])
-    with RedisServer(tmp_path / "redis") as server:
-        client, state = connect(server.url), Keys("r").state
-        fill(config, server, recorded(config, [[9, 12]] * GAMMA, per_batch=GAMMA))
-        finish(start(config, server, tmp_path), tmp_path)
-        assert client.hget(state, "version") == b"1"
-        client.hset(state, "version", 0)  # as when it dies while the replicas load what was announced
-        finish(start(config, server, tmp_path), tmp_path)
-        assert client.hget(state, "version") == b"1"
+    client, state = connect(redis_server.url), Keys("r").state
+    fill(config, redis_server, recorded(config, [[9, 12]] * GAMMA, per_batch=GAMMA))
+    finish(start(config, redis_server, tmp_path), tmp_path)
+    assert client.hget(state, "version") == b"1"
+    client.hset(state, "version", 0)  # as when it dies while the replicas load what was announced
+    finish(start(config, redis_server, tmp_path), tmp_path)
+    assert client.hget(state, "version") == b"1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
 def test_weights_that_a_replica_found_damaged_are_published_again_while_their_batch_is_waited_for(
-    tmp_path: Path, ranks: int, stage: int
+    tmp_path: Path, ranks: int, stage: int, redis_server: RedisServer
 ) -> None:
     """Without staleness nobody could sample the next batch, and no step could make another version."""
     settings = [
@@ -56,26 +57,25 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
         f"learner.zero_stage={stage}",
     ]
     config = load("tiny", [*settings, "learner.steps=2"])
-    with RedisServer(tmp_path / "redis") as server:
-        client, groups = connect(server.url), recorded(config, [[9, 12]] * 2 * GAMMA, per_batch=GAMMA)
-        fill(config, server, groups[:GAMMA])
-        learner = start(config, server, tmp_path)
-        until(lambda: client.hget(Keys("r").state, "version") == b"1", learner)
-        manifest = newest_now(client, "r")
-        assert manifest is not None
-        os.truncate(manifest.path, 1000)
-        with pytest.raises(DamagedWeights):
-            check_file(manifest.update_info())
-        found = {"version": 0, "damaged": (1, mark_of(manifest.path))}
-        heartbeat_now(client, "r", "generator/a", found)
-        until(lambda: os.path.getsize(manifest.path) == manifest.bytes, learner)
-        again = newest_now(client, "r")
-        assert again is not None
-        assert (again.version, again.sha256) == (1, manifest.sha256)
-        check_file(again.update_info())
-        fill(config, server, groups[GAMMA:])
-        finish(learner, tmp_path)
-        assert client.hget(Keys("r").state, "republished") == b"1", "once for each file that is found damaged"
+    client, groups = connect(redis_server.url), recorded(config, [[9, 12]] * 2 * GAMMA, per_batch=GAMMA)
+    fill(config, redis_server, groups[:GAMMA])
+    learner = start(config, redis_server, tmp_path)
+    until(lambda: client.hget(Keys("r").state, "version") == b"1", learner)
+    manifest = newest_now(client, "r")
+    assert manifest is not None
+    os.truncate(manifest.path, 1000)
+    with pytest.raises(DamagedWeights):
+        check_file(manifest.update_info())
+    found = {"version": 0, "damaged": (1, mark_of(manifest.path))}
+    heartbeat_now(client, "r", "generator/a", found)
+    until(lambda: os.path.getsize(manifest.path) == manifest.bytes, learner)
+    again = newest_now(client, "r")
+    assert again is not None
+    assert (again.version, again.sha256) == (1, manifest.sha256)
+    check_file(again.update_info())
+    fill(config, redis_server, groups[GAMMA:])
+    finish(learner, tmp_path)
+    assert client.hget(Keys("r").state, "republished") == b"1", "once for each file that is found damaged"
 
 
 def until(there: Callable[[], bool], learner: subprocess.Popen[bytes]) -> None:

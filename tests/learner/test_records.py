@@ -22,9 +22,12 @@ rank = int(os.environ["RANK"])
 torch.distributed.init_process_group("gloo")
 
 def group(index):
-    spans, tokens, logprobs = (VersionSpan(0, 0, 3),), np.arange(3, dtype=np.int32), np.full(3, -1.0, np.float32)
+    spans, tokens = (VersionSpan(0, 0, 3),), np.arange(3, dtype=np.int32)
+    logprobs = np.full(3, -1.0, np.float32)
     rewards = {"accuracy": 1.0, "format": 1.0}
-    rollouts = tuple(Rollout(tokens, logprobs, "stop", spans, phase, rewards, True) for phase in "AB"[: 1 + index % 2])
+    rollouts = tuple(
+        Rollout(tokens, logprobs, "stop", spans, phase, rewards, True) for phase in "AB"[: 1 + index % 2]
+    )
     return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, tokens, rollouts)
 
 mine = [group(i) for i in ([3, 4], [7])[rank]]

@@ -65,25 +65,24 @@ ENTROPY = tuple(
 
 @pytest.mark.parametrize("more", [(), ENTROPY], ids=["defaults", "entropy towards a target"])
 def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bit(
-    tmp_path: Path, more: tuple[str, ...]
+    tmp_path: Path, more: tuple[str, ...], redis_server: RedisServer
 ) -> None:
     expected = uninterrupted(tmp_path / "whole", *more)
     folder = tmp_path / "killed"
     folder.mkdir()
     config, rng = configuration(folder, *more), random.Random(0)
-    with RedisServer(folder / "redis") as server:
-        fill(config, server, groups(config))
-        client, keys = connect(server.url), Keys("r")
-        for step in (1, 3, 4):
-            process = start(config, server, folder)
-            while int(client.hget(keys.state, "step") or 0) < step:
-                assert process.poll() is None, said(folder)[-3000:]
-                time.sleep(0.002)
-            time.sleep(rng.random() * 0.2)
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        found = finish(start(config, server, folder), folder)
-        assert client.xlen(keys.groups) == 0, "everything is in the last checkpoint"
+    fill(config, redis_server, groups(config))
+    client, keys = connect(redis_server.url), Keys("r")
+    for step in (1, 3, 4):
+        process = start(config, redis_server, folder)
+        while int(client.hget(keys.state, "step") or 0) < step:
+            assert process.poll() is None, said(folder)[-3000:]
+            time.sleep(0.002)
+        time.sleep(rng.random() * 0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    found = finish(start(config, redis_server, folder), folder)
+    assert client.xlen(keys.groups) == 0, "everything is in the last checkpoint"
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     lines = [json.loads(line) for line in (folder / "r" / "groups.jsonl").read_text().splitlines()]
     assert sorted(g["prompt_index"] for g in lines) == list(range(STEPS * GAMMA)), (

@@ -1,8 +1,6 @@
 """When a version is sent again."""
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +14,8 @@ pytestmark = pytest.mark.system  # vLLM takes seconds to import
 
 
 @pytest.fixture
-def client(tmp_path: Path) -> Iterator[Any]:
-    with RedisServer(tmp_path / "redis") as server:
-        yield connect(server.url)
+def client(redis_server: RedisServer) -> Any:
+    return connect(redis_server.url)
 
 
 def group(client: Any, sent_s_ago: float) -> Any:

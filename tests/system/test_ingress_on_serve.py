@@ -13,7 +13,6 @@ import pytest
 from ray import serve
 
 from deploy.launch.ports import free_port
-from deploy.launch.redis_server import RedisServer
 from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.ingress import Ingress
 from deploy.monitor.patience import REQUEST_S
@@ -34,17 +33,17 @@ def until(check, limit_s: float):
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
+def stage(redis_url):
     """(run, base URL, metrics URL) of an application that holds the ingress alone."""
     metrics = free_port()
-    with pytest.MonkeyPatch.context() as patch, RedisServer(tmp_path_factory.mktemp("redis")) as server:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv(*SERVE_CALLBACK)
-        run = SyntheticRun(server.url, config_of("served"))
+        run = SyntheticRun(redis_url, config_of("served"))
         play(run, 3)
         with local_serve(_metrics_export_port=metrics) as url:
             options = {"ray_actor_options": {"num_cpus": 0}, "max_ongoing_requests": 1000}
             application = serve.deployment(Ingress, name="ingress", **options).bind(
-                run.config.model_dump(mode="json"), server.url
+                run.config.model_dump(mode="json"), redis_url
             )
             serve.run(application, name="hora", route_prefix="/")
             yield run, url, f"http://127.0.0.1:{metrics}/metrics"

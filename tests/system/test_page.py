@@ -15,7 +15,6 @@ import pytest
 from common.state import changed
 from common.telemetry import record_evaluation
 from deploy.launch.ports import free_port
-from deploy.launch.redis_server import RedisServer
 from deploy.monitor.web import PAGE
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.synthetic_run import SyntheticRun, config_of, play
@@ -57,19 +56,13 @@ class Server:
         self._process.wait()
 
 
-@pytest.fixture(scope="module")
-def redis(tmp_path_factory):
-    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
-
-
 @pytest.fixture
-def stage(redis, request):
+def stage(redis_url, request):
     """A run with thirty steps behind it, its server, and a function that opens the page."""
     name = request.node.name.removeprefix("test_")[:60]
-    run = SyntheticRun(redis, config_of(name, rollout={"prompts_per_batch": 16, "shards": 2}))
+    run = SyntheticRun(redis_url, config_of(name, rollout={"prompts_per_batch": 16, "shards": 2}))
     play(run, 30)
-    server = Server(redis, name)
+    server = Server(redis_url, name)
     browsers: list[Browser] = []
 
     def page(**how) -> Browser:
@@ -94,7 +87,8 @@ def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
     shown = browser.js("document.querySelector('[data-field=reward]').textContent")
     assert float(shown) == pytest.approx(status["learner"]["reward"], rel=0.01)
     rows = browser.js(
-        "[...document.querySelectorAll('#parts tr')].slice(1).map(r => r.cells[0].textContent + ' ' + r.cells[1].textContent)"
+        "[...document.querySelectorAll('#parts tr')].slice(1).map(r => r.cells[0].textContent + ' ' + "
+        "r.cells[1].textContent)"
     )
     assert rows == [
         f"{p['name']} v{p['state']['version']}" for p in status["parts"] if p["kind"] == "generator"
@@ -175,18 +169,18 @@ def test_a_page_of_an_older_server_opens_itself_anew_when_a_newer_one_takes_its_
 
 
 @pytest.mark.parametrize("what", ["no run", "wrong password", "older version"])
-def test_what_cannot_be_read_is_a_sentence_on_the_page(redis, tmp_path, what):
-    run = SyntheticRun(redis, config_of("older"))
+def test_what_cannot_be_read_is_a_sentence_on_the_page(redis_url, tmp_path, what):
+    run = SyntheticRun(redis_url, config_of("older"))
     run.redis.set(run.keys.config, '{"model": {"path": "m"}, "colour": 3}')
     (tmp_path / "wrong").write_text("wrong")
     url, name, sentence = {
-        "no run": (redis, "nowhere", "knows no run 'nowhere'"),
+        "no run": (redis_url, "nowhere", "knows no run 'nowhere'"),
         "wrong password": (
-            f"{redis.partition('?')[0]}?password_file={tmp_path / 'wrong'}",
+            f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}",
             "older",
             "refuses the password",
         ),
-        "older version": (redis, "older", "is served by another version of hora"),
+        "older version": (redis_url, "older", "is served by another version of hora"),
     }[what]
     server = Server(url, name, healthy=False)
     browser = Browser(server.url)
@@ -223,10 +217,10 @@ def test_hostile_text_from_the_run_stays_text(stage):
     assert browser.js("document.title") != "owned"
 
 
-def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent(redis):
-    run = SyntheticRun(redis, config_of("over", learner={"steps": 3}))
+def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent(redis_url):
+    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 3}))
     play(run, 2)
-    server = Server(redis, "over", token=None)
+    server = Server(redis_url, "over", token=None)
     browser = Browser(server.url)
     try:
         hidden = "document.getElementById('pause').hidden"

@@ -1,0 +1,67 @@
+"""Rollouts and groups of a test's choosing: what a test does not name has a plain default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from common.types import FinishReason, Group, Phase, Rollout, Tokens, VersionSpan
+
+
+def rollout(
+    tokens: Sequence[int] | Tokens = (1, 1, 1),
+    *,
+    logprobs: Sequence[float] | np.ndarray | float = -1.0,
+    finish_reason: FinishReason = "stop",
+    version: int = 0,
+    spans: Sequence[VersionSpan] | None = None,
+    phase: Phase = "A",
+    success: bool = True,
+    rewards: dict[str, float] | None = None,
+) -> Rollout:
+    """A rollout of these tokens (L,), all of them sampled by `version` unless `spans` says otherwise. One
+    number as `logprobs` holds for every token. `rewards`: by default `accuracy` as `success` says, and
+    `format` 1."""
+    ids = np.asarray(tokens, np.int32)
+    return Rollout(
+        tokens=ids,
+        logprobs=np.array(np.broadcast_to(np.asarray(logprobs, np.float32), ids.shape)),
+        finish_reason=finish_reason,
+        spans=(VersionSpan(version, 0, len(ids)),) if spans is None else tuple(spans),
+        phase=phase,
+        rewards={"accuracy": float(success), "format": 1.0} if rewards is None else rewards,
+        success=success,
+    )
+
+
+def group(
+    index: int = 0,
+    rollouts: Sequence[Rollout] | None = None,
+    *,
+    run: str = "r",
+    epoch: int = 0,
+    batch: int = 0,
+    shard: int = 0,
+    rule: str = "uniform",
+    prior: tuple[float, float] = (1.0, 1.0),
+    tokenizer: str = "t",
+    pre_rollouts: int = 1,
+    prompt: Sequence[int] | Tokens = (1, 1),
+    size_as_if: int = 0,
+) -> Group:
+    """The group of prompt `index`; by default one successful rollout of each phase."""
+    return Group(
+        run=run,
+        epoch=epoch,
+        prompt_index=index,
+        batch=batch,
+        shard=shard,
+        rule=rule,
+        prior=prior,
+        tokenizer=tokenizer,
+        pre_rollouts=pre_rollouts,
+        prompt_tokens=np.asarray(prompt, np.int32),
+        rollouts=(rollout(), rollout(phase="B")) if rollouts is None else tuple(rollouts),
+        size_as_if=size_as_if,
+    )
