@@ -113,7 +113,8 @@ async def retry(
             if not (isinstance(error, NoRoom) or (patient and isinstance(error, StaleWeights))):
                 if attempt == attempts:
                     raise RunError(
-                        f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in `serve status`."
+                        f"{what} failed {attempts} times; last: {_short(error)}. See the replica's log in "
+                        "`serve status`."
                     ) from error
                 log.warning("retry", what=what, attempt=attempt, error=_short(error))
                 attempt += 1

@@ -87,6 +87,6 @@ def refuse_rising(rule: Marginal, gains: np.ndarray) -> None:
     if len(rises):
         row, level = rises[0]
         raise ValueError(
-            f"rule {rule.name}: its marginal gain rises from level {level} to {level + 1} (row {row}), so giving each rollout "
-            "to the highest gain is not optimal; refused"
+            f"rule {rule.name}: its marginal gain rises from level {level} to {level + 1} (row {row}), so "
+            "giving each rollout to the highest gain is not optimal; refused"
         )

@@ -127,7 +127,8 @@ def main() -> None:
         for rule, stop in (("hit_utility", "none"), ("hit_utility", "hit"), ("hit_or_miss", "mixed")):
             ours, slow = rounds(n, g, rule, stop, by_heap=stop == "none" and n < 100_000)
             print(
-                f"{n:>8} {g:>3} {rule:>12} {stop:>6} {ours * 1e6:>8.0f}us {slow * 1e6:>8.0f}us {slow / ours:>9.1f}x"
+                f"{n:>8} {g:>3} {rule:>12} {stop:>6} {ours * 1e6:>8.0f}us {slow * 1e6:>8.0f}us "
+                f"{slow / ours:>9.1f}x"
             )
 
 

@@ -1,6 +1,7 @@
 """What the control plane costs as the fleet grows: 256 replicas as timers, everything else real.
 
-    python -m benchmarks.control_plane [--replicas 256] [--prompts 4096] [--group 64] [--tokens 2048] [--rate 2500]
+    python -m benchmarks.control_plane [--replicas 256] [--prompts 4096] [--group 64]
+        [--tokens 2048] [--rate 2500]
 
 A fleet of `--replicas` engines of `--rate` tokens per second each is simulated by timers; coordination,
 allocation, wire, queue (the embedded Redis, every write synced), ledger, claim and decode are real. Every
@@ -117,7 +118,8 @@ def report(options: argparse.Namespace, wall: float, used: list[dict[str, float]
     console.print(
         f"{options.steps} steps of Γ·G = {options.prompts}·{options.group} = {rollouts:,} rollouts, "
         f"{tokens / 1e6:.0f} million tokens each: {step:.0f} s of {options.replicas} replicas at "
-        f"{options.rate:,.0f} tokens/s. Alone, the control plane took {wall / options.steps:.1f} s a step here."
+        f"{options.rate:,.0f} tokens/s. Alone, the control plane took {wall / options.steps:.1f} s a step "
+        "here."
     )
     steps = [
         {name: after[name] - before[name] for name in after} for before, after in itertools.pairwise(used)
@@ -134,8 +136,8 @@ def report(options: argparse.Namespace, wall: float, used: list[dict[str, float]
     console.print(table)
     first, rest = ((s[COORDINATOR] + s[REDIS]) / step for s in (steps[0], median))
     console.print(
-        f"coordinator, queue and allocation together: {rest:.1%} of a later step, {first:.1%} of the first (target: under 5%); "
-        f"a rollout costs the coordinator {1e6 * median[COORDINATOR] / rollouts:.0f} µs"
+        f"coordinator, queue and allocation together: {rest:.1%} of a later step, {first:.1%} of the first "
+        f"(target: under 5%); a rollout costs the coordinator {1e6 * median[COORDINATOR] / rollouts:.0f} µs"
     )
 
 

@@ -1,7 +1,8 @@
 """Tokens per second of an evaluation through Serve against vLLM called directly on the same requests, in one
 run.
 
-    python -m benchmarks.evaluation [--model deploy/demo/model] [--problems 100] [--samples 64] [--replicas 1 2] [--rounds 3]
+    python -m benchmarks.evaluation [--model deploy/demo/model] [--problems 100] [--samples 64]
+        [--replicas 1 2] [--rounds 3]
 
 Direct: one engine in this process, given all requests at once; nothing is verified or written. Through Serve:
 `evaluate` as `hora eval` calls it, with every completion verified and every sample on disk, on each number of

@@ -96,7 +96,8 @@ def main(messages: int) -> None:
             early = resident_mib()
     late, peak = resident_mib(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{messages} messages in {time.perf_counter() - began:.0f} s: {decoded} decode, the others are refused"
+        f"{messages} messages in {time.perf_counter() - began:.0f} s: {decoded} decode, the others are "
+        "refused"
     )
     print(f"slowest decode {slowest * 1e3:.1f} ms of processor time")
     print(f"resident after a tenth {early:.1f} MiB, at the end {late:.1f} MiB, peak {peak:.1f} MiB")

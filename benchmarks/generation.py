@@ -172,7 +172,8 @@ def main() -> None:
         f"through Serve, coordinator, verifier and queue: {served:8.0f} tokens/s, ratio {served / alone:.2f}"
     )
     print(
-        f"pause of an update: median {statistics.median(pauses):.3f} s, longest {np.max(pauses):.3f} s, n = {len(pauses)}"
+        f"pause of an update: median {statistics.median(pauses):.3f} s, longest {np.max(pauses):.3f} s, n = "
+        f"{len(pauses)}"
     )
 
 

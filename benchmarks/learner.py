@@ -225,7 +225,8 @@ def main() -> None:
     out.print(f"TRL   {r.tokens / r.trl:8.0f} tokens/s, {r.real_trl:.1%} of processed tokens real")
     out.print(f"ours  {r.tokens / r.ours:8.0f} tokens/s, {r.real_ours:.1%} of processed tokens real")
     out.print(
-        f"ratio {statistics.median(r.ratios):.2f} (rounds {', '.join(f'{x:.2f}' for x in r.ratios)}; before TRL had the model: {r.tokens / r.alone:.0f} tokens/s)"
+        f"ratio {statistics.median(r.ratios):.2f} (rounds {', '.join(f'{x:.2f}' for x in r.ratios)}; before "
+        f"TRL had the model: {r.tokens / r.alone:.0f} tokens/s)"
     )
 
 

@@ -158,10 +158,12 @@ def main() -> None:
     peak = peak_flops(name, "bfloat16")
     rate = result.flops / result.seconds
     print(
-        f"{name}: {result.tokens} tokens in {result.micro_batches} micro-batches, {result.real_share:.1%} real"
+        f"{name}: {result.tokens} tokens in {result.micro_batches} micro-batches, {result.real_share:.1%} "
+        "real"
     )
     print(
-        f"{result.seconds:.2f} s a step, {result.tokens / result.seconds:,.0f} tokens/s, {rate / 1e12:.0f} TFLOP/s"
+        f"{result.seconds:.2f} s a step, {result.tokens / result.seconds:,.0f} tokens/s, {rate / 1e12:.0f} "
+        "TFLOP/s"
     )
     print(f"MFU {rate / peak:.1%}" if peak else "MFU unknown: learner/flops.py has no peak for this GPU")
     print(f"peak memory {result.peak_bytes / 2**30:.1f} GiB")

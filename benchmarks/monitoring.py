@@ -36,7 +36,10 @@ from tests.support.synthetic_run import SyntheticRun, config_of
 
 READERS, ROUNDS, ROUND_S, RATE = 20, 5, 8.0, 20.0
 WAYS = ("nobody", "pages", "terminals")
-SERVER = "import sys; from deploy.monitor import serve_page; serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))"
+SERVER = (
+    "import sys; from deploy.monitor import serve_page; "
+    "serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))"
+)
 # Readers are on other machines as a rule: in processes of their own, their work is not the system's.
 PAGES = """
 import asyncio, httpx, sys, time
@@ -186,8 +189,9 @@ def report(stage: Stage, loads: dict[str, list[float]]) -> None:
     for way in WAYS:
         added = [(load - none) / cores for load, none in zip(loads[way], loads["nobody"], strict=True)]
         print(
-            f"{way:10} at {RATE:g} groups/s Redis and server use {1000 * statistics.median(loads[way]):5.1f} ms/s; for watching "
-            f"{statistics.median(added):.2%} of the machine ({min(added):.2%} to {max(added):.2%})"
+            f"{way:10} at {RATE:g} groups/s Redis and server use {1000 * statistics.median(loads[way]):5.1f} "
+            f"ms/s; for watching {statistics.median(added):.2%} of the machine ({min(added):.2%} to "
+            f"{max(added):.2%})"
         )
     client: Any = connect(stage.server.url)
     times = []
@@ -198,7 +202,8 @@ def report(stage: Stage, loads: dict[str, list[float]]) -> None:
     print(f"one reading: {1000 * statistics.median(times):.2f} ms")
     found, sizes = latencies(stage, 25)
     print(
-        f"push to open stream: median {statistics.median(found):.2f} s, worst of {len(found)} {max(found):.2f} s"
+        f"push to open stream: median {statistics.median(found):.2f} s, worst of {len(found)} "
+        f"{max(found):.2f} s"
     )
     print(", ".join(f"{name} {size / 1024:.1f} KiB" for name, size in sizes.items()))
 

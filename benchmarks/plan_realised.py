@@ -3,10 +3,11 @@
     python -m deploy.tasks.build facts tasks/facts
     python -m benchmarks.plan_realised tasks/facts [--seeds 10] [--epochs 2] [--out FILE]
 
-For each seed the training prompts are sampled 64 times each and planned for shards of the run's size; then one cell a rule
-(`deploy.study.loop`) samples, allocates and takes its optimizer steps for whole epochs, with a learning rate at which no
-weight moves. Hits and signal of all its batches stand against the plan: both see each training prompt equally often. One
-line a rule: means, and in how many seeds the difference is within 2 points or the realised value within the interval.
+For each seed the training prompts are sampled 64 times each and planned for shards of the run's size; then
+one cell a rule (`deploy.study.loop`) samples, allocates and takes its optimizer steps for whole epochs, with
+a learning rate at which no weight moves. Hits and signal of all its batches stand against the plan: both see
+each training prompt equally often. One line a rule: means, and in how many seeds the difference is within 2
+points or the realised value within the interval.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ ARMS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Shares of prompts with a hit and of groups with signal: as predicted, with its interval, and as realised."""
+    """Shares of prompts with a hit and of groups with signal: predicted, with its interval, and realised."""
 
     arm: Arm
     seed: int
@@ -115,7 +116,7 @@ def realise(config: Config) -> tuple[float, float]:
 
 
 def compare(task: Path, folder: Path, seed: int, epochs: int, arms: Sequence[Arm] = ARMS) -> list[Compared]:
-    """One seed: its own counts, its plan, and a cell for each arm. Counts and cells share no random numbers."""
+    """One seed: its own counts, its plan, a cell for each arm. Counts and cells share no random numbers."""
     counts = count(configuration(task, folder, arms[0], 10_000 + seed, epochs), TRIALS)
     shard = len(counts.trials) // BATCHES
     rows = forecast(counts, arms, shard).rows
@@ -131,7 +132,7 @@ def _compared(arm: Arm, seed: int, row: Row, found: tuple[float, float]) -> Comp
 
 
 def table(found: Sequence[Compared]) -> str:
-    """Markdown: a line for each arm and quantity; the difference with its standard error over seeds, in points."""
+    """Markdown: a line for each arm and quantity; difference and its standard error over seeds, in points."""
     lines = [
         "| rule | of | predicted % | realised % | realised - predicted | largest of a seed | held |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -150,8 +151,8 @@ def _line(name: str, of: str, own: Sequence[tuple[float, float, bool]]) -> str:
     off = 100 * (realised - predicted)
     error = f" ± {off.std(ddof=1) / len(off) ** 0.5:.1f}" if len(off) > 1 else ""
     return (
-        f"| {name} | {of} | {100 * predicted.mean():.1f} | {100 * realised.mean():.1f} | {off.mean():+.1f}{error} "
-        f"| {np.abs(off).max():.1f} | {held.sum()} of {len(held)} |"
+        f"| {name} | {of} | {100 * predicted.mean():.1f} | {100 * realised.mean():.1f} | "
+        f"{off.mean():+.1f}{error} | {np.abs(off).max():.1f} | {held.sum()} of {len(held)} |"
     )
 
 

@@ -99,7 +99,8 @@ def main() -> None:
         table.add_row(name, f"{statistics.median(values):.2f}", f"{min(values):.2f}", f"{max(values):.2f}")
     Console().print(table)
     print(
-        f"ratio of the same batch: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+        f"ratio of the same batch: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to "
+        f"{max(ratios):.2f}"
     )
 
 

@@ -163,10 +163,12 @@ def _markdown(
         a, b = (stacked(cells, side, name).mean() for side in NAMES)
         lines.append(f"| {title} | {a:.{digits}f} | {b:.{digits}f} |")
     lines.append(
-        f"| rollouts/s after the first step, training included | {speed['ours'][0]:.0f} | {speed['trl'][0]:.0f} |"
+        f"| rollouts/s after the first step, training included | {speed['ours'][0]:.0f} | "
+        f"{speed['trl'][0]:.0f} |"
     )
     lines.append(
-        f"| rollouts/s of the whole command, start-up included | {speed['ours'][1]:.1f} | {speed['trl'][1]:.1f} |"
+        f"| rollouts/s of the whole command, start-up included | {speed['ours'][1]:.1f} | "
+        f"{speed['trl'][1]:.1f} |"
     )
     return "\n".join(lines) + "\n"
 

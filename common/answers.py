@@ -1,5 +1,5 @@
-r"""Where a completion's final answer is, whether the completion has the form that was asked for, and the words
-that ask for it.
+r"""Where a completion's final answer is, whether the completion has the form that was asked for, and the
+words that ask for it.
 
 `tags`   the text of the last complete `<answer>…</answer>` (paper, section 4). `boxed`  the last `\boxed{…}`
 whose braces balance, after the thought. `final`  what follows the last "answer is" or "answer:" on its line,
@@ -26,16 +26,20 @@ _SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
 _EMPHASIS = "*_` \t"
 
 FORMAT_INSTRUCTIONS = (
-    "You are a helpful assistant that solves mathematical problems. First think about the problem step by step, "
-    "then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer in "
-    "<answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final answer</answer>"
+    "You are a helpful assistant that solves mathematical problems. First think about the problem step by "
+    "step, then give the final answer. Enclose the reasoning in <think> </think> tags and the final answer "
+    "in <answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final "
+    "answer</answer>"
 )
 """Asks for what the format reward checks with `tags` (paper, section 4)."""
 
 _INSTRUCTIONS = {
     "tags": "Solve the problem step by step, then give the final answer in <answer> </answer> tags.",
     "boxed": r"Solve the problem step by step, and put the final answer within \boxed{}.",
-    "final": 'Solve the problem step by step, and end with one line that reads "The answer is" and the final answer.',
+    "final": (
+        'Solve the problem step by step, and end with one line that reads "The answer is" and the final '
+        "answer."
+    ),
     "auto": r"Solve the problem step by step, and put the final answer within \boxed{}.",
 }
 
@@ -157,7 +161,8 @@ def load_extract(name: str) -> Extract:
         extract = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"reward.answer: cannot load {name!r}: {error}; write {', '.join(ANSWERS)} or package.module:function"
+            f"reward.answer: cannot load {name!r}: {error}; write {', '.join(ANSWERS)} or "
+            "package.module:function"
         ) from error
     if not callable(extract):
         raise ValueError(f"reward.answer: {name!r} is a {type(extract).__name__}, not a function")

@@ -252,8 +252,9 @@ def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, Any]]]:
         # user.
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: {type(error).__name__}: {reason}. "
-            "Check the name and the split; without network, point data.path to a JSONL file."
+            f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "
+            f"{type(error).__name__}: {reason}. Check the name and the split; without network, point "
+            "data.path to a JSONL file."
         ) from error
     for number, row in enumerate(table, start=1):
         yield f"{data.path}[{data.split}] row {number}", row

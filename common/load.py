@@ -63,7 +63,8 @@ def check_paths(config: Config) -> None:
             raise ConfigError(f"{key} ({path}): no such file or folder; {remedy}")
     if _looks_local(config.model.path) and not (Path(config.model.path) / "config.json").is_file():
         raise ConfigError(
-            f"model.path ({config.model.path}): holds no config.json, so it is not a Hugging Face model folder"
+            f"model.path ({config.model.path}): holds no config.json, so it is not a Hugging Face model "
+            "folder"
         )
 
 

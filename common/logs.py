@@ -2,7 +2,7 @@
 where they apply.
 
     logs.configure("json", run="qwen7b", part="coordinator/x1")     once per process
-    with logs.bound(shard="12:3"): ...                              everything logged inside, in this task alone
+    with logs.bound(shard="12:3"): ...                            everything logged inside, in this task alone
 """
 
 from __future__ import annotations

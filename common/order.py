@@ -19,8 +19,8 @@ def batch_rows(
     """
     if prompts_per_batch > n:
         raise ValueError(
-            f"rollout.prompts_per_batch ({prompts_per_batch}) must not exceed the {n} usable rows of the data set, "
-            "or a batch would hold a prompt twice: lower it or use more rows"
+            f"rollout.prompts_per_batch ({prompts_per_batch}) must not exceed the {n} usable rows of the "
+            "data set, or a batch would hold a prompt twice: lower it or use more rows"
         )
     epoch, place = divmod(batch, n // prompts_per_batch)
     first = place * prompts_per_batch

@@ -53,8 +53,8 @@ def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
     """Raise PromptError when `data` asks for a chat template and the tokenizer has none."""
     if data.chat and not tokenizer.chat_template:
         raise PromptError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use plain "
-            "text, or use a model that has one"
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template: set data.chat: false to use "
+            "plain text, or use a model that has one"
         )
 
 

@@ -1,6 +1,7 @@
 """The queue of complete groups: a Redis stream with a consumer group. Nothing is lost, nothing is doubled.
 
-    Producer.push ─► stream ─► Consumer.claim ─► ledger: step ↔ entries ─► train ─► durable checkpoint ─► acknowledge
+    Producer.push ─► stream ─► Consumer.claim ─► ledger: step ↔ entries ─► train
+        ─► durable checkpoint ─► acknowledge
 
 Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable
 checkpoint contains what it taught. An unusable entry becomes a dead letter and its id goes to `redo`, so that
@@ -56,7 +57,8 @@ return entry
 # with the shard has no others.
 BURY = """
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
-redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3], 'pre_rollouts', ARGV[7], 'additional', ARGV[5])
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3],
+  'pre_rollouts', ARGV[7], 'additional', ARGV[5])
 redis.call('UNLINK', KEYS[6])
 redis.call('XACK', KEYS[1], ARGV[6], ARGV[1])
 redis.call('HINCRBY', KEYS[5], 'dead_letters', 1)

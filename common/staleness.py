@@ -47,7 +47,8 @@ def select_for_step(
         return None
     if len(overdue) > prompts_per_batch:
         raise AssertionError(
-            f"step {step}: {len(overdue)} groups of batches <= {limit} are untrained, more than Γ = {prompts_per_batch}"
+            f"step {step}: {len(overdue)} groups of batches <= {limit} are untrained, more than Γ = "
+            f"{prompts_per_batch}"
         )
     newer = [r for r in ready if r.batch > limit]
     return overdue + newer[: prompts_per_batch - len(overdue)]

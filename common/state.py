@@ -126,6 +126,6 @@ def read_config(text: Answer | None, run: str) -> Config:
         return Config.model_validate(json.loads(text))
     except (ValidationError, ValueError):
         raise RunError(
-            f"run {run!r} is served by another version of hora, whose configuration this one does not understand: "
-            "use the same version for all parts"
+            f"run {run!r} is served by another version of hora, whose configuration this one does not "
+            "understand: use the same version for all parts"
         ) from None

@@ -17,7 +17,8 @@ from common.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SAID = "the end of a turn"  # what the assistant says in the conversation that is rendered to find the end of its turn
+# What the assistant says in the conversation that is rendered to find the end of its turn.
+_SAID = "the end of a turn"
 
 
 def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -34,8 +35,8 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     ids = tuple(dict.fromkeys(int(i) for i in found if i is not None))
     if not ids:
         raise ConfigError(
-            f"model.path ({config.model.path}): neither its generation configuration, its tokenizer nor its chat template names a "
-            "token that ends a completion: name one in rollout.stop"
+            f"model.path ({config.model.path}): neither its generation configuration, its tokenizer nor its "
+            "chat template names a token that ends a completion: name one in rollout.stop"
         )
     return ids
 
@@ -98,7 +99,7 @@ def _one_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     if len(ids) != 1:
         parts = ", ".join(repr(tokenizer.decode([i])) for i in ids[:8])
         raise ConfigError(
-            f"rollout.stop: {text!r} is {len(ids)} tokens of {tokenizer.name_or_path} ({parts}), and one token must end a completion: "
-            "name a single token of its vocabulary"
+            f"rollout.stop: {text!r} is {len(ids)} tokens of {tokenizer.name_or_path} ({parts}), and one "
+            "token must end a completion: name a single token of its vocabulary"
         )
     return int(ids[0])

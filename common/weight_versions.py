@@ -60,7 +60,8 @@ def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
         raise DamagedWeights(f"weights {info['path']} cannot be read: {error.strerror}") from None
     if found != info["sha256"]:
         raise DamagedWeights(
-            f"weights {info['path']}: checksum {found[:12]} is not the announced {info['sha256'][:12]}; not loaded"
+            f"weights {info['path']}: checksum {found[:12]} is not the announced {info['sha256'][:12]}; not "
+            "loaded"
         )
     return {"version": info["version"], "path": info["path"]}
 

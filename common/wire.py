@@ -104,7 +104,8 @@ def _unpack(data: bytes) -> dict[str, object]:
         raise WireError(f"not a message: a {type(raw).__name__}, not a map")
     if raw.get("schema") != SCHEMA:
         raise WireError(
-            f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}: use one version of hora for all parts of a run"
+            f"schema version {_shown(raw.get('schema'))}, this reader knows {SCHEMA}: use one version of "
+            "hora for all parts of a run"
         )
     return raw
 
@@ -167,7 +168,8 @@ def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
         raise WireError(f"{where}: prior must be two positive numbers, not {prior}")
     if not 1 <= pre_rollouts <= len(rollouts) or len(rollouts) > MAX_ROLLOUTS:
         raise WireError(
-            f"{where}: {len(rollouts)} rollouts, G0 = {pre_rollouts}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is needed"
+            f"{where}: {len(rollouts)} rollouts, G0 = {pre_rollouts}: 1 <= G0 <= G_i <= {MAX_ROLLOUTS} is "
+            "needed"
         )
     if not len(prompt):
         raise WireError(f"{where}: the prompt is empty")
@@ -227,8 +229,8 @@ def _spans(raw: list[object], length: int, where: str) -> tuple[VersionSpan, ...
         version, start, end = (_int(value, "spans", where) for value in item)
         if start != at or end <= start or version < newest:
             raise WireError(
-                f"{where}: spans must follow each other, versions never falling: not version {version} from {start} to "
-                f"{end} after version {newest} up to {at}"
+                f"{where}: spans must follow each other, versions never falling: not version {version} from "
+                f"{start} to {end} after version {newest} up to {at}"
             )
         spans.append(VersionSpan(version, start, end))
         at, newest = end, version

@@ -17,9 +17,9 @@ def main() -> None:
         if error.name is None or error.name.partition(".")[0] in OURS:
             raise
         sys.exit(
-            f"hora: the package {error.name} is not installed: `hora` needs the whole system. Run `make setup` "
-            "in a checkout, or pip install 'hora-rl[cpu]' ('hora-rl[gpu]' with NVIDIA GPUs). The allocator alone "
-            "needs no more than this: from allocator import allocate"
+            f"hora: the package {error.name} is not installed: `hora` needs the whole system. Run `make "
+            "setup` in a checkout, or pip install 'hora-rl[cpu]' ('hora-rl[gpu]' with NVIDIA GPUs). The "
+            "allocator alone needs no more than this: from allocator import allocate"
         )
 
 

@@ -158,7 +158,8 @@ def evaluate(
     config: Annotated[
         str | None,
         typer.Option(
-            help="Configuration for prompts, limits and replicas; that of the run whose RUN/model it is, else tiny."
+            help="Configuration for prompts, limits and replicas; that of the run whose RUN/model it is, "
+            "else tiny."
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of samples and results.")] = Path("evaluations"),
@@ -185,8 +186,9 @@ def evaluate(
     if config is None:
         limits = chosen.rollout
         print(
-            f"limits of {source}: prompts of {limits.max_prompt_tokens} tokens, responses of {limits.max_response_tokens}, "
-            f"temperature {limits.temperature:g}; --config names another configuration"
+            f"limits of {source}: prompts of {limits.max_prompt_tokens} tokens, responses of "
+            f"{limits.max_response_tokens}, temperature {limits.temperature:g}; --config names another "
+            "configuration"
         )
     with stopped_by_signals():
         evaluate_local(chosen, names, samples, ks, out, step)
@@ -257,7 +259,8 @@ def plan(
     source: Annotated[
         Path,
         typer.Argument(
-            help="Counts (JSONL of id, successes, trials, tokens), a run's folder, or a result of `hora eval`."
+            help="Counts (JSONL of id, successes, trials, tokens), a run's folder, or a result of `hora "
+            "eval`."
         ),
     ],
     group_size: Annotated[str | None, typer.Option(help="G, several with commas.")] = None,

@@ -12,10 +12,10 @@ from common.config import Config
 
 HEAD = """# Configuration
 
-One YAML file per experiment feeds `serve deploy` (as application arguments), the learner and the one-machine run.
-`hora check FILE` validates it; any value is changed on the command line with `-s section.key=value`. Unknown keys and
-impossible values are refused with the key and the reason. Γ is `rollout.prompts_per_batch`, G `rollout.group_size`, G0
-`rollout.pre_rollouts`. Generated from `common/config/`.
+One YAML file per experiment feeds `serve deploy` (as application arguments), the learner and the one-machine
+run. `hora check FILE` validates it; any value is changed on the command line with `-s section.key=value`.
+Unknown keys and impossible values are refused with the key and the reason. Γ is `rollout.prompts_per_batch`,
+G `rollout.group_size`, G0 `rollout.pre_rollouts`. Generated from `common/config/`.
 """
 
 
@@ -35,7 +35,8 @@ def _section(path: str, model: Any) -> str:
             nested.append(_section(f"{path}.{name}", field.annotation))
         else:
             lines.append(
-                f"| `{path}.{field.alias or name}` | {_default(field.default)} | {_meaning(field.description)} |\n"
+                f"| `{path}.{field.alias or name}` | {_default(field.default)} | "
+                f"{_meaning(field.description)} |\n"
             )
     return "".join(lines + nested)
 

@@ -213,7 +213,8 @@ def _budgets(config: Config, facts: Facts) -> list[str]:
         if in_rollouts and spent != rollout.prompts_per_shard * rollout.group_size:
             found.append(
                 f"{name} spent {spent} rollouts, not Γ/shards·G = "
-                f"{rollout.prompts_per_shard}·{rollout.group_size} = {rollout.prompts_per_shard * rollout.group_size}"
+                f"{rollout.prompts_per_shard}·{rollout.group_size} = "
+                f"{rollout.prompts_per_shard * rollout.group_size}"
             )
     if _finished(config, facts):
         found += [
@@ -232,7 +233,8 @@ def _sizes(facts: Facts) -> list[str]:
         for group, extra in zip(report["groups"], report["extra"], strict=False)
     }
     found = [
-        f"group {r['group_id']} was trained with {r['size']} rollouts, its plan gave it {given[r['group_id']]}"
+        f"group {r['group_id']} was trained with {r['size']} rollouts, its plan gave it "
+        f"{given[r['group_id']]}"
         for r in facts.records
         if r["group_id"] in given and r["size"] != given[r["group_id"]]
     ]
@@ -248,7 +250,8 @@ def _rounds_of_groups(facts: Facts) -> list[str]:
         if "rounds" in report
     }
     return [
-        f"group {r['group_id']} was trained with {r['rounds']} rollouts in the rounds of Phase B, its plans gave it {plans}"
+        f"group {r['group_id']} was trained with {r['rounds']} rollouts in the rounds of Phase B, its plans "
+        f"gave it {plans}"
         for r in facts.records
         if "rounds" in r and (plans := given.get(r["group_id"])) is not None
         if _without_end(r["rounds"]) != _without_end(plans)
@@ -274,11 +277,12 @@ def _staleness(config: Config, facts: Facts) -> list[str]:
         oldest, batch = int(record["version_min"]), int(record["batch"])
         if int(record["version_max"]) > int(record["step"]):
             found.append(
-                f"group {record['group_id']} of step {record['step']} holds tokens of version {record['version_max']}, which "
-                "that step had yet to make"
+                f"group {record['group_id']} of step {record['step']} holds tokens of version "
+                f"{record['version_max']}, which that step had yet to make"
             )
         if oldest < batch - bound:
             found.append(
-                f"group {record['group_id']} of batch {batch} holds tokens of version {oldest} < batch - max_staleness = {batch - bound}"
+                f"group {record['group_id']} of batch {batch} holds tokens of version {oldest} < batch - "
+                f"max_staleness = {batch - bound}"
             )
     return found

@@ -92,8 +92,8 @@ def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
         for other in found[:i]:
             if other.name == benchmark.name:
                 raise DataError(
-                    f"{other.path} and {benchmark.path} are both named {benchmark.name}: rename a file, or evaluate them "
-                    "one after the other with another --out"
+                    f"{other.path} and {benchmark.path} are both named {benchmark.name}: rename a file, or "
+                    "evaluate them one after the other with another --out"
                 )
     return found
 

@@ -134,7 +134,8 @@ def load_run(folder: Path) -> Run:
     results = [read_result(path) for path in sorted((folder / "evaluation").glob("*-step*.json"))]
     if not groups and not steps and not results:
         raise RunFolderError(
-            f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*-step*.json; is it a run folder?"
+            f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*-step*.json; is it a run "
+            "folder?"
         )
     return Run(
         name=folder.resolve().name,
@@ -184,8 +185,8 @@ def check_same_problems(results: Sequence[Result]) -> None:
         if r.problems != first.problems or r.problem_set not in ("", known.problem_set):
             other = first if r.problems != first.problems else known
             raise RunFolderError(
-                f"{r.title}: {other.model} (step {other.step}) and {r.model} (step {r.step}) were evaluated on different "
-                "problems, which cannot be averaged or compared; report them apart"
+                f"{r.title}: {other.model} (step {other.step}) and {r.model} (step {r.step}) were evaluated "
+                "on different problems, which cannot be averaged or compared; report them apart"
             )
 
 

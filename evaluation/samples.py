@@ -81,7 +81,8 @@ def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
         with suppress(OSError):
             os.truncate(path, before)
         raise SampleFileError(
-            f"{path}: cannot be written ({error.strerror}): what it holds is kept; make room, then repeat the command"
+            f"{path}: cannot be written ({error.strerror}): what it holds is kept; make room, then repeat "
+            "the command"
         ) from error
 
 
@@ -111,8 +112,8 @@ def _compare(path: Path, found: Any, expected: Mapping[str, Any]) -> None:
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
             raise SampleFileError(
-                f"{path}: was sampled with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: choose another output "
-                "folder, or delete the file to start again"
+                f"{path}: was sampled with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: choose "
+                "another output folder, or delete the file to start again"
             )
 
 

@@ -1,7 +1,8 @@
 """HORA inside TRL's GRPOTrainer: the same Γ·G rows per generation batch, divided over its prompts by a
 `Session`.
 
-    trainer = HoraTrainer(pre_rollouts=8, hit=1, rounds=4, stop="hit", model=..., reward_funcs=[format, accuracy],
+    trainer = HoraTrainer(pre_rollouts=8, hit=1, rounds=4, stop="hit", model=...,
+                          reward_funcs=[format, accuracy],
                           args=GRPOConfig(loss_type="dr_grpo", beta=0.0, num_generations=32, ...), ...)
 
 TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where

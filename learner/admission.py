@@ -79,5 +79,6 @@ def _check_rewards(group: Group, config: Config) -> None:
                 raise WireError(f"group {group.id} rollout {i}: reward {name} is {value:g}, it gives 0 to 1")
         if rollout.success != config.reward.succeeded(rollout.rewards):
             raise WireError(
-                f"group {group.id} rollout {i}: success is {rollout.success}, and reward.success of its rewards is not"
+                f"group {group.id} rollout {i}: success is {rollout.success}, and reward.success of its "
+                "rewards is not"
             )

@@ -51,8 +51,8 @@ def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch
     if not found <= allowed:
         raise unsupported(
             policy.hf,
-            f"on {len(alone)} tokens its log-probs differ by {found:.2e} in the mean from those of the model's own forward, and "
-            f"{allowed:.2e} is allowed in {config.model.dtype}"
+            f"on {len(alone)} tokens its log-probs differ by {found:.2e} in the mean from those of the "
+            f"model's own forward, and {allowed:.2e} is allowed in {config.model.dtype}"
             + " with learner.attention flash_attention_2"
             * packed,
         )

@@ -1,6 +1,7 @@
 """Durable checkpoints: whole or absent, verified before they are loaded, the newest N kept.
 
-    RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank, manifest.json
+    RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank,
+                                     manifest.json
 
 A checkpoint is written beside its place, synced, signed, then renamed: a folder named step-* was complete
 once. One that is no longer what was written is renamed to refused-step-*, and the one before is taken. That
@@ -109,8 +110,9 @@ class Checkpoints:
         folder, world = self._of(step), self._manifest(step).world
         if world != self._world and effective_stage(self._config) > 0:
             raise ConfigError(
-                f"{folder} holds the optimizer's parts of {world} ranks, and there are {self._world}: with learner.zero_stage "
-                "above 0 (or 16 bits) a run goes on with as many as it began with; change learner.workers back"
+                f"{folder} holds the optimizer's parts of {world} ranks, and there are {self._world}: with "
+                "learner.zero_stage above 0 (or 16 bits) a run goes on with as many as it began with; change "
+                "learner.workers back"
             )
         engine.load(folder, TAG)
         random = folder / f"random-{self._rank}.pt"
@@ -187,8 +189,8 @@ class Checkpoints:
         while not file.exists():
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"{file.parent}: rank 0 found {what}, rank {self._rank} does not see it: run.folder must lie on a disk that "
-                    "all machines of the learner share"
+                    f"{file.parent}: rank 0 found {what}, rank {self._rank} does not see it: run.folder must "
+                    "lie on a disk that all machines of the learner share"
                 )
             list(file.parent.parent.glob("*"))  # asks a network disk anew
             time.sleep(0.5)

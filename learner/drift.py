@@ -31,7 +31,8 @@ class DriftLimit:
         drift = sums["drift"] / tokens
         if drift > self._limit:
             raise RunError(
-                f"step {step}: on the same weights the log-probs of generators and learner differ by {drift:.3g} in the mean, and "
-                f"weights.drift_limit is {self._limit:g}: what is sampled is not from the policy that is trained. Make both "
-                "alike (model.path, model.dtype, learner.attention, the engine's options), or raise weights.drift_limit"
+                f"step {step}: on the same weights the log-probs of generators and learner differ by "
+                f"{drift:.3g} in the mean, and weights.drift_limit is {self._limit:g}: what is sampled is "
+                "not from the policy that is trained. Make both alike (model.path, model.dtype, "
+                "learner.attention, the engine's options), or raise weights.drift_limit"
             )

@@ -60,8 +60,9 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
                 builder.load(verbose=False)  # DeepSpeed finds it loaded later
         except (RuntimeError, OSError, ImportError) as error:
             raise RunError(
-                f"DeepSpeed's {builder.name} cannot be compiled in {place} ({' '.join(str(error).split())[:300]}): a C++ "
-                "compiler and ninja are needed, and that folder must be writable"
+                f"DeepSpeed's {builder.name} cannot be compiled in {place} "
+                f"({' '.join(str(error).split())[:300]}): a C++ compiler and ninja are needed, and that "
+                "folder must be writable"
             ) from error
 
 

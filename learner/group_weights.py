@@ -35,7 +35,7 @@ def by_difficulty(rate: float, weight: GroupWeight) -> float:
 def _size_as_if(group: Group, weight: GroupWeight) -> int:
     if not group.size_as_if:
         raise RunError(
-            f"group {group.id} does not say its size under rule {weight.as_if} (learner.objective.group_weight.as_if): it was "
-            "sampled under another configuration"
+            f"group {group.id} does not say its size under rule {weight.as_if} "
+            "(learner.objective.group_weight.as_if): it was sampled under another configuration"
         )
     return group.size_as_if

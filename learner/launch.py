@@ -69,7 +69,8 @@ def _fit(make: Callable[[], Any]) -> None:
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
             if not left:
                 raise RunError(
-                    f"Ray Train's TrainController died {CONTROLLERS} times; its log is in logs of the run's folder"
+                    f"Ray Train's TrainController died {CONTROLLERS} times; its log is in logs of the run's "
+                    "folder"
                 ) from error
 
 
@@ -135,9 +136,10 @@ def _unplaced(config: Config, error: BaseException) -> str:
 
     free = ray.available_resources()
     return (
-        f"the learner's ranks did not start: learner.workers = {config.learner.workers} need a CPU each, and a GPU each "
-        f"where there are GPUs; {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free. Lower learner.workers "
-        f"or the replicas, or wait until the cluster is less busy ({reason(error)})"
+        f"the learner's ranks did not start: learner.workers = {config.learner.workers} need a CPU each, and "
+        f"a GPU each where there are GPUs; {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are "
+        "free. Lower learner.workers or the replicas, or wait until the cluster is less busy "
+        f"({reason(error)})"
     )
 
 
@@ -170,9 +172,9 @@ def short_of_memory(text: str) -> str | None:
         f"process {largest['pid']} ({largest['name']}), which held {largest['held']} GB," if largest else "it"
     )
     return (
-        f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine {node['ip']} were in "
-        "use: lower learner.tokens_per_microbatch, learner.workers, generator.replicas or generator.kv_cache_gib, or use a machine "
-        "with more memory"
+        f"Ray's memory monitor ended {process} because {node['used']} of {node['limit']} GB of the machine "
+        f"{node['ip']} were in use: lower learner.tokens_per_microbatch, learner.workers, generator.replicas "
+        "or generator.kv_cache_gib, or use a machine with more memory"
     )
 
 

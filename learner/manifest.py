@@ -90,8 +90,8 @@ def make_secret(run_dir: Path) -> None:
     file = run_dir / SECRET
     if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
         raise RunError(
-            f"{file} is missing: the checkpoints beside it are signed with it, and cannot be told from a stranger's; bring it "
-            "back, or start anew under another run.name"
+            f"{file} is missing: the checkpoints beside it are signed with it, and cannot be told from a "
+            "stranger's; bring it back, or start anew under another run.name"
         )
     kept_secret(file, SECRET_BYTES)
 
@@ -104,7 +104,8 @@ def read_secret(run_dir: Path) -> bytes:
         text, owner = file.read_text().strip(), file.stat().st_uid
     except OSError as error:
         raise RunError(
-            f"{file} cannot be read ({error.strerror}): without it no checkpoint of this run can be told from a stranger's"
+            f"{file} cannot be read ({error.strerror}): without it no checkpoint of this run can be told "
+            "from a stranger's"
         ) from None
     if owner != run_dir.stat().st_uid:
         raise RunError(f"{file} belongs to another user than {run_dir}: not the run's own, nothing is loaded")

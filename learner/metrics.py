@@ -35,6 +35,7 @@ def step_metrics(
     n = sums.get("tokens_trained", 0.0) or math.nan
     matched = sums.get("drift_tokens", 0.0) or math.nan
     busiest = sums.get("packing/rank_flops_max", 0.0)
+    processed = sums.get("packing/processed")
     return {
         "step": step,
         "loss": sums.get("loss", math.nan),
@@ -63,9 +64,7 @@ def step_metrics(
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
         **_successes(groups, config),
-        "padding/share": 1.0 - sums["packing/tokens"] / sums["packing/processed"]
-        if sums.get("packing/processed")
-        else 0.0,
+        "padding/share": 1.0 - sums["packing/tokens"] / processed if processed else 0.0,
         # How much more the busiest rank computes than the mean rank.
         "imbalance": busiest * ranks / sums["packing/flops"] - 1.0 if sums.get("packing/flops") else 0.0,
     }

@@ -55,5 +55,6 @@ def pack(lengths: Sequence[int], budget: int) -> list[list[int]]:
 def _check(lengths: Sequence[int], budget: int) -> None:
     if lengths and max(lengths) > budget:
         raise ConfigError(
-            f"a prompt with its completion has {max(lengths)} tokens, learner.tokens_per_microbatch is {budget}: raise it"
+            f"a prompt with its completion has {max(lengths)} tokens, learner.tokens_per_microbatch is "
+            f"{budget}: raise it"
         )

@@ -97,15 +97,17 @@ class Planner:
         """
         if start < self._durable:
             raise RunError(
-                f"the newest checkpoint here that can be used contains {start} steps, but the groups of the first "
-                f"{self._durable} were let go: bring back a checkpoint of step {self._durable} or later (run.folder; what was "
-                "damaged there is named refused-step-*), or start anew under another run.name"
+                f"the newest checkpoint here that can be used contains {start} steps, but the groups of the "
+                f"first {self._durable} were let go: bring back a checkpoint of step {self._durable} or "
+                "later (run.folder; what was damaged there is named refused-step-*), or start anew under "
+                "another run.name"
             )
         missing = [s for s in range(start) if s not in self._planned]
         if missing:
             raise RunError(
-                f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: it lost what "
-                "it held, or is another run's; resume with the Redis of this run, or start anew under another run.name"
+                f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: "
+                "it lost what it held, or is another run's; resume with the Redis of this run, or start anew "
+                "under another run.name"
             )
         planned = {r.entry for rows in self._planned.values() for r in rows}
         for entry in self._consumer.pending():
@@ -186,7 +188,8 @@ class Planner:
             self._dead_in_a_row += 1
             if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
                 raise RunError(
-                    f"{self._dead_in_a_row} unusable groups in a row; last: {error}. See stream {self._keys.dead}"
+                    f"{self._dead_in_a_row} unusable groups in a row; last: {error}. See stream "
+                    f"{self._keys.dead}"
                 ) from error
             return
         self._dead_in_a_row = 0

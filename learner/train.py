@@ -1,7 +1,8 @@
 """The training loop: one optimizer step on one screen.
 
-    plan (ledger) ─► read my groups ─► samples ─► micro-batches ─► forward, backward, step ─► record ─► publish v+1
-                                                                                          └─► checkpoint ─► acknowledge
+    plan (ledger) ─► read my groups ─► samples ─► micro-batches ─► forward, backward, step
+        ─► record ─► publish v+1
+               └─► checkpoint ─► acknowledge
 
 Runs on every rank, under Ray Train, torchrun or DeepSpeed's launcher alike: it needs an initialised process
 group when there is more than one rank, and Redis. Rank 0 plans, records and publishes.
@@ -93,7 +94,8 @@ def _train(parts: Parts, start: int) -> None:
         bad_in_a_row = bad_in_a_row + 1 if update.bad else 0
         if bad_in_a_row >= config.learner.max_bad_losses:
             raise RunError(
-                f"{bad_in_a_row} steps in a row had no finite loss; their batches are in {run_dir / 'bad-steps'}"
+                f"{bad_in_a_row} steps in a row had no finite loss; their batches are in "
+                f"{run_dir / 'bad-steps'}"
             )
         last = step + 1 == config.learner.steps
         if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
@@ -234,10 +236,7 @@ def _prepare(
     starting("the newest checkpoint to be verified and loaded")
     checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
-    if checkpoints.refused:
-        heart.note(
-            f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step {start}"
-        )
+    _note_refused(heart, checkpoints, start)
     publisher = Publisher(config, engine, client, run_dir, rank)
     planner = records = None
     if rank == 0:
@@ -281,6 +280,14 @@ def _prepare(
         publisher.wait()
         parts.published = start
     return parts, start
+
+
+def _note_refused(heart: Heart, checkpoints: Checkpoints, start: int) -> None:
+    if checkpoints.refused:
+        heart.note(
+            f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step "
+            f"{start}"
+        )
 
 
 def _starting(heart: Heart, waits_for: str) -> None:

@@ -49,13 +49,14 @@ def user_advantage(
         raise ConfigError(f"{where}: returned a {type(given).__name__}, not numbers") from None
     if values.shape != rewards.shape:
         raise ConfigError(
-            f"{where}: returned shape {values.shape} for a group of {len(rewards)} rollouts; it must be ({len(rewards)},)"
+            f"{where}: returned shape {values.shape} for a group of {len(rewards)} rollouts; it must be "
+            f"({len(rewards)},)"
         )
     if not np.isfinite(values).all():
         place = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ConfigError(
-            f"{where}: returned {values[place]} for rollout {place} of a group of {len(rewards)} with rewards "
-            f"{rewards[:8].tolist()}; advantages must be finite"
+            f"{where}: returned {values[place]} for rollout {place} of a group of {len(rewards)} with "
+            f"rewards {rewards[:8].tolist()}; advantages must be finite"
         )
     return values
 

@@ -153,8 +153,9 @@ def _lengths(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
     """Successes and tokens of each prompt of a cycle in Phase A."""
     if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
         raise RunError(
-            f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are of an older hora and "
-            "have none: end this run with that version, or start anew under another run.name"
+            f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are "
+            "of an older hora and have none: end this run with that version, or start anew under another "
+            "run.name"
         )
     first = [r["rounds"][0] for r in reports]
     return [c for r in first for c in r["successes"]], [t for r in first for t in r["tokens"]]
@@ -164,7 +165,7 @@ def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:
     """Mean of a reward over a cycle's Phase A."""
     if not all("rewards" in r for r in reports):
         raise RunError(
-            f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this run with that "
-            "version, or start anew under another run.name"
+            f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this "
+            "run with that version, or start anew under another run.name"
         )
     return float(np.mean([r["rewards"][name] for r in reports]))

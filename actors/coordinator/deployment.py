@@ -95,7 +95,8 @@ class Coordinator:
         try:
             await self._coordination.run()
         except (redis.exceptions.RedisError, OSError):
-            raise  # Redis or the network is away: there is nowhere to leave the reason, and another start may help
+            # Redis or the network is away: the reason cannot be left anywhere, and another start may help.
+            raise
         except HoraError as error:
             await self._give_up(str(error))
         except Exception as error:

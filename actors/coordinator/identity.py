@@ -55,7 +55,9 @@ MAY_CHANGE = (
 # The first coordinator's prompts are the run's, unless settings by which nothing was sampled are replaced by
 # others.
 SETTLE = """
-if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then redis.call('HDEL', KEYS[3], 'prompts') end
+if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  redis.call('HDEL', KEYS[3], 'prompts')
+end
 redis.call('SET', KEYS[1], ARGV[1])
 redis.call('HSETNX', KEYS[3], 'prompts', ARGV[2])
 return redis.call('HGET', KEYS[3], 'prompts')
@@ -78,9 +80,10 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
     begun = json.loads(await redis.eval(SETTLE, 3, keys.config, keys.plans, keys.state, *args))
     if begun != here:
         raise RunError(
-            f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the data here gives "
-            f"{here['n']} others ({here['fingerprint']}): bring back its data ({config.data.path}) and tokenizer "
-            f"({config.model.path}) as they were, or start anew under another run.name"
+            f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the "
+            f"data here gives {here['n']} others ({here['fingerprint']}): bring back its data "
+            f"({config.data.path}) and tokenizer ({config.model.path}) as they were, or start anew under "
+            "another run.name"
         )
 
 
@@ -97,6 +100,6 @@ def _refuse_changes(name: str, begun: Config, here: Config) -> None:
     changed = [d for d in differences(begun, here) if not d.startswith(MAY_CHANGE)]
     if changed:
         raise RunError(
-            f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it with its own, or "
-            "start anew under another run.name"
+            f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it "
+            "with its own, or start anew under another run.name"
         )

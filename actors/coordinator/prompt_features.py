@@ -55,8 +55,8 @@ def feature_model(config: Config) -> str:
         return config.model.path
     if not allocation.features:
         raise ConfigError(
-            f"allocation.features is not set: prior {allocation.prior} needs a sentence-embedding model, by name or folder "
-            "(the paper's: sentence-transformers/all-mpnet-base-v2)"
+            f"allocation.features is not set: prior {allocation.prior} needs a sentence-embedding model, by "
+            "name or folder (the paper's: sentence-transformers/all-mpnet-base-v2)"
         )
     return allocation.features
 

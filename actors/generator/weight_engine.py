@@ -157,7 +157,8 @@ class GlooWeightTransferEngine(_Arriving):
                 self._group.broadcast(tensor, 0).wait()
                 received.append((name, tensor))
         except BaseException:
-            self.shutdown()  # Gloo passes weights on along a tree: those below us would wait for what cannot come.
+            # Gloo passes weights on along a tree: those below us would wait for what cannot come.
+            self.shutdown()
             raise
         return received
 

@@ -198,8 +198,8 @@ class VerifierPool:
             return self._killed(gold, f"over its {seconds:g} s of processor time")
         except TimeoutError as error:
             raise VerifierUnavailable(
-                f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: the machine "
-                "has too little for verifier.processes"
+                f"an answer did not get {seconds:g} s of processor time within {STALLED * seconds:g} s: the "
+                "machine has too little for verifier.processes"
             ) from error
 
     def _killed(self, gold: str, why: str) -> bool:
@@ -217,7 +217,8 @@ class VerifierPool:
                 self._away[name] = str(error)
                 if time.monotonic() + pause > deadline:
                     raise ValueError(
-                        f"reward {name!r} was unavailable for reward.wait_limit_s = {self._reward.wait_limit_s:g} s: {error}"
+                        f"reward {name!r} was unavailable for reward.wait_limit_s = "
+                        f"{self._reward.wait_limit_s:g} s: {error}"
                     ) from None
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE_S, 2 * pause)

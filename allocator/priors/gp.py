@@ -100,7 +100,8 @@ class GaussianProcessPrior:
     def load_state_dict(self, state: State) -> None:
         if state["count"].shape != self._count.shape:
             raise ValueError(
-                f"prior gp: the state is of {len(state['count'])} prompts, the data set has {len(self._count)}"
+                f"prior gp: the state is of {len(state['count'])} prompts, the data set has "
+                f"{len(self._count)}"
             )
         self._count, self._sum = np.array(state["count"]), np.array(state["sum"])
         self._seen, self._inverse = np.zeros(0, dtype=np.int64), np.zeros((0, 0))

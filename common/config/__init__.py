@@ -64,24 +64,29 @@ class Config(Section):
         needed = (self.rollout.max_staleness + 1) * self.rollout.prompts_per_batch
         if self.queue.capacity is not None and self.queue.capacity < needed:
             raise ValueError(
-                f"queue.capacity ({self.queue.capacity}) must be at least (rollout.max_staleness + 1)·rollout.prompts_per_batch "
-                f"= {self.rollout.max_staleness + 1}·{self.rollout.prompts_per_batch} = {needed}, or the oldest batch could wait behind newer ones for ever"
+                f"queue.capacity ({self.queue.capacity}) must be at least (rollout.max_staleness + "
+                "1)·rollout.prompts_per_batch = "
+                f"{self.rollout.max_staleness + 1}·{self.rollout.prompts_per_batch} = {needed}, or the "
+                "oldest batch could wait behind newer ones for ever"
             )
         longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
         if self.learner.tokens_per_microbatch < longest:
             raise ValueError(
-                f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest completion: rollout.max_prompt_tokens "
-                f"+ rollout.max_response_tokens = {self.rollout.max_prompt_tokens} + {self.rollout.max_response_tokens} = {longest}"
+                f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest "
+                "completion: rollout.max_prompt_tokens + rollout.max_response_tokens = "
+                f"{self.rollout.max_prompt_tokens} + {self.rollout.max_response_tokens} = {longest}"
             )
         if self.learner.attention == "flash_attention_2" and self.model.dtype == "float32":
             raise ValueError(
-                "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: use bfloat16, or sdpa"
+                "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: "
+                "use bfloat16, or sdpa"
             )
         check_sampling(self.learner.objective, self.rollout, self.allocation)
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:
             raise ValueError(
-                f"allocation.max_group_size ({cap}) must be at least rollout.group_size ({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
+                f"allocation.max_group_size ({cap}) must be at least rollout.group_size "
+                f"({self.rollout.group_size}), or a batch cannot hold its Γ·G rollouts"
             )
         return self
 
@@ -99,19 +104,22 @@ class Config(Section):
         allocation, rollout, reward = self.allocation, self.rollout, self.reward
         if allocation.rounds > rollout.shard_budget:
             raise ValueError(
-                f"allocation.rounds ({allocation.rounds}) exceeds the Phase B rollouts of a shard, (Γ/shards)·(G - G0) = "
-                f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = {rollout.shard_budget}: a round needs "
-                "at least one"
+                f"allocation.rounds ({allocation.rounds}) exceeds the Phase B rollouts of a shard, "
+                "(Γ/shards)·(G - G0) = "
+                f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = "
+                f"{rollout.shard_budget}: a round needs at least one"
             )
         if allocation.stop != "none" and allocation.rule == "uniform":
             raise ValueError(
-                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform divides without them: use "
-                "allocation.rule: even_sizes, which divides evenly among those still served, or allocation.stop: none"
+                f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform "
+                "divides without them: use allocation.rule: even_sizes, which divides evenly among those "
+                "still served, or allocation.stop: none"
             )
         if allocation.stop == "mixed" and reward.success in BUILT_IN and reward.success_at <= 0:
             raise ValueError(
-                f"allocation.stop: mixed waits for a failure, and reward.{reward.success} is never below reward.success_at "
-                f"({reward.success_at}): no rollout fails. Raise reward.success_at, or use allocation.stop: hit"
+                f"allocation.stop: mixed waits for a failure, and reward.{reward.success} is never below "
+                f"reward.success_at ({reward.success_at}): no rollout fails. Raise reward.success_at, or use "
+                "allocation.stop: hit"
             )
         return self
 
@@ -141,14 +149,15 @@ class Config(Section):
             for what, otherwise, needs in needy:
                 if needs:
                     raise ValueError(
-                        f"{what} counts successes, and no reward says what a success is: name one in reward.success "
-                        f"(rewards with a weight: {weights}), or set {otherwise}"
+                        f"{what} counts successes, and no reward says what a success is: name one in "
+                        f"reward.success (rewards with a weight: {weights}), or set {otherwise}"
                     )
         watched = self.allocation.warmup.reward
         if self.allocation.warmup.enabled and watched != "format" and watched not in self.reward.names:
             raise ValueError(
-                f"allocation.warmup.reward ({watched}) is not computed (rewards: {', '.join(self.reward.names)}): give it a "
-                "weight, name another, or set allocation.warmup.enabled: false"
+                f"allocation.warmup.reward ({watched}) is not computed (rewards: "
+                f"{', '.join(self.reward.names)}): give it a weight, name another, or set "
+                "allocation.warmup.enabled: false"
             )
         return self
 

@@ -26,8 +26,9 @@ class WarmUp(Section):
 class Allocation(Section):
     rule: str = Field(
         "hit_utility",
-        description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, knapsack, "
-        "coba_rl, ar3po, reinforce_ada, even_sizes (docs/explanation/method.md), or package.module:function.",
+        description="hit_utility, first_hit, mixed, hit_or_miss(WEIGHT), uniform, hard_first, variance, "
+        "knapsack, coba_rl, ar3po, reinforce_ada, even_sizes (docs/explanation/method.md), or "
+        "package.module:function.",
     )
     prior: str = Field(
         "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
@@ -40,17 +41,19 @@ class Allocation(Section):
     )
     rounds: Count = Field(
         1,
-        description="R: Phase B's budget is divided in so many rounds, each by what was found before it. 1 is the paper.",
+        description="R: Phase B's budget is divided in so many rounds, each by what was found before it. 1 "
+        "is the paper.",
     )
     stop: Literal["none", "hit", "mixed"] = Field(
         "none",
-        description="hit: prompts with a success get no more rollouts; mixed: those with a success and a failure. What nobody "
-        "can use goes to all-right prompts until a failure, then by the rule's own gain.",
+        description="hit: prompts with a success get no more rollouts; mixed: those with a success and a "
+        "failure. What nobody can use goes to all-right prompts until a failure, then by the rule's own "
+        "gain.",
     )
     budget: Literal["rollouts", "tokens"] = Field(
         "rollouts",
-        description="tokens: a batch spends Γ·G times the mean length of the last cycles' Phase A, and gains count per token. "
-        "A batch then holds about Γ·G rollouts.",
+        description="tokens: a batch spends Γ·G times the mean length of the last cycles' Phase A, and gains "
+        "count per token. A batch then holds about Γ·G rollouts.",
     )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
     prior_state: str | None = Field(None, description="File of a prior fitted offline by `hora prior fit`.")

@@ -35,14 +35,16 @@ class Learner(Section):
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
     attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
         "sdpa",
-        description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and its package.",
+        description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and "
+        "its package.",
     )
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
     keep_checkpoints: Count = Field(
         2,
-        description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them contains their step.",
+        description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them "
+        "contains their step.",
     )
     group_cache_gib: float = Field(
         4.0,
@@ -66,7 +68,8 @@ class Weights(Section):
     drift_alarm: float = Field(
         0.1,
         gt=0,
-        description="Mean |log-prob difference| of generator and learner, same version, above which an alarm is raised.",
+        description="Mean |log-prob difference| of generator and learner, same version, above which an alarm "
+        "is raised.",
     )
     drift_limit: float | None = Field(
         0.5,

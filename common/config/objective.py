@@ -34,8 +34,8 @@ class GroupWeight(Section):
 
     kind: Literal["none", "sqrt_size", "inverse_sqrt_size", "difficulty", "as_if"] = Field(
         "none",
-        description="√(G_i/G), its inverse, clamp((tau/p̂)^gamma, lo, hi) with p̂ the group's share of successes, or √(G'_i/G) with the "
-        "sizes G' that rule as_if would have given.",
+        description="√(G_i/G), its inverse, clamp((tau/p̂)^gamma, lo, hi) with p̂ the group's share of "
+        "successes, or √(G'_i/G) with the sizes G' that rule as_if would have given.",
     )
     tau: float = Field(0.12, gt=0, description="Success rate at which the weight of difficulty is 1.")
     gamma: float = Field(0.5, gt=0, description="Exponent of difficulty.")
@@ -73,7 +73,7 @@ class GroupWeight(Section):
 class Objective(Section):
     """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
 
-    Keys and values have TRL's names where it has them; docs/explanation/learner.md maps the others.
+    Keys and values have TRL's names where it has them; docs/reference/objectives.md maps the others.
     """
 
     model_config = ConfigDict(
@@ -86,11 +86,13 @@ class Objective(Section):
     )
     scale: Literal["group", "batch", "none"] | None = Field(
         None,
-        description="What grpo divides by: the group's deviation, that of the batch's rewards, or nothing; unset: group.",
+        description="What grpo divides by: the group's deviation, that of the batch's rewards, or nothing; "
+        "unset: group.",
     )
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = Field(
         "sum_then_normalize",
-        description="Weighted rewards added before they are normalised, or each normalised in its group first (GDPO); the latter with grpo.",
+        description="Weighted rewards added before they are normalised, or each normalised in its group "
+        "first (GDPO); the latter with grpo.",
     )
     k: Count | None = Field(None, description="k of pass_at_k and pkpo; at most the smallest possible group.")
     lambda_: float = Field(
@@ -98,44 +100,52 @@ class Objective(Section):
     )
     baseline: Literal["none", "wald"] = Field(
         "none",
-        description="likelihood only; wald: -1/G for every rollout of every group, which keeps the expectation.",
+        description="likelihood only; wald: -1/G for every rollout of every group, which keeps the "
+        "expectation.",
     )
     group_weight: GroupWeight = GroupWeight()
     phase_weight: Literal["pooled", "unbiased"] = Field(
         "pooled",
-        description="Both phases as one group (the paper), or each with the share of the budget it has under uniform sampling, which "
-        "keeps rloo's expectation though Phase B's size depends on what Phase A found.",
+        description="Both phases as one group (the paper), or each with the share of the budget it has under "
+        "uniform sampling, which keeps rloo's expectation though Phase B's size depends on what Phase A "
+        "found.",
     )
     aggregate: Literal["group", "token"] = Field(
         "group",
-        description="group: 1/G_i and 1/Z, each prompt alike (the paper); token: all tokens of the batch alike (DAPO).",
+        description="group: 1/G_i and 1/Z, each prompt alike (the paper); token: all tokens of the batch "
+        "alike (DAPO).",
     )
     normalisation: Literal["constant", "sequence", "none"] = Field(
         "constant",
-        description="Z of aggregate group: max_response_tokens (Dr.GRPO) or the own length; none is aggregate token's.",
+        description="Z of aggregate group: max_response_tokens (Dr.GRPO) or the own length; none is "
+        "aggregate token's.",
     )
     overlong: Literal["keep", "mask", "soft"] = Field(
         "keep",
-        description="A completion cut at its limit: trained; left out of the loss, though it counts in G_i, in its group's mean and in "
-        "the posterior; or penalised by up to 1 over the last overlong_cache tokens before max_response_tokens (DAPO).",
+        description="A completion cut at its limit: trained; left out of the loss, though it counts in G_i, "
+        "in its group's mean and in the posterior; or penalised by up to 1 over the last overlong_cache "
+        "tokens before max_response_tokens (DAPO).",
     )
     overlong_cache: Count | None = Field(
         None, description="Tokens over which the soft penalty grows; unset: a fifth of max_response_tokens."
     )
     ratio: Literal["token", "sequence"] = Field(
         "token",
-        description="ρ of each token, or the geometric mean over the completion for all of its tokens (GSPO).",
+        description="ρ of each token, or the geometric mean over the completion for all of its tokens "
+        "(GSPO).",
     )
     loss: Literal["clip", "cispo", "sapo"] = Field(
         "clip",
-        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed beside A log π (CISPO); a sigmoid around ρ = 1 (SAPO).",
+        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed beside A log π (CISPO); a sigmoid "
+        "around ρ = 1 (SAPO).",
     )
     clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")
     clip_high: float = Field(0.2, ge=0, description="ρ is clipped to at most 1 + clip_high.")
     clip_dual: float | None = Field(
         None,
         gt=1,
-        description="Most ρ under clip where A is negative, above 1 + clip_high (TRL's delta); none: unbounded.",
+        description="Most ρ under clip where A is negative, above 1 + clip_high (TRL's delta); none: "
+        "unbounded.",
     )
     sapo_temperature_pos: float = Field(1.0, gt=0, description="Steepness of sapo where A is positive.")
     sapo_temperature_neg: float = Field(1.05, gt=0, description="Steepness of sapo elsewhere.")
@@ -146,12 +156,14 @@ class Objective(Section):
     kl: float = Field(0.0, ge=0, description="Coefficient of the KL estimate to the frozen initial policy.")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
         "k3",
-        description="With d = log π_ref/π: -d (whose gradient is zero in expectation), d²/2, or exp(d) - d - 1.",
+        description="With d = log π_ref/π: -d (whose gradient is zero in expectation), d²/2, or exp(d) - d - "
+        "1.",
     )
     entropy_coef: float = Field(
         0.0,
         ge=0,
-        description="Coefficient of the bonus for the mean entropy of a token; where entropy_target is set, that of the start.",
+        description="Coefficient of the bonus for the mean entropy of a token; where entropy_target is set, "
+        "that of the start.",
     )
     entropy_target: float | None = Field(
         None, gt=0, description="Mean entropy (nats) below which the coefficient grows; none: it is constant."
@@ -163,8 +175,8 @@ class Objective(Section):
         1.0,
         gt=0,
         le=1,
-        description="Share of the batch's trained tokens, those of the highest entropy, that move the policy; below 1 it costs one "
-        "more forward pass.",
+        description="Share of the batch's trained tokens, those of the highest entropy, that move the "
+        "policy; below 1 it costs one more forward pass.",
     )
     updates_per_batch: Count = Field(
         1, description="Gradient updates on one batch; above 1, π_prox is recomputed once."
@@ -183,12 +195,14 @@ class Objective(Section):
         name = "learner.objective"
         if (self.normalisation == "none") != (self.aggregate == "token"):
             raise ValueError(
-                f"{name}.normalisation ({self.normalisation}) contradicts {name}.aggregate ({self.aggregate}): token divides by the "
-                "tokens of the batch and by no Z (normalisation none), group by a constant or the sequence"
+                f"{name}.normalisation ({self.normalisation}) contradicts {name}.aggregate "
+                f"({self.aggregate}): token divides by the tokens of the batch and by no Z (normalisation "
+                "none), group by a constant or the sequence"
             )
         if self.aggregate == "token" and self.advantage in ("dr_grpo", "likelihood", "pkpo"):
             raise ValueError(
-                f"{name}.aggregate (token) divides by the tokens of the batch, and {name}.advantage ({self.advantage}) is defined with "
+                f"{name}.aggregate (token) divides by the tokens of the batch, and {name}.advantage "
+                f"({self.advantage}) is defined with "
                 + (
                     "a constant: use grpo with scale none"
                     if self.advantage == "dr_grpo"
@@ -197,19 +211,20 @@ class Objective(Section):
             )
         if self.clip_dual is not None and (self.loss != "clip" or self.clip_dual <= 1 + self.clip_high):
             raise ValueError(
-                f"{name}.clip_dual ({self.clip_dual}) belongs to loss clip and must exceed 1 + clip_high = {1 + self.clip_high}, "
-                f"and {name}.loss is {self.loss}"
+                f"{name}.clip_dual ({self.clip_dual}) belongs to loss clip and must exceed 1 + clip_high = "
+                f"{1 + self.clip_high}, and {name}.loss is {self.loss}"
             )
         if self.entropy_target is not None and not (
             self.entropy_coef_min <= self.entropy_coef <= self.entropy_coef_max
         ):
             raise ValueError(
-                f"{name}.entropy_coef ({self.entropy_coef}) must start within entropy_coef_min and entropy_coef_max "
-                f"({self.entropy_coef_min} to {self.entropy_coef_max})"
+                f"{name}.entropy_coef ({self.entropy_coef}) must start within entropy_coef_min and "
+                f"entropy_coef_max ({self.entropy_coef_min} to {self.entropy_coef_max})"
             )
         if self.overlong_cache is not None and self.overlong != "soft":
             raise ValueError(
-                f"{name}.overlong_cache ({self.overlong_cache}) belongs to overlong soft, and {name}.overlong is {self.overlong}"
+                f"{name}.overlong_cache ({self.overlong_cache}) belongs to overlong soft, and "
+                f"{name}.overlong is {self.overlong}"
             )
         return self
 
@@ -218,36 +233,40 @@ class Objective(Section):
         name = "learner.objective"
         if self.advantage not in ADVANTAGES and ":" not in self.advantage:
             raise ValueError(
-                f"{name}.advantage ({self.advantage}): none of {', '.join(ADVANTAGES)}; a function of your own is package.module:function"
+                f"{name}.advantage ({self.advantage}): none of {', '.join(ADVANTAGES)}; a function of your "
+                "own is package.module:function"
             )
         if (self.k is None) != (self.advantage not in ("pass_at_k", "pkpo")):
             raise ValueError(
-                f"{name}.k ({self.k}) belongs to advantage pass_at_k or pkpo, and {name}.advantage is {self.advantage}: "
-                + ("set k" if self.k is None else "remove k")
+                f"{name}.k ({self.k}) belongs to advantage pass_at_k or pkpo, and {name}.advantage is "
+                f"{self.advantage}: " + ("set k" if self.k is None else "remove k")
             )
         if self.advantage == "pkpo" and self.k == 1:
             raise ValueError(
-                f"{name}.k (1): pkpo takes its baseline from subsets of k - 1, so k must be at least 2; Pass@1 is what rloo maximises"
+                f"{name}.k (1): pkpo takes its baseline from subsets of k - 1, so k must be at least 2; "
+                "Pass@1 is what rloo maximises"
             )
         if self.baseline != "none" and self.advantage != "likelihood":
             raise ValueError(
-                f"{name}.baseline ({self.baseline}) belongs to advantage likelihood, and {name}.advantage is {self.advantage}"
+                f"{name}.baseline ({self.baseline}) belongs to advantage likelihood, and {name}.advantage is "
+                f"{self.advantage}"
             )
         if self.phase_weight == "unbiased" and (self.advantage != "rloo" or self.aggregate != "group"):
             raise ValueError(
-                f"{name}.phase_weight (unbiased) needs advantage rloo with aggregate group, whose expectation it keeps, not "
-                f"{self.advantage} with {self.aggregate}"
+                f"{name}.phase_weight (unbiased) needs advantage rloo with aggregate group, whose "
+                f"expectation it keeps, not {self.advantage} with {self.aggregate}"
             )
         if self.scale is not None and self.advantage != "grpo":
             raise ValueError(
-                f"{name}.scale ({self.scale}) belongs to advantage grpo, and {name}.advantage is {self.advantage}: remove it"
+                f"{name}.scale ({self.scale}) belongs to advantage grpo, and {name}.advantage is "
+                f"{self.advantage}: remove it"
             )
         if self.multi_objective_aggregation == "normalize_then_sum" and (
             self.advantage != "grpo" or self.scale not in (None, "batch")
         ):
             raise ValueError(
-                f"{name}.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with scale batch or unset, "
-                f"not advantage {self.advantage} with scale {self.scale}"
+                f"{name}.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with scale "
+                f"batch or unset, not advantage {self.advantage} with scale {self.scale}"
             )
         return self
 
@@ -279,26 +298,29 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
     smallest = rollout.group_size if rule == "uniform" else rollout.pre_rollouts
     if (objective.k or 0) > smallest:
         raise ValueError(
-            f"{name}.k ({objective.k}) exceeds the smallest group of rule {rule}, {smallest} rollouts: lower k or raise "
-            "rollout.pre_rollouts"
+            f"{name}.k ({objective.k}) exceeds the smallest group of rule {rule}, {smallest} rollouts: lower "
+            "k or raise rollout.pre_rollouts"
         )
     cache = objective.overlong_cache or 1
     if cache > rollout.max_response_tokens:
         raise ValueError(
-            f"{name}.overlong_cache ({cache}) must be at most rollout.max_response_tokens ({rollout.max_response_tokens})"
+            f"{name}.overlong_cache ({cache}) must be at most rollout.max_response_tokens "
+            f"({rollout.max_response_tokens})"
         )
     if objective.group_weight.as_if is not None and rule != "uniform":
         raise ValueError(
-            f"{name}.group_weight.as_if ({objective.group_weight.as_if}) stands for sizes that uniform sampling does not give, and "
-            f"allocation.rule is {rule}: set allocation.rule: uniform"
+            f"{name}.group_weight.as_if ({objective.group_weight.as_if}) stands for sizes that uniform "
+            f"sampling does not give, and allocation.rule is {rule}: set allocation.rule: uniform"
         )
     if objective.phase_weight == "unbiased" and rollout.pre_rollouts < 2:
         raise ValueError(
-            f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts is 1: use at least 2"
+            f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts "
+            "is 1: use at least 2"
         )
     stops = allocation.stop != "none" or rule.startswith(("hard_first", "first_hit"))
     if objective.phase_weight == "unbiased" and stops:
         raise ValueError(
-            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} with stop {allocation.stop} "
-            "leaves some without: use pooled, or advantage likelihood, which no size biases"
+            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} with stop "
+            f"{allocation.stop} leaves some without: use pooled, or advantage likelihood, which no size "
+            "biases"
         )

@@ -15,24 +15,28 @@ BUILT_IN = ("format", "accuracy")
 class Reward(Section):
     weights: dict[str, float] = Field(
         {"format": 0.5, "accuracy": 0.5},
-        description="Weight of each reward by name: format, accuracy, or `package.module:function` for your own.",
+        description="Weight of each reward by name: format, accuracy, or `package.module:function` for your "
+        "own.",
     )
     success: str | None = Field(
         "accuracy",
-        description="Reward that says whether a rollout is a success, which Phase A counts. It is computed whether it has a "
-        "weight or not. null: nothing is; so too by default where all weights are your own rewards'.",
+        description="Reward that says whether a rollout is a success, which Phase A counts. It is computed "
+        "whether it has a weight or not. null: nothing is; so too by default where all weights are your own "
+        "rewards'.",
     )
     success_at: float = Field(
         1.0, allow_inf_nan=False, description="A rollout is a success where that reward is at least this."
     )
     answer: str = Field(
         "tags",
-        description='Where a completion\'s answer is: tags (`<answer>`), boxed (last `\\boxed{}`), final (after "answer is", or the '
-        "last line), auto (the first of these that is there) or `package.module:function`.",
+        description="Where a completion's answer is: tags (`<answer>`), boxed (last `\\boxed{}`), "
+        'final (after "answer is", or the last line), '
+        "auto (the first of these that is there) or `package.module:function`.",
     )
     time_limit_s: Seconds = Field(
         5.0,
-        description="Processor time math-verify gets for one answer, then its process is killed and the answer is wrong; time by the clock that a reward of your own gets.",
+        description="Processor time math-verify gets for one answer, then its process is killed and the "
+        "answer is wrong; time by the clock that a reward of your own gets.",
     )
     wait_limit_s: Seconds = Field(
         600.0,
@@ -96,6 +100,7 @@ class Verifier(Section):
     replicas: Count = Field(1, description="Replicas at the start.")
     processes: Count | None = Field(
         None,
-        description="Killable worker processes of one replica; none: one for each processor of its machine, at most 8.",
+        description="Killable worker processes of one replica; none: one for each processor of its machine, "
+        "at most 8.",
     )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")

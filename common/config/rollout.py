@@ -29,16 +29,19 @@ class Rollout(Section):
     )
     stop: tuple[str, ...] = Field(
         (),
-        description="Further tokens that end a completion, by their text; each must be one token. Those of the model's generation "
-        "configuration, its tokenizer and the end of a turn in its chat template end one anyway.",
+        description="Further tokens that end a completion, by their text; each must be one token. Those of "
+        "the model's generation configuration, its tokenizer and the end of a turn in its chat template end "
+        "one anyway.",
     )
     samples_per_request: Count = Field(
         16,
-        description="Most completions of one request: a large Δ_i is split so that no replica keeps the tail.",
+        description="Most completions of one request: a large Δ_i is split so that no replica keeps the "
+        "tail.",
     )
     time_limit_s: Seconds = Field(
         600.0,
-        description="A completion that decodes for longer is cut as if at its token limit, and counted; waiting in line and pauses for weights do not count.",
+        description="A completion that decodes for longer is cut as if at its token limit, and counted; "
+        "waiting in line and pauses for weights do not count.",
     )
     attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
 
@@ -46,11 +49,13 @@ class Rollout(Section):
     def _consistent(self) -> Self:
         if self.pre_rollouts >= self.group_size:
             raise ValueError(
-                f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than rollout.group_size ({self.group_size})"
+                f"rollout.pre_rollouts ({self.pre_rollouts}) must be smaller than rollout.group_size "
+                f"({self.group_size})"
             )
         if self.prompts_per_batch % self.shards:
             raise ValueError(
-                f"rollout.shards ({self.shards}) must divide rollout.prompts_per_batch ({self.prompts_per_batch})"
+                f"rollout.shards ({self.shards}) must divide rollout.prompts_per_batch "
+                f"({self.prompts_per_batch})"
             )
         return self
 

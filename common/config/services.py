@@ -18,7 +18,8 @@ class Generator(Section):
     cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica, for Ray's placement.")
     max_requests: Count = Field(
         256,
-        description="Requests one replica holds, in work or in its engine's line, where the oldest shard is first; more wait outside, in no order.",
+        description="Requests one replica holds, in work or in its engine's line, where the oldest shard is "
+        "first; more wait outside, in no order.",
     )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
@@ -29,7 +30,8 @@ class Generator(Section):
     )
     clear_cache: bool = Field(
         True,
-        description="At an update drop KV entries of old weights and recompute them: later tokens then depend on the new weights alone. False is cheaper and keeps them.",
+        description="At an update drop KV entries of old weights and recompute them: later tokens then "
+        "depend on the new weights alone. False is cheaper and keeps them.",
     )
 
 

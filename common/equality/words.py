@@ -25,7 +25,7 @@ def plain_words(text: str) -> str:
 
 
 def spelt_set(text: str) -> str | None:
-    r"""The set that words name, as LaTeX: `no solution` -> `\emptyset`, `all real numbers` -> `\mathbb{R}`."""
+    r"""The set that words name as LaTeX: `no solution` -> `\emptyset`, `all real numbers` -> `\mathbb{R}`."""
     words = canonical_words(text) or plain_words(bare(text))
     if _EMPTY.fullmatch(words):
         return r"\emptyset"

@@ -17,9 +17,9 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 # Messages on a line each; the answer starts on a new line. No role names: the model learned one kind of
 # dialogue.
 CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% else %}{{ '\\n' }}{% endif %}"
-    "{% endfor %}"
+    "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ "
+    "eos_token }}{% else %}{{ '\\n"
+    "' }}{% endif %}{% endfor %}"
 )
 
 

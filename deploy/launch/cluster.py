@@ -82,8 +82,8 @@ def _disagreement(redis: Redis, config: Config) -> HoraError | None:
     theirs, error = redis.get(keys.config), read_state(redis, config.run.name).error
     if not theirs:
         return _Absent(
-            f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same file "
-            f"first (application {APP!r}), or check run.name and queue.url"
+            f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same "
+            f"file first (application {APP!r}), or check run.name and queue.url"
         )
     if error:
         return RunError(f"the coordinator stopped: {error}")

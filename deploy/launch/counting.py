@@ -1,4 +1,4 @@
-"""`hora sample`: counts of training prompts for `hora plan`, with generators and verifiers of this machine."""
+"""`hora sample`: counts of training prompts for `hora plan`, with this machine's generators and verifiers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evaluation.plan.counts import LEAST_PROMPTS, CountsError
 
 
 def count_local(config: Config, number: int, samples: int, out: Path) -> None:
-    """Draw `samples` completions of `number` training prompts on config.model.path and append their counts to `out`.
+    """Draw `samples` completions of `number` training prompts on config.model.path; append counts to `out`.
 
     Raises ConfigError for numbers that no plan can be made from, before anything is started.
     """
@@ -52,13 +52,13 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
 def choose(config: Config, number: int) -> list[Prompt]:
     """`number` training prompts at random, by run.seed; a larger number holds those of a smaller one.
 
-    They are numbered as in a run of the same configuration. Raises ConfigError where the rewards say nothing of
-    success, or the data or the number are too small.
+    They are numbered as in a run of the same configuration. Raises ConfigError where the rewards say nothing
+    of success, or the data or the number are too small.
     """
     if config.reward.success is None:
         raise ConfigError(
-            f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one in "
-            "reward.success"
+            f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one "
+            "in reward.success"
         )
     if number < LEAST_PROMPTS:
         raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")

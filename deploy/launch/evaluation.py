@@ -48,8 +48,8 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
     held = newest_version(config, url)
     if held > step:
         console.print(
-            f"step {step} is not evaluated: the generators hold version {held} by now, and older weights cannot be "
-            f"sampled; `hora eval` measures a model folder",
+            f"step {step} is not evaluated: the generators hold version {held} by now, and older weights "
+            "cannot be sampled; `hora eval` measures a model folder",
             markup=False,
             soft_wrap=True,
         )
@@ -76,7 +76,8 @@ def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> li
     """
     if config.reward.success is None:
         raise ConfigError(
-            f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one in reward.success"
+            f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one "
+            "in reward.success"
         )
     data = benchmark.data(config.data)
     return prompts(config, data, load_dataset(data, gold_test(config.reward)), console)
@@ -106,8 +107,9 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     if longest > limit:
         long = sum(len(p.tokens) > limit for p in found)
         raise ConfigError(
-            f"{dataset.name}: {long} of {len(found)} prompts are longer than rollout.max_prompt_tokens = {limit}; "
-            f"set it to {longest} (-s rollout.max_prompt_tokens={longest}) if the model's context holds that and an answer"
+            f"{dataset.name}: {long} of {len(found)} prompts are longer than rollout.max_prompt_tokens = "
+            f"{limit}; set it to {longest} (-s rollout.max_prompt_tokens={longest}) if the model's context "
+            "holds that and an answer"
         )
     return found
 

@@ -126,7 +126,8 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
             )
     elif exists and not fresh:
         raise ConfigError(
-            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change run.name"
+            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change "
+            "run.name"
         )
 
 
@@ -228,7 +229,8 @@ def _start_ray(config: Config) -> None:
             )
     except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
         raise RunError(
-            f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it is less so"
+            f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it "
+            "is less so"
         ) from error
 
 

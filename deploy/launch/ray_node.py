@@ -36,7 +36,10 @@ def watched_node(file: RunFile | None) -> Iterator[None]:
 def _watch(file: RunFile | None, done: threading.Event) -> None:
     while not done.wait(WATCH_S):
         if died := _dead():
-            reason = f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short memory does"
+            reason = (
+                f"Ray's node on this machine ended (its process {died} died): look for what killed it, as "
+                "short memory does"
+            )
             if file is not None:
                 file.end("failed", reason)
                 reason += f"; resume with: {file.read().resume}"

@@ -75,8 +75,8 @@ class RedisServer:
         self.folder.chmod(0o700)
         if (self.folder / "appendonlydir").exists() and _version(executable()) < (7, 0):
             raise RunError(
-                f"{self.folder} was written by Redis 7 or newer, and {executable()} is older: it would begin empty; "
-                "put a redis-server 7 or newer on PATH"
+                f"{self.folder} was written by Redis 7 or newer, and {executable()} is older: it would begin "
+                "empty; put a redis-server 7 or newer on PATH"
             )
         self._take_folder()
         self._end_leftover()
@@ -84,8 +84,8 @@ class RedisServer:
         # Rewriting the append-only file costs what writing it did: below 2 GiB it is left to grow.
         replace_text(
             self.folder / "redis.conf",
-            f"{self._listening()}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\nrequirepass {password}\n"
-            f"dir {_quoted(self.folder)}\n"
+            f"{self._listening()}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\n"
+            f"requirepass {password}\ndir {_quoted(self.folder)}\n"
             'appendonly yes\nappendfsync always\nsave ""\ndaemonize no\nmaxmemory-policy noeviction\n'
             "auto-aof-rewrite-min-size 2gb\n",
             mode=0o600,

@@ -57,8 +57,9 @@ def _never_allocated(config: Config, groups: list[dict[str, Any]]) -> str:
     newest = max(g["batch"] for g in groups)
     means = [g["rewards"][config.gate] for g in groups if g["batch"] == newest]
     return (
-        f"the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean {config.gate} reward of the "
-        f"last batch was {sum(means) / len(means):.2f}, and {warmup.cycles} batches in a row need {warmup.format_reward:.2f}"
+        "the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean "
+        f"{config.gate} reward of the last batch was {sum(means) / len(means):.2f}, and {warmup.cycles} "
+        f"batches in a row need {warmup.format_reward:.2f}"
     )
 
 

@@ -68,7 +68,8 @@ def _with_headers(send: Send) -> Send:
 
 async def _refuse(send: Send, hosts: Sequence[str]) -> None:
     detail = (
-        f"this server is not {hosts[0][:100]!r}: ask for it by address or as localhost, or name it in telemetry.http_names"
+        f"this server is not {hosts[0][:100]!r}: ask for it by address or as localhost, or name it in "
+        "telemetry.http_names"
         if hosts
         else "the request has no Host header"
     )

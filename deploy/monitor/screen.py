@@ -41,9 +41,9 @@ def line(state: RunState) -> str:
     """One line for logs: `12:00:01 step 7/30 v7 queue 12/120 in 3.1 out 2.9 groups/s reward 0.412`."""
     rates, reward = state.rates, state.learner.get("reward")
     text = (
-        f"{time.strftime('%H:%M:%S', time.localtime(state.time))} {state.run} {state.status} "
-        f"step {state.step}/{state.steps} v{state.version} queue {state.queue_depth}/{state.queue_capacity} "
-        f"in {rates['groups_in']:.2f} out {rates['groups_out']:.2f} groups/s {rates['tokens_in']:.0f} tokens/s"
+        f"{time.strftime('%H:%M:%S', time.localtime(state.time))} {state.run} {state.status} step "
+        f"{state.step}/{state.steps} v{state.version} queue {state.queue_depth}/{state.queue_capacity} in "
+        f"{rates['groups_in']:.2f} out {rates['groups_out']:.2f} groups/s {rates['tokens_in']:.0f} tokens/s"
     )
     if reward is not None:
         text += f" reward {reward:.3f}"
@@ -92,7 +92,10 @@ def _flows(state: RunState, width: int) -> Table:
             flow = f"{what}_{direction}"
             rate = f"{_number(state.rates[flow])}/s"
             table.add_row(f"{what} {direction}", rate, Text(sparkline(state.sparks[flow], spark), colour))
-    ages = f"oldest group {_span(state.oldest_group_s)}, lag {state.lag['mean']:.2f} mean {state.lag['max']:.0f} max"
+    ages = (
+        f"oldest group {_span(state.oldest_group_s)}, lag {state.lag['mean']:.2f} mean "
+        f"{state.lag['max']:.0f} max"
+    )
     table.add_row("age", "", f"{ages} (bound {state.max_staleness})")
     return table
 

@@ -89,8 +89,9 @@ def _foreign(state: RunState) -> list[Warning]:
     return [
         Warning(
             Kind.OTHER_VERSION,
-            f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora (telemetry {version}, "
-            f"here {TELEMETRY}): not all they report is shown; use one version for all parts",
+            f"{', '.join(sorted(found))} of {'an older' if version < TELEMETRY else 'a newer'} hora "
+            f"(telemetry {version}, here {TELEMETRY}): not all they report is shown; use one version for all "
+            "parts",
         )
         for version, found in sorted(kinds.items())
     ]
@@ -103,8 +104,8 @@ def _drifted(state: RunState, alarm: float) -> list[Warning]:
     return [
         Warning(
             Kind.WEIGHTS_DISAGREE,
-            f"weights disagree: on the same version log-probs of generators and learner differ by {drift:.3g} in the mean, "
-            f"more than weights.drift_alarm ({alarm:g})",
+            "weights disagree: on the same version log-probs of generators and learner differ by "
+            f"{drift:.3g} in the mean, more than weights.drift_alarm ({alarm:g})",
         )
     ]
 
@@ -122,7 +123,10 @@ def _different(state: RunState) -> list[Warning]:
         odd = sorted(name for names in replicas.values() if 2 * len(names) <= of for name in names)
         if odd:
             names = ", ".join(odd)
-            text = f"weights disagree: of {of} generators on version {version}, {names} hold what no majority holds"
+            text = (
+                f"weights disagree: of {of} generators on version {version}, {names} hold what no majority "
+                "holds"
+            )
             found.append(Warning(Kind.WEIGHTS_DISAGREE, text))
     return found
 
@@ -222,7 +226,8 @@ def _lacking(state: RunState) -> str:
     """What the learner says it waits for. The queue may be full of newer groups while one of an older batch
     is missing."""
     return "".join(
-        f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the oldest of batch {p.state['batch']}"
+        f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the "
+        f"oldest of batch {p.state['batch']}"
         for p in _alive(state, "learner")
         if "missing" in p.state
     )
@@ -279,9 +284,10 @@ def _gate_shut(state: RunState) -> str:
     if gate is None or gate.mean is None or gate.seen < PATIENCE * gate.cycles:
         return ""
     return (
-        f"warm-up gate still shut after {gate.seen} batches, so allocation is uniform (plain GRPO): the mean {gate.reward} reward is "
-        f"{gate.mean:.2f}, and {gate.cycles} batches in a row need {gate.needs:.2f}. `hora check` shows what the prompt asks for; or "
-        "lower allocation.warmup.format_reward, or set allocation.warmup.enabled: false"
+        f"warm-up gate still shut after {gate.seen} batches, so allocation is uniform (plain GRPO): the mean "
+        f"{gate.reward} reward is {gate.mean:.2f}, and {gate.cycles} batches in a row need {gate.needs:.2f}. "
+        "`hora check` shows what the prompt asks for; or lower allocation.warmup.format_reward, or set "
+        "allocation.warmup.enabled: false"
     )
 
 
@@ -289,8 +295,9 @@ def _no_hit(state: RunState) -> str:
     if state.learner.get("groups/hit") != 0:
         return ""
     return (
-        f"no success in any of the {state.prompts_per_batch} groups of step {state.learner.get('step', 0):.0f}: there is no hit to "
-        "allocate by. `hora check` shows what a right answer must look like; where that is right, train on easier problems"
+        f"no success in any of the {state.prompts_per_batch} groups of step "
+        f"{state.learner.get('step', 0):.0f}: there is no hit to allocate by. `hora check` shows what a "
+        "right answer must look like; where that is right, train on easier problems"
     )
 
 
@@ -304,8 +311,8 @@ def _no_signal(state: RunState) -> str:
         what = f" ({rate:.0%} of rollouts succeed)"
         remedy = f"train on {'harder' if rate >= MOST else 'easier'} problems or raise rollout.group_size"
     return (
-        f"no signal in {share:.0%} of the groups of step {state.learner.get('step', 0):.0f}: their rollouts earn the same, and "
-        f"teach nothing{what}; {remedy}"
+        f"no signal in {share:.0%} of the groups of step {state.learner.get('step', 0):.0f}: their rollouts "
+        f"earn the same, and teach nothing{what}; {remedy}"
     )
 
 
@@ -314,7 +321,7 @@ def _cut(state: RunState) -> str:
     if share <= MOST:
         return ""
     return (
-        f"{share:.0%} of the completions of step {state.learner.get('step', 0):.0f} were cut at rollout.max_response_tokens "
-        f"({state.max_response_tokens}) or rollout.time_limit_s: raise the limit, or see in `hora check` whether the stop tokens are "
-        "those that this model ends with"
+        f"{share:.0%} of the completions of step {state.learner.get('step', 0):.0f} were cut at "
+        f"rollout.max_response_tokens ({state.max_response_tokens}) or rollout.time_limit_s: raise the "
+        "limit, or see in `hora check` whether the stop tokens are those that this model ends with"
     )

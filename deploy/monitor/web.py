@@ -35,8 +35,8 @@ from deploy.monitor.run_state import RunState, read_run
 PAGE = Path(__file__).with_name("page.html")
 # The page brings everything with it and talks to its own server alone.
 POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src "
+    "data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
 

@@ -87,8 +87,9 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
     config, rollout = target.config, target.config.rollout
     prompts = next(f.says for f in found if f.what == "data" and f.level == "ok")
     console.print(
-        f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = {rollout.prompts_per_batch}·"
-        f"{rollout.group_size} = {rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
+        f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = "
+        f"{rollout.prompts_per_batch}·{rollout.group_size} = "
+        f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
         markup=False,
         soft_wrap=True,
     )

@@ -69,11 +69,13 @@ def names(target: Target) -> Iterator[Finding]:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:
         feature_model(config)
+    reward = config.reward
+    success = f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none"
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
     yield ok(
         "allocation",
         f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
-        f"success: {f'{config.reward.success} of at least {config.reward.success_at:g}' if config.reward.success else 'none'}",
+        f"success: {success}",
     )
 
 
@@ -106,7 +108,8 @@ def context(target: Target) -> Iterator[Finding]:
     if positions is not None and needed > positions:
         raise ConfigError(
             f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
-            f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: lower one"
+            f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: "
+            "lower one"
         )
     _check_entropy_target(target.config, getattr(found, "vocab_size", None))
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
@@ -126,8 +129,9 @@ def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
     target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
-            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = {math.log(vocabulary):.2f} nats, the entropy of "
-            f"a uniform choice from the vocabulary of {config.model.path}: lower it"
+            f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = "
+            f"{math.log(vocabulary):.2f} nats, the entropy of a uniform choice from the vocabulary of "
+            f"{config.model.path}: lower it"
         )
 
 

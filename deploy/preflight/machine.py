@@ -194,7 +194,10 @@ def build_lock(target: Target) -> Iterator[Finding]:
         return
     place = extensions.build_folder()
     for lock in extensions.abandoned_locks():
-        says = f"{lock} was left by a process that was killed: programs other than HORA that use this build wait for ever"
+        says = (
+            f"{lock} was left by a process that was killed: programs other than HORA that use this build "
+            "wait for ever"
+        )
         yield should(False, "build lock", says, f"rm {lock}")
     owner = extensions.busy(place)
     says = (

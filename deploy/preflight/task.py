@@ -69,8 +69,8 @@ def _right(config: Config, right: Judged) -> Finding:
         "warn",
         "right answer",
         says,
-        "made from the gold answer, and no success: unless your rewards ask for another form, no completion will be one; look at "
-        "reward.answer, reward.success and reward.success_at",
+        "made from the gold answer, and no success: unless your rewards ask for another form, no completion "
+        "will be one; look at reward.answer, reward.success and reward.success_at",
     )
 
 

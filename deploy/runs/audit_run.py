@@ -42,7 +42,8 @@ def audit_run(run: Path) -> bool:
     )
     print(
         "\n".join(found)
-        or f"{record.run}: {len(facts.records)} groups, none missing, none doubled, budgets and bounds held, {order}"
+        or f"{record.run}: {len(facts.records)} groups, none missing, none doubled, budgets and bounds "
+        f"held, {order}"
     )
     return not found
 

@@ -33,7 +33,8 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     allocation.prior_state."""
     if name == "fixed":
         raise ConfigError(
-            "prior fixed learns nothing: fit empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp"
+            "prior fixed learns nothing: fit empirical, hidden-static, hidden-online, hidden-dual, "
+            "mpnet-dual or gp"
         )
     config = _configured(run, name, features)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -49,7 +50,8 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     save_state(path, name, prior.state_dict())
     Console().print(
         f"{name}: fitted on {found.fitted_on} prompts of {run}; on {found.held_out} held out its log-loss is "
-        f"{found.log_loss:.4f} per rollout, that of their mean rate alone {found.mean_rate_log_loss:.4f}. Use it with\n"
+        f"{found.log_loss:.4f} per rollout, that of their mean rate alone {found.mean_rate_log_loss:.4f}. "
+        "Use it with\n"
         f"  allocation.prior={name} allocation.prior_state={path}",
         markup=False,
         soft_wrap=True,
@@ -109,8 +111,8 @@ def _configured(run: Path, name: str, features: str | None) -> Config:
     used = load(str(run / "config.yaml")).allocation
     if name in SENTENCE and not (features or used.features):
         raise ConfigError(
-            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, with --features "
-            "(the paper's: --features sentence-transformers/all-mpnet-base-v2)"
+            f"prior {name} sees prompts through a sentence-embedding model: name one, by folder or hub name, "
+            "with --features (the paper's: --features sentence-transformers/all-mpnet-base-v2)"
         )
     overrides = [
         f"allocation.prior={name}",

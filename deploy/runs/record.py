@@ -1,5 +1,5 @@
-"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/operations.md shows the
-layout.
+"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/run-folder.md
+shows the layout.
 
 `run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place,
 so a reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not
@@ -143,8 +143,8 @@ class RunFile:
         """Raises RunError while a launcher runs here: two would write to the same files."""
         if self.path.exists() and (record := self.read()).alive:
             raise RunError(
-                f"{self.folder}: {record.run} is up already (process {record.pid} on {record.host or 'this machine'}); "
-                f"`hora stop {self.folder}` ends it"
+                f"{self.folder}: {record.run} is up already (process {record.pid} on "
+                f"{record.host or 'this machine'}); `hora stop {self.folder}` ends it"
             )
 
     @contextmanager
@@ -182,7 +182,8 @@ class RunFile:
             ) from None
         except (ValueError, TypeError) as error:
             raise RunError(
-                f"{self.path}: not a run's record ({error}); it was edited, or another version of hora wrote it"
+                f"{self.path}: not a run's record ({error}); it was edited, or another version of hora wrote "
+                "it"
             ) from None
 
     def ending(self) -> str | None:
@@ -291,7 +292,8 @@ def redis_url(config: Config) -> str:
     url = named_redis(config)
     if not url:
         raise ConfigError(
-            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora run` starts its own"
+            "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora "
+            "run` starts its own"
         )
     return url
 

@@ -147,7 +147,8 @@ def load_study(source: str) -> Study:
     unknown = {arm for pair in study.design.comparisons for arm in pair} - study.arms.keys()
     if unknown:
         raise ConfigError(
-            f"{source}: design.comparisons: {sorted(unknown)[0]} is none of the arms ({', '.join(study.arms)})"
+            f"{source}: design.comparisons: {sorted(unknown)[0]} is none of the arms "
+            f"({', '.join(study.arms)})"
         )
     if len(set(study.seeds)) < len(study.seeds):
         raise ConfigError(f"{source}: seeds: the same seed twice ({', '.join(map(str, study.seeds))})")
@@ -164,7 +165,8 @@ def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
     first = made[: len(study.arms)]
     if held_out and first[0].config.evaluation.path is None:
         raise ConfigError(
-            f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL file or `arithmetic`"
+            f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL "
+            "file or `arithmetic`"
         )
     for i, cell in enumerate(first):
         check_paths(cell.config)

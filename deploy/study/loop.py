@@ -1,7 +1,7 @@
 """One cell of a study in one process, without servers: the coordinator's phases, the project's objective and
 optimizer.
 
-    prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one optimizer step ─► exact evaluation
+    prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one step ─► exact evaluation
 
 It is on-policy: batch b is sampled on version b, as a run with `rollout.max_staleness: 0` does. Only recall
 tasks (`deploy.tasks`) can be trained this way, for their evaluation is exact and their completions are short.

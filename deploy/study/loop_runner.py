@@ -58,7 +58,8 @@ def _finished(cell: Cell, out: Path) -> bool:
     ]
     if changed:
         raise HoraError(
-            f"{folder}: was trained with other settings ({'; '.join(changed)}); choose another --out, or remove it"
+            f"{folder}: was trained with other settings ({'; '.join(changed)}); choose another --out, or "
+            "remove it"
         )
     return True
 

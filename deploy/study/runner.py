@@ -79,7 +79,8 @@ def _finished(cell: Cell, out: Path) -> bool:
     changed = [c for c in changed if not c.startswith(free)]
     if changed:
         raise ConfigError(
-            f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or remove it"
+            f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or remove "
+            "it"
         )
     return finished
 

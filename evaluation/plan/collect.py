@@ -1,9 +1,10 @@
-"""Count successes of training prompts for a plan: one line per prompt in one file, which a later call goes on with.
+"""Count successes of training prompts for a plan, one line per prompt in a file that a later call resumes.
 
-    requests (prompt, first sample, seed) ─► generate ─► score ─► {"id", "successes", "trials", "tokens", "about"}
+    requests (prompt, first sample, seed) ─► generate ─► score
+        ─► {"id", "successes", "trials", "tokens", "about"}
 
-A prompt is written when all its samples are counted, so an interruption costs the prompts that were in work and no
-others. Each line says what it is of: counts of two models, temperatures or sizes never meet in a file.
+A prompt is written when all its samples are counted, so an interruption costs only the prompts in work.
+Each line says what it is of: counts of two models, temperatures or sizes never meet in a file.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ async def collect(
 ) -> None:
     """Draw `samples` completions of each prompt that `out` does not hold yet and append its counts.
 
-    `about` names what is sampled, as for `evaluate`. At most about `in_flight` requests wait at a time. Raises
-    CountsError when `out` is of something else, and whatever `generate` or `score` raise: finished prompts are kept.
+    `about` names what is sampled, as for `evaluate`. At most about `in_flight` requests wait at a time.
+    Raises CountsError when `out` is of something else, and whatever `generate` or `score` raise:
+    finished prompts are kept.
     """
     identity = json.loads(json.dumps({**about, "samples": samples, "seed": seed}))
     held = _held(out, {p.index: {**identity, "prompt": fingerprint([p])} for p in prompts}, identity)
@@ -123,6 +125,6 @@ def _compare(place: str, found: Mapping[str, Any], expected: Mapping[str, Any]) 
     for key in sorted(found.keys() | expected.keys()):
         if found.get(key) != expected.get(key):
             raise CountsError(
-                f"{place}: was counted with {key} = {found.get(key)!r}, now it is {expected.get(key)!r}: choose "
-                "another --out, or delete the file to start again"
+                f"{place}: was counted with {key} = {found.get(key)!r}, now it is {expected.get(key)!r}: "
+                "choose another --out, or delete the file to start again"
             )

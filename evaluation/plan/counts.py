@@ -55,7 +55,10 @@ def read_counts(source: Path) -> Counts:
             f"a plan needs {LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
         )
     if len(counts.trials) < ENOUGH_PROMPTS:
-        note = f"{len(counts.trials)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
+        note = (
+            f"{len(counts.trials)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built "
+            "on"
+        )
         return Counts(counts.successes, counts.trials, counts.tokens, (*counts.notes, note))
     return counts
 

@@ -159,8 +159,8 @@ def check(counts: Counts, chosen: Sequence[Arm], shard: int | None) -> None:
     for arm in chosen:
         if arm.group_size > counts.reach:
             raise CountsError(
-                f"group size {arm.group_size} is beyond these counts: of {counts.reach} trials a prompt nothing is "
-                f"known beyond {counts.reach}; sample more, or ask for --group-size {counts.reach}"
+                f"group size {arm.group_size} is beyond these counts: of {counts.reach} trials a prompt "
+                f"nothing is known beyond {counts.reach}; sample more, or ask for --group-size {counts.reach}"
             )
         budget = None if shard is None else shard * (arm.group_size - arm.pre_rollouts)
         if budget is not None and arm.rounds > budget:

@@ -179,16 +179,19 @@ def _page(
     lines = [f"# {title}", "", "## Written down before it ran", ""]
     lines += [f"- {h}" for h in rules.hypotheses]
     lines += [
-        f"- Primary: area under Pass@{rules.pass_at} over steps on the set `{rules.watched}`, differences paired by seed, Student's t, "
-        f"Holm over {len(rules.comparisons)} comparisons.",
-        f"- Pass@1 is not inferior when the interval of its area's difference excludes a loss of {100 * rules.margin:g} points.",
+        f"- Primary: area under Pass@{rules.pass_at} over steps on the set `{rules.watched}`, differences "
+        f"paired by seed, Student's t, Holm over {len(rules.comparisons)} comparisons.",
+        "- Pass@1 is not inferior when the interval of its area's difference excludes a loss of "
+        f"{100 * rules.margin:g} points.",
         *(f"- Excluded: {e}" for e in rules.exclusions),
         "",
         "## Comparisons",
         "",
-        f"In points, with 95% intervals; {' or '.join(map(str, seeds))} seeds an arm. `matched`: Pass@{rules.pass_at} at equal Pass@1.",
+        f"In points, with 95% intervals; {' or '.join(map(str, seeds))} seeds an arm. `matched`: "
+        f"Pass@{rules.pass_at} at equal Pass@1.",
         "",
-        f"| arm | less | Pass@{rules.pass_at}, area | p (Holm) | Pass@1, area | not inferior | matched | detectable (80%) |",
+        f"| arm | less | Pass@{rules.pass_at}, area | p (Holm) | Pass@1, area | not inferior | matched | "
+        "detectable (80%) |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(c, rules) for c in compared]
@@ -200,7 +203,10 @@ def _row(c: Compared, rules: Rules) -> str:
     matched = _points(c.matched) if c.matched else "—"
     least = f"{100 * detectable(c.deviation, c.primary.seeds):.1f}" if c.primary.seeds > 1 else "—"
     kept = "yes" if not_inferior(c.pass_1, rules.margin) else "not shown"
-    return f"| {c.arm} | {c.baseline} | {_points(c.primary)} | {c.corrected:.3g} | {_points(c.pass_1)} | {kept} | {matched} | {least} |"
+    return (
+        f"| {c.arm} | {c.baseline} | {_points(c.primary)} | {c.corrected:.3g} | {_points(c.pass_1)} | {kept} "
+        f"| {matched} | {least} |"
+    )
 
 
 def _levels(curves: Curves, rules: Rules) -> list[str]:

@@ -22,8 +22,8 @@ def markdown(facts: Mapping[str, Any]) -> str:
     rows, names = facts["rows"], list(facts["rows"][0].means)
     parts = [
         f"# {facts['title']}",
-        f"{facts['about']} Intervals are 95%, by Student's t: of Pass@K over seeds and problems (with one seed, over "
-        "problems alone), of the other figures over seeds.",
+        f"{facts['about']} Intervals are 95%, by Student's t: of Pass@K over seeds and problems (with one "
+        "seed, over problems alone), of the other figures over seeds.",
         matched,
         *missing,
         _table(

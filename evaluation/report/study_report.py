@@ -179,10 +179,10 @@ def _about(runs: Mapping[str, Run], base: Result | None) -> str:
     run = next(iter(runs.values()))
     result = _result(run)
     return (
-        f"Model {Path(run.model).name}, data {run.setting('data.path')}; Γ = {run.setting('rollout.prompts_per_batch')}, "
-        f"G = {run.setting('rollout.group_size')}, {run.setting('learner.steps')} steps, temperature "
-        f"{run.setting('rollout.temperature')}. {result.title}: {len(result.problems)} problems, "
-        f"N = {result.samples} samples each."
+        f"Model {Path(run.model).name}, data {run.setting('data.path')}; Γ = "
+        f"{run.setting('rollout.prompts_per_batch')}, G = {run.setting('rollout.group_size')}, "
+        f"{run.setting('learner.steps')} steps, temperature {run.setting('rollout.temperature')}. "
+        f"{result.title}: {len(result.problems)} problems, N = {result.samples} samples each."
     )
 
 

@@ -1,7 +1,8 @@
 """A group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`,
 `nccl`).
 
-    roll call ─► group of those who answered ─► broadcast ─► … ─► a replica came, left or died ─► roll call ─► group anew
+    roll call ─► group of those who answered ─► broadcast ─► …
+        ─► a replica came, left or died ─► roll call ─► group anew
 
 What is sent is a copy in the learner's host memory: the next step need not wait for it, a broadcast that
 broke off is repeated, and a replica that came between two versions is sent the newest again.
@@ -32,7 +33,8 @@ from learner.weights.gloo_transport import GlooTrainerInitInfo
 
 log = structlog.get_logger(__name__)
 ATTEMPTS = 3
-JOIN_S = 30.0  # no replica decodes while it joins, and one that died after the roll call lets the others wait this long
+# No replica decodes while it joins, and one that died after the roll call lets the others wait this long.
+JOIN_S = 30.0
 RESEND_S = 5.0  # at most so often
 LAG_S = 1.0  # of clocks of different machines
 

@@ -32,12 +32,13 @@ def with_objective(values: dict[str, Any], **sections: Any) -> Any:
         ),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "scale": "group"},
-            "learner.objective.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with scale batch",
+            "learner.objective.multi_objective_aggregation (normalize_then_sum) needs advantage grpo with "
+            "scale batch",
         ),
         (
             {"aggregate": "token", "advantage": "dr_grpo"},
-            "learner.objective.aggregate (token) divides by the tokens of the batch, and learner.objective.advantage (dr_grpo) is "
-            "defined with a constant: use grpo with scale none",
+            "learner.objective.aggregate (token) divides by the tokens of the batch, and "
+            "learner.objective.advantage (dr_grpo) is defined with a constant: use grpo with scale none",
         ),
         (
             {"aggregate": "token", "normalisation": "constant"},
@@ -66,7 +67,8 @@ def with_objective(values: dict[str, Any], **sections: Any) -> Any:
         ({"group_weight": "size"}, "learner.objective.group_weight.kind"),
         (
             {"group_weight": {"as_if": "hit_utility"}},
-            "learner.objective.group_weight.as_if (hit_utility) stands for sizes that uniform sampling does not give",
+            "learner.objective.group_weight.as_if (hit_utility) stands for sizes that uniform sampling does "
+            "not give",
         ),
         ({"phase_weight": "unbiased"}, "learner.objective.phase_weight (unbiased) needs advantage rloo"),
         ({"lambda": 0}, "learner.objective.lambda (0): Input should be greater than 0"),

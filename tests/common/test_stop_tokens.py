@@ -69,7 +69,8 @@ def test_a_model_without_any_end_is_refused(tmp_path: Path) -> None:
     "template",
     [
         "{% for m in messages %}{{ m['content'] }}\n{% endfor %}",
-        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}{% endfor %}",
+        "{% for m in messages %}{% if m['role'] == 'assistant' %}{{ raise_exception('no') }}{% endif %}{% "
+        "endfor %}",
     ],
 )
 def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(template: str) -> None:

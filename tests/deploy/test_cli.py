@@ -337,9 +337,13 @@ def test_an_install_without_the_extra_says_what_to_install() -> None:
 
 def test_help_answers_without_loading_the_frameworks() -> None:
     code = (
-        "import sys\nfrom deploy.cli import app\nfrom typer.testing import CliRunner\n"
-        "result = CliRunner().invoke(app, ['--help'])\nassert result.exit_code == 0\n"
-        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'redis') if m in sys.modules])"
+        "import sys\n"
+        "from deploy.cli import app\n"
+        "from typer.testing import CliRunner\n"
+        "result = CliRunner().invoke(app, ['--help'])\n"
+        "assert result.exit_code == 0\n"
+        "print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'deepspeed', 'redis') if m in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

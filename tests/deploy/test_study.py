@@ -54,13 +54,22 @@ def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"arms": {"a": {"rollout.groupsize": 4}}}, "arm a: tiny: rollout.groupsize: unknown key; did you mean group_size?"),
+        (
+            {"arms": {"a": {"rollout.groupsize": 4}}},
+            "arm a: tiny: rollout.groupsize: unknown key; did you mean group_size?",
+        ),
         ({"arms": {"a": {}, "b": {}}}, "arms a and b are the same experiment"),
         ({"arms": {"a": {}, "b": {"rollout.group_size": 8}}}, "cannot be compared: rollout.group_size"),
         ({"arms": {"a": {}, "b": {"evaluation.samples": 128}}}, "cannot be compared: evaluation.samples"),
-        ({"set": {"evaluation.path": None}}, "evaluation.path is not set: arms are compared on held-out problems"),
+        (
+            {"set": {"evaluation.path": None}},
+            "evaluation.path is not set: arms are compared on held-out problems",
+        ),
         ({"arms": {"a": {"run.seed": 4}}}, "run.seed is set by the study itself"),
-        ({"set": {"evaluation.k": [128]}}, "evaluation.k (128) must be between 1 and evaluation.samples (64)"),
+        (
+            {"set": {"evaluation.k": [128]}},
+            "evaluation.k (128) must be between 1 and evaluation.samples (64)",
+        ),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
         ({"seeds": [1, 1]}, "the same seed twice"),
         ({"baseline": "c"}, "baseline (c) is none of the arms (grpo, hora)"),
@@ -115,7 +124,9 @@ def test_a_study_that_is_not_there_names_those_that_are() -> None:
 def test_the_initial_policy_is_evaluated_anew_only_where_its_samples_could_differ(tmp_path: Path) -> None:
     arms = {
         "a": {},
-        "rule": {"allocation.rule": "uniform", "rollout.pre_rollouts": 2, "learner.optimizer.learning_rate": 1e-3},
+        "rule": {
+            "allocation.rule": "uniform", "rollout.pre_rollouts": 2, "learner.optimizer.learning_rate": 1e-3,
+        },
         "reduced": {"generator.tensor_parallel": 2},
     }  # fmt: skip
     a, rule, other, other_seed, *_ = cells(load_study(written(tmp_path, arms=arms)), tmp_path)

@@ -48,8 +48,8 @@ def test_a_run_whose_gate_never_opened_says_so_with_the_figures(
     (tmp_path / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = told(config(), tmp_path)
     line = (
-        "the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean format reward of the last "
-        "batch was 0.30, and 3 batches in a row need 0.85"
+        "the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean format "
+        "reward of the last batch was 0.30, and 3 batches in a row need 0.85"
     )
     assert (line in text) == said
     assert "never opened" not in told(config(weights={"accuracy": 1.0}), tmp_path)
@@ -57,8 +57,8 @@ def test_a_run_whose_gate_never_opened_says_so_with_the_figures(
 
 def test_a_format_that_nobody_rewards_is_not_reported_as_missed(tmp_path: Path) -> None:
     result = Result(
-        benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2, ks=[1],
-        problems=[0, 1], correct=[1, 0], formatted=3, cut=0, tokens=40, problem_set="x",
+        benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2,
+        ks=[1], problems=[0, 1], correct=[1, 0], formatted=3, cut=0, tokens=40, problem_set="x",
     )  # fmt: skip
     for formatted, shown in ((3, "75.0%"), (None, "│ format")):
         for step in (0, 2):

@@ -1,4 +1,4 @@
-"""`hora sample`: counts of training prompts, gone on with after an interruption, and never of two things in one file."""
+"""`hora sample`: counts of training prompts, resumed after an interruption; one file, one setting."""
 
 from __future__ import annotations
 

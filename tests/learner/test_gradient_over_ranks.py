@@ -131,7 +131,8 @@ def test_the_deepspeed_launcher_runs_the_same_learner(tmp_path: Path) -> None:
 def test_several_updates_on_a_batch_clip_against_the_policy_before_the_first(
     tmp_path: Path, ranks: int, stage: int
 ) -> None:
-    ratio = 0.03  # three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off
+    # Three quarters of the tokens are clipped after the first update; 3.7e-5 is what float32 itself is off.
+    ratio = 0.03
     config = configuration(
         tmp_path,
         ratio,

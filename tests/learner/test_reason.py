@@ -10,7 +10,8 @@ from common.errors import RunError
 from learner import launch
 
 # As Ray 2.60 wrote it, shortened.
-SHORT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: 307e) was 22.78GB used / 23.54GB limit (0.96)
+SHORT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node \
+(IP: 192.0.2.2, ID: 307e) was 22.78GB used / 23.54GB limit (0.96)
 OOM kill reason: Memory usage 2982658048B exceeded threshold of 2906798848B (11.5% of 25276510208B limit)
 Object store memory usage: [- objects spillable: 1
 - bytes spillable: 1651
@@ -18,13 +19,16 @@ Object store memory usage: [- objects spillable: 1
 (global lru) num evictions: 0]
 Ray killed 2 worker(s) based on the killing policy
 Considered workers: [
-Selected to kill: (Task: job ID=01000000, lease ID=00000000aeb, task name=PreemptionWatcher.__init__, required resources={}, pid=9006, actual memory used=0.10GB, worker ID=1560)
-Selected to kill: (Task: job ID=01000000, lease ID=00000000aea, task name=RayTrainWorker.execute, required resources={}, pid=9007, actual memory used=7.05GB, worker ID=1561)
+Selected to kill: (Task: job ID=01000000, lease ID=00000000aeb, task name=PreemptionWatcher.__init__, \
+required resources={}, pid=9006, actual memory used=0.10GB, worker ID=1560)
+Selected to kill: (Task: job ID=01000000, lease ID=00000000aea, task name=RayTrainWorker.execute, \
+required resources={}, pid=9007, actual memory used=7.05GB, worker ID=1561)
 ]
 Total non-selected idle workers: 2
 Top 10 memory users: PID\tMEM(GB)\tCOMMAND
 8320\t0.57\tray::IDLE
-Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/x.html. Consider provisioning more memory."""
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/en/latest/x.html. \
+Consider provisioning more memory."""
 
 
 @pytest.mark.parametrize(
@@ -36,9 +40,10 @@ Refer to the documentation on how to address the out of memory issue: https://do
 )
 def test_of_short_memory_the_process_the_memory_and_the_keys_are_named(error: Exception) -> None:
     assert launch.reason(error) == (
-        "the learner stopped: Ray's memory monitor ended process 9007 (RayTrainWorker.execute), which held 7.05 GB, because "
-        "22.78 of 23.54 GB of the machine 192.0.2.2 were in use: lower learner.tokens_per_microbatch, learner.workers, "
-        "generator.replicas or generator.kv_cache_gib, or use a machine with more memory"
+        "the learner stopped: Ray's memory monitor ended process 9007 (RayTrainWorker.execute), which held "
+        "7.05 GB, because 22.78 of 23.54 GB of the machine 192.0.2.2 were in use: lower "
+        "learner.tokens_per_microbatch, learner.workers, generator.replicas or generator.kv_cache_gib, or "
+        "use a machine with more memory"
     )
 
 

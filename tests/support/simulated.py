@@ -62,9 +62,15 @@ class Fleet:
         await asyncio.sleep(self.seconds_of(request, lengths))
         self.fault(request)
         return [
-            Completion(f"{request.seed}:{i}", self.pool[:n], self.logprobs[:n], "stop", (VersionSpan(version, 0, int(n)),))
+            Completion(
+                f"{request.seed}:{i}",
+                self.pool[:n],
+                self.logprobs[:n],
+                "stop",
+                (VersionSpan(version, 0, int(n)),),
+            )
             for i, n in enumerate(lengths)
-        ]  # fmt: skip
+        ]
 
 
 async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:

@@ -57,8 +57,12 @@ class LiveRun:
     def start(self, *more: str) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._command, *more], stdout=log, stderr=log, start_new_session=True, env={**os.environ, "COLUMNS": "200"}
-            )  # fmt: skip
+                [*self._command, *more],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "COLUMNS": "200"},
+            )
 
     def said(self) -> str:
         return self._log.read_text(errors="replace")

@@ -99,7 +99,8 @@ def test_a_run_whose_launcher_was_killed_leaves_nothing_and_is_resumed(
     run.start("--resume")
     seconds = run.finish()
     print(
-        f"launcher: killed at step {at}, the rest gone {gone:.0f} s later, resumed and finished after {seconds:.0f} s"
+        f"launcher: killed at step {at}, the rest gone {gone:.0f} s later, resumed and finished after "
+        f"{seconds:.0f} s"
     )
     run.assert_exact()
 

@@ -87,7 +87,8 @@ def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
     shown = browser.js("document.querySelector('[data-field=reward]').textContent")
     assert float(shown) == pytest.approx(status["learner"]["reward"], rel=0.01)
     rows = browser.js(
-        "[...document.querySelectorAll('#parts tr')].slice(1).map(r => r.cells[0].textContent + ' ' + r.cells[1].textContent)"
+        "[...document.querySelectorAll('#parts tr')].slice(1).map(r => r.cells[0].textContent + ' ' + "
+        "r.cells[1].textContent)"
     )
     assert rows == [
         f"{p['name']} v{p['state']['version']}" for p in status["parts"] if p["kind"] == "generator"

@@ -1,4 +1,4 @@
-"""`hora sample` on the real stack counts training prompts, goes on with its file, and `hora plan` plans from it."""
+"""`hora sample` on the real stack counts training prompts and resumes its file; `hora plan` plans from it."""
 
 import json
 import subprocess
