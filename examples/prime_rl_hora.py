@@ -83,7 +83,7 @@ def classes(
     division: Division,
     names: Callable[[Any], tuple[str, str]],
 ) -> tuple[type[Any], type[Any]]:
-    """prime-rl's two classes with groups as large as `division` says; `names` of an episode: environment, group."""
+    """prime-rl's classes with group sizes of `division`; `names` of an episode: environment, group."""
     dispatchers: list[Any] = []
 
     class HoraDispatcher(dispatcher):  # type: ignore[misc]

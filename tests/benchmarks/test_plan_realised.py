@@ -1,4 +1,4 @@
-"""What is compared in `benchmarks.plan_realised`: both sides see the prompts alike, and a wrong plan would be told."""
+"""`benchmarks.plan_realised`: plan and cells see the same prompts, and a wrong plan would be told."""
 
 from __future__ import annotations
 
