@@ -25,7 +25,7 @@ SETTINGS = {"rule": "first_hit", "rounds": ROUNDS, "stop": "hit"}
 
 
 def expected(outcomes: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Group sizes and rounds of a session told in whole rounds; each row of `outcomes` is used from the left."""
+    """Group sizes and rounds of a session told in whole rounds; rows of `outcomes` are used from the left."""
     n = len(outcomes)
     session = Session(n, n * (G - G0), "first_hit", rounds=ROUNDS, stop="hit")
     asked, used, rounds = np.full(n, G0), np.zeros(n, dtype=np.int64), []
