@@ -66,7 +66,7 @@ def sizes_of_phase_b(shards: int) -> np.ndarray:
     )
 
 
-SIZES = sizes_of_phase_b(25)
+SIZES = sizes_of_phase_b(12)
 
 
 def mean_update(p: float, extra: int, c: int, unbiased: bool) -> float:
