@@ -73,7 +73,7 @@ class GroupWeight(Section):
 class Objective(Section):
     """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
 
-    Keys and values have TRL's names where it has them; docs/explanation/learner.md maps the others.
+    Keys and values have TRL's names where it has them; docs/reference/objectives.md maps the others.
     """
 
     model_config = ConfigDict(
