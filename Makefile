@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow test-chaos lint types contracts check clean
+.PHONY: setup demo test test-fast test-slow test-chaos lint types contracts check docs reference clean
 
 setup: .venv/.ready-$(HORA_SET)
 
@@ -39,6 +39,15 @@ contracts: setup
 	$(BIN)/lint-imports
 
 check: lint types contracts
+
+docs: setup
+	$(BIN)/mkdocs build
+
+# The pages that are generated from the code.
+reference: setup
+	$(BIN)/python -m deploy.configuration_docs > docs/reference/configuration.md
+	$(BIN)/python -m deploy.command_docs > docs/reference/commands.md
+	$(BIN)/python -m deploy.metric_docs > docs/reference/metrics.md
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,7 @@ regularisers."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -50,7 +50,7 @@ class GroupWeight(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, values: Any) -> Any:
+    def _short(cls, values: object) -> object:
         if isinstance(values, str):
             return {"kind": values}
         if isinstance(values, dict) and values.get("as_if") is not None:
@@ -73,7 +73,7 @@ class GroupWeight(Section):
 class Objective(Section):
     """L = -(1/Γ) Σ_i (1/G_i) Σ_j (1/Z_ij) Σ_t w_ijt min(ρA, clip(ρ)A) (paper, equation 1 with 1/G_i).
 
-    Keys and values have TRL's names where it has them; docs/explanation/learner.md maps the others.
+    Keys and values have TRL's names where it has them; docs/reference/objectives.md maps the others.
     """
 
     model_config = ConfigDict(
@@ -184,7 +184,7 @@ class Objective(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _lengths(cls, values: Any) -> Any:
+    def _lengths(cls, values: object) -> object:
         """aggregate token has no Z, so that nobody need say so."""
         if isinstance(values, dict) and values.get("aggregate") == "token":
             return {"normalisation": "none", **values}

@@ -1,5 +1,5 @@
-"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/operations.md shows the
-layout.
+"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/run-folder.md
+shows the layout.
 
 `run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place,
 so a reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not

@@ -5,7 +5,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from actors.coordinator.plans import Plans
@@ -15,27 +14,21 @@ from common.errors import RunError
 from common.keys import Keys
 from common.queue import Consumer, Producer
 from common.redis import connect, connect_async
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group, Phase, Rollout
 from common.wire import decode_group
 from deploy.launch.redis_server import RedisServer
+from tests.support.groups import group, rollout
 
 CONFIG = Config.model_validate({"run": {"name": "p"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}})
 IDS = ["0:0", "0:1", "0:2"]
 
 
-def rollout(phase: Any, token: int) -> Rollout:
-    tokens, logprobs = np.full(3, token, np.int32), -np.ones(3, np.float32)
-    return Rollout(
-        tokens, logprobs, "stop", (VersionSpan(0, 0, 3),), phase, {"accuracy": 1.0, "format": 0.5}, True
-    )
+def sampled(phase: Phase, token: int) -> Rollout:
+    return rollout([token] * 3, phase=phase, rewards={"accuracy": 1.0, "format": 0.5})
 
 
 def plan_of(token: int) -> Plan:
-    prompt = np.array([1], np.int32)
-    groups = tuple(
-        Group("p", 0, i, 0, 0, "uniform", (1.0, 2.0), "t", 1, prompt, (rollout("A", token),))
-        for i in range(3)
-    )
+    groups = tuple(group(i, [sampled("A", token)], run="p", prior=(1.0, 2.0), prompt=[1]) for i in range(3))
     return Plan(
         "uniform",
         ((1.0, 2.0),) * 3,
@@ -97,12 +90,12 @@ def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordi
     redis_server: RedisServer,
 ) -> None:
     def grown(group: Group) -> Group:
-        return replace(group, rollouts=(*group.rollouts, rollout("B", 7)))
+        return replace(group, rollouts=(*group.rollouts, sampled("B", 7)))
 
     async def work(plans: Plans, producer: Producer) -> Plan | None:
         plan = await plans.remember("0:0", plan_of(2))
-        for group in plan.groups[:2]:
-            assert await producer.push(grown(group), planned=True)
+        for one in plan.groups[:2]:
+            assert await producer.push(grown(one), planned=True)
         consumer = Consumer(connect(redis_server.url), CONFIG)
         one, *_ = consumer.claim(1.0)
         found = decode_group(*consumer.read(one.id, one.group))
@@ -141,7 +134,7 @@ def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(redis_serv
 
 def second_round(plan: Plan, token: int) -> Plan:
     """The plan with one more round; the first drew what it gave, each rollout of three times `token`."""
-    drawn = [(replace(rollout("B", token), round=1),) * n for n in plan.extra]
+    drawn = [(replace(sampled("B", token), round=1),) * n for n in plan.extra]
     groups = tuple(
         replace(g, rollouts=(*g.rollouts, *more)) for g, more in zip(plan.groups, drawn, strict=True)
     )

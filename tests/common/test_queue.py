@@ -7,7 +7,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from actors.coordinator.leases import Leases
@@ -16,10 +15,10 @@ from common.errors import RunError, WireError
 from common.keys import Keys
 from common.queue import Consumer, Ledger, Producer, Row
 from common.redis import connect, connect_async, hidden
-from common.types import Group, Rollout, VersionSpan
 from common.weight_versions import Manifest, advance, announce, newest_now
 from common.wire import decode_group
 from deploy.launch.redis_server import RedisServer
+from tests.support.groups import group
 from tests.support.held import rollouts_held
 
 CONFIG = Config.model_validate(
@@ -30,34 +29,6 @@ CONFIG = Config.model_validate(
         "rollout": {"prompts_per_batch": 4},
     }
 )
-
-
-def group(index: int, batch: int = 0) -> Group:
-    def rollout(phase: Any) -> Rollout:
-        logprobs = -np.ones(3, dtype=np.float32)
-        return Rollout(
-            np.arange(3, dtype=np.int32),
-            logprobs,
-            "stop",
-            (VersionSpan(0, 0, 3),),
-            phase,
-            {"accuracy": 1.0, "format": 1.0},
-            True,
-        )
-
-    return Group(
-        "q",
-        0,
-        index,
-        batch,
-        0,
-        "uniform",
-        (1.0, 1.0),
-        "t",
-        1,
-        np.array([1], np.int32),
-        (rollout("A"), rollout("B")),
-    )
 
 
 def run(redis_server: RedisServer, work: Any) -> Any:
@@ -74,7 +45,7 @@ def run(redis_server: RedisServer, work: Any) -> Any:
 
 def push(redis_server: RedisServer, *indices: int) -> list[bool]:
     async def work(client: Any, producer: Producer) -> list[bool]:
-        return [await producer.push(group(i)) for i in indices]
+        return [await producer.push(group(i, run="q")) for i in indices]
 
     return run(redis_server, work)
 
@@ -109,7 +80,7 @@ def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(redis
         for _ in range(2):
             for number in (1, 2):
                 await client.set(keys.drawn("0:7", number), b"drawn")
-            pushed.append(await Producer(client, config).push(group(7)))
+            pushed.append(await Producer(client, config).push(group(7, run="q")))
             assert not await client.exists(keys.drawn("0:7", 1), keys.drawn("0:7", 2))
         return pushed
 
@@ -255,7 +226,7 @@ def test_nothing_that_was_acknowledged_is_lost_when_redis_is_killed(redis_server
         for i in range(300):
             if i == 150:
                 os.kill(redis_server.pid, signal.SIGKILL)  # it is started again by itself
-            done += await producer.push(group(i))
+            done += await producer.push(group(i, run="q"))
         return done
 
     assert run(redis_server, work) == 300

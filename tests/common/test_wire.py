@@ -10,38 +10,50 @@ import pytest
 
 from common.errors import WireError
 from common.msgpack_count import count_objects
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group, Phase, Rollout, VersionSpan
 from common.wire import MAX_OBJECTS, decode_group, encode_additional, encode_group, encode_pre_rollouts
+from tests.support.groups import group, rollout
 
 
-def rollout(phase: str = "A", n: int = 5) -> Rollout:
-    spans = (VersionSpan(3, 0, 2), VersionSpan(4, 2, n))
-    tokens, logprobs = np.arange(n, dtype=np.int32), -np.linspace(0.0, 2.0, n, dtype=np.float32)
-    return Rollout(
-        tokens, logprobs, "stop", spans, phase, {"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25}, True
-    )  # type: ignore[arg-type]
+def sampled(phase: Phase = "A", n: int = 5) -> Rollout:
+    return rollout(
+        np.arange(n),
+        logprobs=-np.linspace(0.0, 2.0, n),
+        spans=[VersionSpan(3, 0, 2), VersionSpan(4, 2, n)],
+        phase=phase,
+        rewards={"accuracy": 1.0, "format": 0.0, "my.module:own": 0.25},
+    )
 
 
-def group() -> Group:
-    rollouts = (rollout(), rollout(), rollout("B", 7))
-    return Group(
-        "run", 2, 17, 5, 1, "hit_utility", (1.0, 1.5), "tok", 2, np.array([7, 8], np.int32), rollouts
+def whole_group() -> Group:
+    return group(
+        17,
+        [sampled(), sampled(), sampled("B", 7)],
+        run="run",
+        epoch=2,
+        batch=5,
+        shard=1,
+        rule="hit_utility",
+        prior=(1.0, 1.5),
+        tokenizer="tok",
+        pre_rollouts=2,
+        prompt=[7, 8],
     )
 
 
 def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-untyped-def]
-    raw = msgpack.unpackb(message or encode_group(group()))
+    raw = msgpack.unpackb(message or encode_group(whole_group()))
     change(raw)
     return msgpack.packb(raw)
 
 
 def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
-    return damaged(change, encode_additional(group()))
+    return damaged(change, encode_additional(whole_group()))
 
 
 @pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_additional)])
 def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -> None:  # type: ignore[no-untyped-def]
-    messages = [encode(group()) for encode in encodings]
+    messages = [encode(whole_group()) for encode in encodings]
     found = decode_group(*messages, run="run", tokenizer="tok", vocabulary=9)
     assert (found.id, found.batch, found.shard, found.rule, found.prior) == (
         "2:17",
@@ -51,7 +63,7 @@ def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -
         (1.0, 1.5),
     )
     assert (found.size, found.extra, found.successes, found.hits, found.tokens) == (3, 1, 2, 3, 17)
-    for ours, theirs in zip(group().rollouts, found.rollouts, strict=True):
+    for ours, theirs in zip(whole_group().rollouts, found.rollouts, strict=True):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
         np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
         assert (ours.spans, ours.phase, ours.rewards, ours.finish_reason) == (
@@ -63,15 +75,15 @@ def test_a_group_comes_back_as_it_was_from_one_message_and_from_two(encodings) -
 
 
 def test_the_pre_rollouts_are_a_group_by_themselves() -> None:
-    found = decode_group(encode_pre_rollouts(group()))
+    found = decode_group(encode_pre_rollouts(whole_group()))
     assert (found.id, found.size, found.extra, found.tokens) == ("2:17", 2, 0, 10)
     whole = decode_group(encode_pre_rollouts(found), encode_additional(found))
     assert whole.size == 2, "a group without additional rollouts"
 
 
 def in_rounds() -> Group:
-    drawn = [replace(rollout("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
-    return replace(group(), rollouts=(*group().rollouts[:2], *drawn))
+    drawn = [replace(sampled("B", n), round=number) for n, number in ((4, 1), (5, 1), (6, 3))]
+    return replace(whole_group(), rollouts=(*whole_group().rollouts[:2], *drawn))
 
 
 def test_rollouts_know_the_round_they_were_drawn_in() -> None:
@@ -97,21 +109,23 @@ def test_each_round_may_come_in_a_message_of_its_own() -> None:
 @pytest.mark.parametrize("number", [0, -1, 65_537, "2", True])
 def test_a_round_that_cannot_be_is_refused(number: object) -> None:
     with pytest.raises(WireError, match="round must be"):
-        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: first(r, round=number)))
+        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: first(r, round=number)))
 
 
 def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() -> None:
-    other = encode_additional(replace(group(), prompt_index=18))
+    other = encode_additional(replace(whole_group(), prompt_index=18))
     with pytest.raises(WireError, match="group 2:17: its additional rollouts are of group '2:18'"):
-        decode_group(encode_pre_rollouts(group()), other)
+        decode_group(encode_pre_rollouts(whole_group()), other)
     with pytest.raises(WireError, match="exactly G0 = 2 rollouts of Phase A"):
-        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: first(r, phase="A")))
+        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: first(r, phase="A")))
     with pytest.raises(WireError, match="drawn to other pre-rollouts"):
-        decode_group(encode_pre_rollouts(replace(group(), sampling="2")), encode_additional(group()))
+        decode_group(
+            encode_pre_rollouts(replace(whole_group(), sampling="2")), encode_additional(whole_group())
+        )
     with pytest.raises(WireError, match="schema version 99"):
-        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: r.update(schema=99)))
+        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update(schema=99)))
     with pytest.raises(WireError, match="rollouts must be a list"):
-        decode_group(encode_pre_rollouts(group()), damaged_additional(lambda r: r.pop("rollouts")))
+        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.pop("rollouts")))
 
 
 def first(raw, **values):  # type: ignore[no-untyped-def]
@@ -227,7 +241,7 @@ def test_objects_are_counted_as_the_decoder_makes_them() -> None:
         return [value(depth - 1) for _ in range(n)] if kind == 1 else rng.choice(leaves)()
 
     values = [value(4) for _ in range(500)] + [[None] * 70_000, dict.fromkeys(map(str, range(70_000)))]
-    for one in [*values, msgpack.unpackb(encode_group(group()))]:
+    for one in [*values, msgpack.unpackb(encode_group(whole_group()))]:
         data, count = msgpack.packb(one), made(one)
         assert count_objects(data, count) == count
         assert count_objects(data, count - 1) > count - 1
@@ -240,9 +254,11 @@ def test_an_error_about_a_deep_or_long_value_does_not_write_it_out(field: str, v
     refused_in_little(damaged(lambda r: r.update({field: value})))
     if field in ("schema", "rollouts", "sampling"):
         refused_in_little(
-            encode_pre_rollouts(group()), damaged_additional(lambda r: r.update({field: value}))
+            encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update({field: value}))
         )
-        refused_in_little(encode_pre_rollouts(group()), damaged_additional(lambda r: r.update(group=value)))
+        refused_in_little(
+            encode_pre_rollouts(whole_group()), damaged_additional(lambda r: r.update(group=value))
+        )
 
 
 def refused_in_little(*parts: bytes) -> None:
@@ -257,16 +273,16 @@ def refused_in_little(*parts: bytes) -> None:
 
 
 def test_a_message_above_the_limit_is_refused_before_it_is_read() -> None:
-    data = encode_group(group())
+    data = encode_group(whole_group())
     with pytest.raises(WireError, match=f"{len(data)} bytes exceeds the limit of 10"):
         decode_group(data, max_bytes=10)
-    both = len(encode_pre_rollouts(group())) + len(encode_additional(group()))
+    both = len(encode_pre_rollouts(whole_group())) + len(encode_additional(whole_group()))
     with pytest.raises(WireError, match=f"{both} bytes exceeds the limit of {both - 1}"):
-        decode_group(encode_pre_rollouts(group()), encode_additional(group()), max_bytes=both - 1)
+        decode_group(encode_pre_rollouts(whole_group()), encode_additional(whole_group()), max_bytes=both - 1)
 
 
 def test_twenty_thousand_mutations_decode_or_are_refused() -> None:
-    rng, data, refused = random.Random(0), encode_group(group()), 0
+    rng, data, refused = random.Random(0), encode_group(whole_group()), 0
     for _ in range(20_000):
         mutated = bytearray(data)
         for _ in range(rng.randint(1, 4)):

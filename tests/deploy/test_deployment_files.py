@@ -237,7 +237,7 @@ def test_the_eight_alerts_are_there_and_ask_only_for_exported_names():
     assert "> 900" in rules["HoraNoStep"]["expr"]
     listed = re.findall(
         r"^\| (Hora\w+) \|",
-        (DEPLOY.parent / "docs" / "reference" / "operations.md").read_text(),
+        (DEPLOY.parent / "docs" / "reference" / "monitoring.md").read_text(),
         re.MULTILINE,
     )
     assert listed == list(rules)

@@ -13,13 +13,14 @@ from common.errors import RunError
 from common.keys import Keys
 from common.load import load
 from common.redis import connect
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from common.wire import encode_additional, encode_pre_rollouts
 from deploy.launch.redis_server import RedisServer
 from learner.admission import Vocabulary
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.steps import Planner
 from tests.support.filling import fill
+from tests.support.groups import group, rollout
 
 VOCABULARY = Vocabulary("tok", 64)
 GAMMA = 4
@@ -37,21 +38,11 @@ def config() -> Config:
     return load("tiny", settings)
 
 
-def group(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5, length: int = 6) -> Group:
-    rollouts = tuple(
-        Rollout(
-            np.full(length, token, np.int32),
-            np.full(length, -1.0, np.float32),
-            "stop",
-            (VersionSpan(0, 0, length),),
-            "A",
-            {"accuracy": float(j), "format": 1.0},
-            j == 1,
-        )
-        for j in range(2)
+def pair(index: int, *, tokenizer: str = "tok", run: str = "r", token: int = 5, length: int = 6) -> Group:
+    rollouts = [rollout([token] * length, success=right) for right in (False, True)]
+    return group(
+        index, rollouts, run=run, rule="hit_utility", tokenizer=tokenizer, pre_rollouts=2, prompt=[4, 5]
     )
-    prompt = np.array([4, 5], dtype=np.int32)
-    return Group(run, 0, index, 0, 0, "hit_utility", (1.0, 1.0), tokenizer, 2, prompt, rollouts)
 
 
 def push_raw(client: redis.Redis, one: Group, payload: Group | bytes) -> None:
@@ -75,17 +66,17 @@ def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
     config: Config, redis_server: RedisServer
 ) -> None:
     client = connect(redis_server.url)
-    fill(config, redis_server, [group(0), group(1)])
-    push_raw(client, group(10), b"\x00not msgpack")
-    push_raw(client, group(11), group(11, tokenizer="another"))
-    push_raw(client, group(12), group(12, run="another"))
-    push_raw(client, group(13), group(13, token=64))
-    push_raw(client, group(14), group(15))
-    push_raw(client, group(16), group(16, length=config.rollout.max_response_tokens + 1))
-    fill(config, redis_server, [group(2), group(3)])
+    fill(config, redis_server, [pair(0), pair(1)])
+    push_raw(client, pair(10), b"\x00not msgpack")
+    push_raw(client, pair(11), pair(11, tokenizer="another"))
+    push_raw(client, pair(12), pair(12, run="another"))
+    push_raw(client, pair(13), pair(13, token=64))
+    push_raw(client, pair(14), pair(15))
+    push_raw(client, pair(16), pair(16, length=config.rollout.max_response_tokens + 1))
+    fill(config, redis_server, [pair(2), pair(3)])
     planner = Planner(client, config, VOCABULARY, 0)
     planner.plan(0, lambda: None)
-    assert sorted(row.group for row in planner._ledger.step(0) or []) == [group(i).id for i in range(4)]
+    assert sorted(row.group for row in planner._ledger.step(0) or []) == [pair(i).id for i in range(4)]
     reasons = dead(client)
     assert len(reasons) == 6
     for reason, word in zip(
@@ -99,7 +90,7 @@ def test_ten_unusable_groups_in_a_row_stop_the_run_and_name_the_last_reason(
 ) -> None:
     client = connect(redis_server.url)
     for index in range(10):
-        push_raw(client, group(index), group(index, tokenizer="another"))
+        push_raw(client, pair(index), pair(index, tokenizer="another"))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer"):
         Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
     assert len(dead(client)) == 10
@@ -110,10 +101,10 @@ def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
 ) -> None:
     client = connect(redis_server.url)
     for index in range(9):
-        push_raw(client, group(index), b"x")
-    fill(config, redis_server, [group(20 + i) for i in range(GAMMA)])
+        push_raw(client, pair(index), b"x")
+    fill(config, redis_server, [pair(20 + i) for i in range(GAMMA)])
     for index in range(9, 18):
-        push_raw(client, group(index), b"x")
+        push_raw(client, pair(index), b"x")
     Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
     assert len(dead(client)) == 18
 

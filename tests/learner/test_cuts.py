@@ -10,13 +10,14 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Objective
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
 from learner.entropy import threshold
 from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.task import Task
 from learner.totals import Totals
+from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, G, G0 = 24, 48, 4, 2
 WEIGHTS = {"accuracy": 0.6, "format": 0.4}
@@ -73,19 +74,17 @@ def ragged(rng: np.random.Generator, index: int, size: int) -> Group:
         n = int(rng.integers(1, LONGEST + 1))
         right = j == 0 or bool(rng.random() < 0.4)
         rollouts.append(
-            Rollout(
-                rng.integers(0, VOCABULARY, n).astype(np.int32),
-                -rng.exponential(3.0, n).astype(np.float32),
-                "length" if n > 18 else "stop",
-                (VersionSpan(0, 0, n),),
-                "A" if j < G0 else "B",
-                {"accuracy": float(right), "format": float(rng.random())},
-                right,
+            rollout(
+                rng.integers(0, VOCABULARY, n),
+                logprobs=-rng.exponential(3.0, n),
+                finish_reason="length" if n > 18 else "stop",
+                phase="A" if j < G0 else "B",
+                success=right,
+                rewards={"accuracy": float(right), "format": float(rng.random())},
             )
         )
-    prompt = rng.integers(0, VOCABULARY, 4).astype(np.int32)
-    group = Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", G0, prompt, tuple(rollouts))
-    return replace(group, size_as_if=size + index)
+    prompt = rng.integers(0, VOCABULARY, 4)
+    return group(index, rollouts, pre_rollouts=G0, prompt=prompt, size_as_if=size + index)
 
 
 def gradient(objective: Objective, budget: int, packed: bool, ranks: int) -> torch.Tensor:

@@ -7,30 +7,23 @@ import pytest
 
 from common.config import Objective
 from common.errors import ConfigError
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from learner.advantages import centred, grpo, likelihood, max_rl, rloo
 from learner.batch import samples_of
 from learner.estimator import Estimator
 from learner.totals import Totals
 from learner.user_advantage import try_advantage, user_advantage
+from tests.support.groups import group, rollout
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}
 
 
-def group(accuracy: list[float], form: list[float]) -> Group:
-    rollouts = tuple(
-        Rollout(
-            np.ones(3, np.int32),
-            -np.ones(3, np.float32),
-            "stop",
-            (VersionSpan(0, 0, 3),),
-            "A" if j < 2 else "B",
-            {"accuracy": a, "format": f},
-            a >= 1.0,
-        )
+def rewarded(accuracy: list[float], form: list[float]) -> Group:
+    rollouts = [
+        rollout(phase="A" if j < 2 else "B", rewards={"accuracy": a, "format": f}, success=a >= 1.0)
         for j, (a, f) in enumerate(zip(accuracy, form, strict=True))
-    )
-    return Group("r", 0, 0, 0, 0, "uniform", (1.0, 1.0), "t", 2, np.ones(2, np.int32), rollouts)
+    ]
+    return group(0, rollouts, pre_rollouts=2)
 
 
 def estimate(group: Group, totals: Totals | None = None, **objective: object) -> np.ndarray:
@@ -39,7 +32,7 @@ def estimate(group: Group, totals: Totals | None = None, **objective: object) ->
     )
 
 
-MIXED = group([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0])
+MIXED = rewarded([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 0.0, 1.0])
 
 
 def test_rewards_are_the_weighted_sum() -> None:
@@ -54,14 +47,14 @@ def test_an_advantage_of_successes_takes_other_rewards_as_a_centred_term() -> No
 def test_all_wrong_groups_of_equal_form_teach_nothing_under_likelihood_and_all_under_weighted_reinforce() -> (
     None
 ):
-    wrong = group([0.0] * 3, [1.0] * 3)
+    wrong = rewarded([0.0] * 3, [1.0] * 3)
     assert not estimate(wrong, advantage="likelihood").any()
     assert estimate(wrong, advantage="weighted_reinforce") == pytest.approx([-1.0] * 3)
     assert estimate(wrong, advantage="likelihood", baseline="wald") == pytest.approx([-3 / 4] * 3)
 
 
 def test_gdpo_normalises_each_reward_in_its_group_and_their_sum_over_the_batch() -> None:
-    other = group([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
+    other = rewarded([1.0, 0.0, 0.0], [0.0, 0.0, 1.0])
     estimator = Estimator(
         Objective(multi_objective_aggregation="normalize_then_sum"), WEIGHTS, "accuracy", 4, 10
     )

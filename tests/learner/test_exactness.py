@@ -8,12 +8,13 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Objective
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from learner.batch import empty_micro_batch, micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.head import scored
 from learner.logprobs import Policy
 from learner.objective import policy_loss
+from tests.support.groups import group, rollout
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.5}
 MAX_RESPONSE, VOCABULARY, TEMPERATURE = 40, 64, 0.7
@@ -34,29 +35,22 @@ def tiny_policy(seed: int = 0) -> Policy:
     return Policy(Qwen2ForCausalLM(config).float())
 
 
-def group(rng: np.random.Generator, index: int, size: int, reward: str = "mixed") -> Group:
+def ragged(rng: np.random.Generator, index: int, size: int, reward: str = "mixed") -> Group:
     rollouts = []
     for j in range(size):
         n = int(rng.integers(1, MAX_RESPONSE + 1))
-        accuracy = {"mixed": float(rng.random() < 0.5), "right": 1.0}[reward]
+        success = {"mixed": rng.random() < 0.5, "right": True}[reward]
+        tokens, logprobs = rng.integers(0, VOCABULARY, n), -rng.exponential(4.0, n)
         rollouts.append(
-            Rollout(
-                rng.integers(0, VOCABULARY, n).astype(np.int32),
-                -rng.exponential(4.0, n).astype(np.float32),
-                "stop",
-                (VersionSpan(0, 0, n),),
-                "A" if j == 0 else "B",
-                {"accuracy": accuracy, "format": 1.0},
-                accuracy == 1.0,
-            )
+            rollout(tokens, logprobs=logprobs, phase="A" if j == 0 else "B", success=bool(success))
         )
-    prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 9))).astype(np.int32)
-    return Group("r", 0, index, 0, 0, "hit_utility", (1.0, 1.0), "t", 1, prompt, tuple(rollouts))
+    prompt = rng.integers(0, VOCABULARY, int(rng.integers(1, 9)))
+    return group(index, rollouts, rule="hit_utility", prompt=prompt)
 
 
 def batch(seed: int = 0) -> list[Group]:
     rng = np.random.default_rng(seed)
-    return [group(rng, i, n) for i, n in enumerate([1, 2, 5, 23, 60])] + [group(rng, 9, 4, "right")]
+    return [ragged(rng, i, n) for i, n in enumerate([1, 2, 5, 23, 60])] + [ragged(rng, 9, 4, "right")]
 
 
 def reference_gradient(policy: Policy, groups: list[Group], objective: Objective) -> list[torch.Tensor]:
@@ -159,7 +153,7 @@ def test_every_estimator_is_its_formula(advantage: str, normalisation: str, impo
 @pytest.mark.system  # nine seconds, of the minute that unit tests have
 def test_a_group_of_two_hundred_rollouts_is_exact_too() -> None:
     rng = np.random.default_rng(2)
-    policy, groups, objective = tiny_policy(), [group(rng, 0, 200)], Objective()
+    policy, groups, objective = tiny_policy(), [ragged(rng, 0, 200)], Objective()
     assert (
         relative(
             cut_gradient(policy, groups, objective, 500, False), reference_gradient(policy, groups, objective)
@@ -170,7 +164,7 @@ def test_a_group_of_two_hundred_rollouts_is_exact_too() -> None:
 
 def test_groups_of_one_and_of_equal_rewards_contribute_exactly_nothing() -> None:
     rng = np.random.default_rng(3)
-    groups = [group(rng, 0, 1), group(rng, 1, 6, "right")]
+    groups = [ragged(rng, 0, 1), ragged(rng, 1, 6, "right")]
     assert (
         samples_of(groups, Estimator(Objective(), WEIGHTS, "accuracy", 8, MAX_RESPONSE), 2, version=0) == []
     )

@@ -15,11 +15,12 @@ from common.keys import Keys
 from common.queue import Row
 from common.redis import connect
 from common.telemetry import heartbeat_now
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from deploy.launch.redis_server import RedisServer
 from learner.admission import Vocabulary
 from learner.steps import Planner, Reader, divide
 from tests.support.filling import fill
+from tests.support.groups import group
 
 GAMMA = 3
 VOCABULARY = Vocabulary("tok", 9)
@@ -37,33 +38,9 @@ def config(**learner: Any) -> Config:
     )
 
 
-def group(index: int, **changes: Any) -> Group:
-    def rollout(phase: Any) -> Rollout:
-        logprobs, span = -np.ones(3, dtype=np.float32), (VersionSpan(0, 0, 3),)
-        return Rollout(
-            np.arange(3, dtype=np.int32),
-            logprobs,
-            "stop",
-            span,
-            phase,
-            {"accuracy": 1.0, "format": 1.0},
-            True,
-        )
-
-    values = {
-        "run": "f",
-        "epoch": 0,
-        "prompt_index": index,
-        "batch": index // GAMMA,
-        "shard": 0,
-        "rule": "uniform",
-        "prior": (1.0, 1.0),
-        "tokenizer": "tok",
-        "pre_rollouts": 1,
-        "prompt_tokens": np.array([1], np.int32),
-        "rollouts": (rollout("A"), rollout("B")),
-    }
-    return Group(**{**values, **changes})
+def of_run(index: int, **changes: Any) -> Group:
+    """The group of prompt `index` as the run of these tests pushes it."""
+    return group(index, **{"run": "f", "batch": index // GAMMA, "tokenizer": "tok", "prompt": [1], **changes})
 
 
 def push(redis_server: RedisServer, *groups: Group) -> None:
@@ -89,12 +66,12 @@ def test_a_corrupt_message_becomes_a_dead_letter_with_its_reason_and_training_go
     client.hset(keys.pushed, mapping={"0:77": entry, "0:78": gone})
     client.xadd(keys.groups, {"id": "0:79", "batch": "0"})
     bad = [
-        group(90, tokenizer="other"),
-        group(91, run="other"),
-        group(92, prompt_tokens=np.array([99], np.int32)),
-        group(93, rollouts=tuple(replace(r, rewards={"accuracy": 1.0}) for r in group(93).rollouts)),
+        of_run(90, tokenizer="other"),
+        of_run(91, run="other"),
+        of_run(92, prompt=[99]),
+        of_run(93, rollouts=tuple(replace(r, rewards={"accuracy": 1.0}) for r in of_run(93).rollouts)),
     ]
-    push(redis_server, *bad, *(group(i) for i in range(GAMMA)))
+    push(redis_server, *bad, *(of_run(i) for i in range(GAMMA)))
     feed = planner(redis_server)
     feed.plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
@@ -119,7 +96,7 @@ def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_
 ) -> None:
     client, keys = connect(redis_server.url), Keys("f")
     client.hset(keys.state, "prompts", '{"n": 90, "fingerprint": "f"}')
-    push(redis_server, group(90), group(89), *(group(i) for i in range(GAMMA)))
+    push(redis_server, of_run(90), of_run(89), *(of_run(i) for i in range(GAMMA)))
     feed = planner(redis_server)
     feed.plan(0, lambda: None)
     ((_, letter),) = client.xrange(keys.dead)
@@ -140,9 +117,9 @@ def test_a_prompt_that_the_run_does_not_have_is_a_dead_letter_and_not_asked_for_
 def test_rewards_that_the_run_s_rewards_cannot_give_are_a_dead_letter(
     redis_server: RedisServer, changes: dict[str, Any], reason: str
 ) -> None:
-    client, keys, good = connect(redis_server.url), Keys("f"), group(50)
+    client, keys, good = connect(redis_server.url), Keys("f"), of_run(50)
     bad = replace(good, rollouts=(good.rollouts[0], replace(good.rollouts[1], **changes)))
-    push(redis_server, bad, *(group(i) for i in range(GAMMA)))
+    push(redis_server, bad, *(of_run(i) for i in range(GAMMA)))
     planner(redis_server).plan(0, lambda: None)
     ((_, letter),) = client.xrange(keys.dead)
     assert reason in letter[b"reason"].decode()
@@ -151,7 +128,7 @@ def test_rewards_that_the_run_s_rewards_cannot_give_are_a_dead_letter(
 
 def test_a_claim_whose_answer_was_lost_is_found_again(redis_server: RedisServer) -> None:
     feed = planner(redis_server)
-    push(redis_server, *(group(i) for i in range(GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(GAMMA)))
     lost = connect(redis_server.url).xreadgroup("learner", "rank-0", {Keys("f").groups: ">"})
     assert len(lost[0][1]) == GAMMA
     feed.plan(0, lambda: None)
@@ -160,7 +137,7 @@ def test_a_claim_whose_answer_was_lost_is_found_again(redis_server: RedisServer)
 
 
 def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(redis_server: RedisServer) -> None:
-    push(redis_server, *(group(i) for i in range(GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(GAMMA)))
     planner(redis_server).plan(0, lambda: None)
     planner(redis_server, start=1)
     with pytest.raises(RunError, match="contains 2 steps, but this Redis has not planned step 1"):
@@ -172,7 +149,7 @@ def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(redis_server
 def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
     redis_server: RedisServer, cache: float, kept: int, durable: bool
 ) -> None:
-    push(redis_server, *(group(i) for i in range(2 * GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(2 * GAMMA)))
     feed = planner(redis_server, group_cache_gib=cache)
     feed.plan(0, lambda: None)
     assert len(feed.kept) == 2 * kept
@@ -190,11 +167,11 @@ def test_what_rank_0_keeps_is_not_read_again_and_let_go_after_its_step(
 
 def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(redis_server: RedisServer) -> None:
     feed, told = planner(redis_server), list[tuple[int, int]]()
-    push(redis_server, *(group(i) for i in (0, 1, 3, 4)))
+    push(redis_server, *(of_run(i) for i in (0, 1, 3, 4)))
     feed.plan(0, lambda: told.append(feed.missing(0)))
     assert told == [], "what is there already is not waited for"
 
-    later = iter([group(5), group(6), group(2)])
+    later = iter([of_run(5), of_run(6), of_run(2)])
 
     def one_more() -> None:
         told.append(feed.missing(1))
@@ -205,12 +182,12 @@ def test_a_waiting_step_says_how_many_groups_it_lacks_and_of_which_batch(redis_s
 
 
 def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(redis_server: RedisServer) -> None:
-    push(redis_server, *(group(i) for i in range(GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(GAMMA)))
     feed = planner(redis_server)
     feed.plan(0, lambda: None)
     feed.look()
     assert len(feed.kept) == GAMMA
-    push(redis_server, *(group(GAMMA + i) for i in range(GAMMA)))
+    push(redis_server, *(of_run(GAMMA + i) for i in range(GAMMA)))
     feed.look()
     assert {g.prompt_index for g in feed.kept.values()} == set(range(2 * GAMMA))
     feed.plan(1, lambda: pytest.fail("nothing to wait for"))
@@ -218,7 +195,7 @@ def test_a_look_between_steps_takes_up_what_has_come_for_the_steps_to_come(redis
 
 
 def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_server: RedisServer) -> None:
-    push(redis_server, *(group(i, tokenizer="other") for i in range(10)))
+    push(redis_server, *(of_run(i, tokenizer="other") for i in range(10)))
     with pytest.raises(RunError, match=r"10 unusable groups in a row; last: .*tokenizer 'other'"):
         planner(redis_server).plan(0, lambda: None)
 
@@ -226,7 +203,7 @@ def test_ten_unusable_messages_in_a_row_stop_the_run_with_the_last_reason(redis_
 def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups(
     redis_server: RedisServer,
 ) -> None:
-    push(redis_server, *(group(i) for i in (4, 0, 5, 1, 2, 3)))
+    push(redis_server, *(of_run(i) for i in (4, 0, 5, 1, 2, 3)))
     first = planner(redis_server)
     first.plan(0, lambda: None)
     first.plan(1, lambda: None)
@@ -240,7 +217,7 @@ def test_a_crash_before_the_checkpoint_repeats_the_same_steps_on_the_same_groups
 def test_only_what_no_restart_needs_is_let_go_whatever_the_newest_checkpoint_holds(
     redis_server: RedisServer,
 ) -> None:
-    push(redis_server, *(group(i) for i in range(3 * GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(3 * GAMMA)))
     client, keys = connect(redis_server.url), Keys("f")
     first = planner(redis_server)
     for step in range(3):
@@ -262,7 +239,7 @@ def test_only_what_no_restart_needs_is_let_go_whatever_the_newest_checkpoint_hol
 
 
 def test_what_is_let_go_late_is_let_go_after_a_restart(redis_server: RedisServer) -> None:
-    push(redis_server, *(group(i) for i in range(3 * GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(3 * GAMMA)))
     client, keys = connect(redis_server.url), Keys("f")
     first = planner(redis_server)
     for step in range(2):
@@ -290,7 +267,7 @@ def test_a_paused_run_waits_for_as_long_as_it_takes(redis_server: RedisServer) -
     def resumed_late() -> None:
         if time.monotonic() - began > 1.5 * config().learner.wait_limit_s:
             client.hset(Keys("f").state, "paused", "0")
-            push(redis_server, *(group(i) for i in range(GAMMA)))
+            push(redis_server, *(of_run(i) for i in range(GAMMA)))
 
     planner(redis_server).plan(0, resumed_late)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
@@ -331,7 +308,7 @@ def test_a_rank_does_not_wait_for_a_rank_0_whose_heart_alone_goes_on(redis_serve
 def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(
     redis_server: RedisServer,
 ) -> None:
-    push(redis_server, *(group(i) for i in range(2 * GAMMA)))
+    push(redis_server, *(of_run(i) for i in range(2 * GAMMA)))
     feed = planner(redis_server)
     for step in (0, 1):
         feed.plan(step, lambda: None)

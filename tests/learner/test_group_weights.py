@@ -11,27 +11,17 @@ from scipy.stats import binom
 from allocator import allocate
 from common.config.objective import GroupWeight
 from common.errors import RunError
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from learner.advantages import rloo, rloo_by_phase
 from learner.group_weights import group_weight
+from tests.support.groups import group, rollout
 
 G0, G = 8, 32
 
 
-def group(hits: int, size: int) -> Group:
-    rollouts = tuple(
-        Rollout(
-            np.ones(1, np.int32),
-            -np.ones(1, np.float32),
-            "stop",
-            (VersionSpan(0, 0, 1),),
-            "A",
-            {"accuracy": float(j < hits)},
-            j < hits,
-        )
-        for j in range(size)
-    )
-    return Group("r", 0, 0, 0, 0, "uniform", (1.0, 1.0), "t", size, np.ones(2, np.int32), rollouts)
+def with_hits(hits: int, size: int) -> Group:
+    rollouts = [rollout([1], success=j < hits) for j in range(size)]
+    return group(0, rollouts, pre_rollouts=size)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +41,16 @@ def group(hits: int, size: int) -> Group:
 )
 def test_a_weight_is_its_formula(weight: object, hits: int, size: int, wanted: float) -> None:
     settings = GroupWeight.model_validate(weight)
-    assert group_weight(group(hits, size), settings, G) == pytest.approx(wanted)
+    assert group_weight(with_hits(hits, size), settings, G) == pytest.approx(wanted)
 
 
 def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
     settings = GroupWeight(as_if="hit_utility")
-    assert group_weight(replace(group(1, G), size_as_if=98), settings, G) == pytest.approx(math.sqrt(98 / G))
+    assert group_weight(replace(with_hits(1, G), size_as_if=98), settings, G) == pytest.approx(
+        math.sqrt(98 / G)
+    )
     with pytest.raises(RunError, match="group 0:0 does not say its size under rule hit_utility"):
-        group_weight(group(1, G), settings, G)
+        group_weight(with_hits(1, G), settings, G)
 
 
 def sizes_of_phase_b(shards: int) -> np.ndarray:

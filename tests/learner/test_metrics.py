@@ -2,31 +2,20 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from common.config import Config
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group, VersionSpan
 from learner.batch import measurable
 from learner.metrics import step_metrics
+from tests.support.groups import group, rollout
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
 
-def group(index: int, accuracies: list[float], version: int = 3, length: int = 4) -> Group:
-    rollouts = tuple(
-        Rollout(
-            np.ones(length, np.int32),
-            np.full(length, -1.0, np.float32),
-            "stop",
-            (VersionSpan(version, 0, 1), VersionSpan(version + 1, 1, length)),
-            "A",
-            {"accuracy": a, "format": 1.0},
-            a == 1.0,
-        )
-        for a in accuracies
-    )
-    return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, np.ones(2, np.int32), rollouts)
+def of_accuracies(index: int, accuracies: list[float], version: int = 3, length: int = 4) -> Group:
+    spans = [VersionSpan(version, 0, 1), VersionSpan(version + 1, 1, length)]
+    return group(index, [rollout([1] * length, spans=spans, success=a == 1.0) for a in accuracies])
 
 
 def metrics(groups: list[Group], sums: dict[str, float], config: Config = CONFIG) -> dict[str, float]:
@@ -34,40 +23,52 @@ def metrics(groups: list[Group], sums: dict[str, float], config: Config = CONFIG
 
 
 def test_successes_are_a_mean_over_prompts_and_not_shown_where_none_is_defined() -> None:
-    groups = [group(0, [1.0]), group(1, [1.0, 0.0, 0.0, 0.0])]
+    groups = [of_accuracies(0, [1.0]), of_accuracies(1, [1.0, 0.0, 0.0, 0.0])]
     assert metrics(groups, {})["success"] == 0.625
     none = CONFIG.model_copy(update={"reward": CONFIG.reward.model_copy(update={"success": None})})
     assert not {"success", "groups/hit"} & metrics(groups, {}, none).keys()
 
 
 def test_groups_without_signal_and_of_size_one_are_counted() -> None:
-    found = metrics([group(0, [1.0]), group(1, [0.0, 0.0]), group(2, [1.0, 0.0]), group(3, [1.0] * 9)], {})
+    found = metrics(
+        [
+            of_accuracies(0, [1.0]),
+            of_accuracies(1, [0.0, 0.0]),
+            of_accuracies(2, [1.0, 0.0]),
+            of_accuracies(3, [1.0] * 9),
+        ],
+        {},
+    )
     assert found["groups/zero_signal"] == 0.75
     assert found["groups/size_one"] == 0.25
     assert found["groups/hit"] == 0.75
 
 
 def test_a_step_without_a_trained_token_has_no_means_and_does_not_fail() -> None:
-    found = metrics([group(0, [1.0])], {})
+    found = metrics([of_accuracies(0, [1.0])], {})
     assert math.isnan(found["entropy"])
     assert found["padding/share"] == 0.0
 
 
 def test_rewards_are_means_over_prompts_whatever_the_group_sizes() -> None:
-    found = metrics([group(0, [1.0]), group(1, [0.0] * 99)], {})
+    found = metrics([of_accuracies(0, [1.0]), of_accuracies(1, [0.0] * 99)], {})
     assert found["reward/accuracy"] == 0.5
     assert found["reward"] == pytest.approx(0.75)
     assert found["rollouts"] == 100
 
 
 def test_lag_is_counted_per_token_against_the_version_the_step_starts_from() -> None:
-    found = metrics([group(0, [1.0], version=3, length=4)], {})
+    found = metrics([of_accuracies(0, [1.0], version=3, length=4)], {})
     assert found["lag/mean"] == pytest.approx((2 + 1 + 1 + 1) / 4)
     assert found["lag/max"] == 2
 
 
 def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatever_they_earned() -> None:
-    groups = [group(0, [1.0], version=3), group(1, [0.0] * 3, version=4), group(2, [1.0], version=5)]
+    groups = [
+        of_accuracies(0, [1.0], version=3),
+        of_accuracies(1, [0.0] * 3, version=4),
+        of_accuracies(2, [1.0], version=5),
+    ]
     found = measurable(groups, version=5, most=4)
     assert [s.match.tolist() for s in found] == [[False, True, True, True]] * 3 + [
         [True, False, False, False]
@@ -79,7 +80,7 @@ def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatev
 
 def test_means_are_over_trained_tokens_and_drift_over_matched_ones() -> None:
     found = metrics(
-        [group(0, [1.0])], {"tokens_trained": 8.0, "entropy": 4.0, "drift": 1.0, "drift_tokens": 2.0}
+        [of_accuracies(0, [1.0])], {"tokens_trained": 8.0, "entropy": 4.0, "drift": 1.0, "drift_tokens": 2.0}
     )
     assert found["entropy"] == 0.5
     assert found["drift"] == 0.5
@@ -92,6 +93,6 @@ def test_padding_and_imbalance_come_from_all_ranks() -> None:
         "packing/flops": 900.0,
         "packing/rank_flops_max": 540.0,
     }
-    found = metrics([group(0, [1.0])], sums)
+    found = metrics([of_accuracies(0, [1.0])], sums)
     assert found["padding/share"] == pytest.approx(0.1)
     assert found["imbalance"] == pytest.approx(54 / 45 - 1)

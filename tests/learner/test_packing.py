@@ -3,11 +3,12 @@ import pytest
 
 from common.config import Config, Objective
 from common.errors import ConfigError
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from learner.batch import micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.metrics import step_metrics
 from learner.packing import pack, rows
+from tests.support.groups import group, rollout
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
@@ -40,21 +41,14 @@ def test_at_least_95_percent_of_processed_tokens_are_real(seed: int) -> None:
     assert sum(values) / processed >= 0.95
 
 
-def group(rng: np.random.Generator, index: int) -> Group:
+def ragged(rng: np.random.Generator, index: int) -> Group:
     """2 to 200 completions of lognormal length, median 600, cut at 2,048: every other one right, so all are
     trained on."""
-    prompt = np.ones(int(rng.integers(60, 300)), np.int32)
-    rollouts = []
-    for j in range(int(np.clip(rng.lognormal(2.5, 1.0), 2, 200))):
-        n = int(np.clip(rng.lognormal(np.log(600), 0.6), 1, 2048))
-        rewards = {"accuracy": float(j % 2), "format": 1.0}
-        span = (VersionSpan(0, 0, n),)
-        rollouts.append(
-            Rollout(
-                np.ones(n, np.int32), np.full(n, -1.0, np.float32), "stop", span, "A", rewards, j % 2 == 1
-            )
-        )
-    return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, prompt, tuple(rollouts))
+    prompt = np.ones(int(rng.integers(60, 300)))
+    size = int(np.clip(rng.lognormal(2.5, 1.0), 2, 200))
+    lengths = [int(np.clip(rng.lognormal(np.log(600), 0.6), 1, 2048)) for _ in range(size)]
+    rollouts = [rollout(np.ones(n), success=j % 2 == 1) for j, n in enumerate(lengths)]
+    return group(index, rollouts, prompt=prompt)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -64,7 +58,7 @@ def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_ho
     packed: bool, budget: int, count: int
 ) -> None:
     rng = np.random.default_rng(budget)
-    groups = [group(rng, i) for i in range(count)]
+    groups = [ragged(rng, i) for i in range(count)]
     samples = samples_of(
         groups, Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048), len(groups), version=0
     )

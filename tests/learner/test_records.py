@@ -12,25 +12,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RANK = """
 import json, os, sys
-import numpy as np
 import torch
 from common.load import load
-from common.types import Group, Rollout, VersionSpan
 from learner.records import records_of
+from tests.support.groups import group, rollout
 
 rank = int(os.environ["RANK"])
 torch.distributed.init_process_group("gloo")
 
-def group(index):
-    spans, tokens = (VersionSpan(0, 0, 3),), np.arange(3, dtype=np.int32)
-    logprobs = np.full(3, -1.0, np.float32)
-    rewards = {"accuracy": 1.0, "format": 1.0}
-    rollouts = tuple(
-        Rollout(tokens, logprobs, "stop", spans, phase, rewards, True) for phase in "AB"[: 1 + index % 2]
-    )
-    return Group("r", 0, index, 0, 0, "uniform", (1.0, 1.0), "t", 1, tokens, rollouts)
+def of_size(index):
+    return group(index, [rollout(phase=phase) for phase in "AB"[: 1 + index % 2]])
 
-mine = [group(i) for i in ([3, 4], [7])[rank]]
+mine = [of_size(i) for i in ([3, 4], [7])[rank]]
 records = records_of(5, mine, load("tiny"), 2)
 found = [[r["step"], r["group_id"], r["size"]] for r in records]
 open(os.path.join(sys.argv[1], f"rank-{rank}.json"), "w").write(json.dumps(found))

@@ -10,12 +10,13 @@ import torch
 
 from benchmarks.learner import TEMPERATURE, gradient, small_model, trl_trainer
 from common.config import Objective
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group, Rollout
 from learner.batch import micro_batches, samples_of
 from learner.entropy import threshold
 from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.task import Task
+from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
 WEIGHTS = {"accuracy": 0.6, "format": 0.4}
@@ -27,23 +28,22 @@ def groups() -> list[Group]:
     """Every group has right and wrong rollouts, and one that was cut at its limit."""
     rng = np.random.default_rng(3)
     return [
-        Group(
-            "r", 0, i, 0, 0, "uniform", (1.0, 1.0), "t", 2, rng.integers(2, VOCABULARY, 5).astype(np.int32),
-            tuple(rollout(rng, j) for j in range(SIZE)),
+        group(
+            i,
+            prompt=rng.integers(2, VOCABULARY, 5),
+            rollouts=[sampled(rng, j) for j in range(SIZE)],
+            pre_rollouts=2,
         )
         for i in range(GROUPS)
-    ]  # fmt: skip
+    ]
 
 
-def rollout(rng: np.random.Generator, j: int) -> Rollout:
+def sampled(rng: np.random.Generator, j: int) -> Rollout:
     n = LONGEST if j == 2 else int(rng.integers(2, LONGEST))
     right = j == 0 or (j > 1 and bool(rng.random() < 0.4))
     rewards = {"accuracy": float(right), "format": float(rng.random())}
-    tokens = rng.integers(2, VOCABULARY, n).astype(np.int32)
-    logprobs = -np.ones(n, np.float32)
-    return Rollout(
-        tokens, logprobs, "length" if j == 2 else "stop", (VersionSpan(0, 0, n),), "A", rewards, right
-    )
+    tokens = rng.integers(2, VOCABULARY, n)
+    return rollout(tokens, finish_reason="length" if j == 2 else "stop", rewards=rewards, success=right)
 
 
 def padded(values: list[np.ndarray], left: bool = False) -> torch.Tensor:

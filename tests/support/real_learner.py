@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 from common.config import Config
 from common.load import dump_yaml
 from common.prompts import fingerprint, load_tokenizer, render
-from common.types import Group, Rollout, VersionSpan
+from common.types import Group
 from deploy.launch.redis_server import RedisServer
 from tests.support.filling import fill
+from tests.support.groups import group, rollout
 
 
 def recorded(
@@ -42,29 +43,23 @@ def recorded(
         for j, n in enumerate(of_group):
             right = index == without_signal or rng.random() < 0.5
             rollouts.append(
-                Rollout(
-                    rng.integers(4, 60, n).astype(np.int32),
-                    -rng.exponential(3.0, n).astype(np.float32),
-                    "stop",
-                    (VersionSpan(max(0, batch - lag), 0, n),),
-                    "A" if j < pre_rollouts else "B",
-                    {"accuracy": float(right), "format": 1.0},
-                    bool(right),
+                rollout(
+                    rng.integers(4, 60, n),
+                    logprobs=-rng.exponential(3.0, n),
+                    version=max(0, batch - lag),
+                    phase="A" if j < pre_rollouts else "B",
+                    success=bool(right),
                 )
             )
         groups.append(
-            Group(
-                "r",
-                0,
+            group(
                 index,
-                batch,
-                0,
-                "hit_utility",
-                (1.0, 1.0),
-                name,
-                pre_rollouts,
-                prompt,
-                tuple(rollouts),
+                rollouts,
+                batch=batch,
+                rule="hit_utility",
+                tokenizer=name,
+                pre_rollouts=pre_rollouts,
+                prompt=prompt,
             )
         )
     return groups

@@ -20,7 +20,8 @@ from common.keys import Keys
 from common.queue import Consumer, Ledger, Producer, Row
 from common.redis import connect, connect_async
 from common.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
-from common.types import Group, Phase, Rollout, VersionSpan
+from common.types import Group
+from tests.support.groups import group, rollout
 
 REPLICAS = ("a1b2c3", "d4e5f6")
 VERIFIER = "verifier/b0b1e5"
@@ -178,30 +179,26 @@ class SyntheticRun:
     def _group(self, batch: int, shard: int, prompt: int, correct: int, size: int) -> Group:
         trials, length = self.config.rollout.pre_rollouts, self._length
 
-        def rollout(j: int) -> Rollout:
-            phase: Phase = "A" if j < trials else "B"
-            return Rollout(
-                tokens=np.arange(length, dtype=np.int32),
-                logprobs=np.full(length, -0.5, dtype=np.float32),
-                finish_reason="stop",
-                spans=(VersionSpan(max(0, batch - 1), 0, length),),
-                phase=phase,
-                rewards={"accuracy": float(j < correct), "format": 1.0},
+        rollouts = [
+            rollout(
+                np.arange(length),
+                logprobs=-0.5,
+                version=max(0, batch - 1),
+                phase="A" if j < trials else "B",
                 success=j < correct,
             )
-
-        return Group(
+            for j in range(size)
+        ]
+        return group(
+            prompt,
+            rollouts,
             run=self.config.run.name,
-            epoch=0,
-            prompt_index=prompt,
             batch=batch,
             shard=shard,
             rule="hit_utility",
-            prior=(1.0, 1.0),
             tokenizer="none",
             pre_rollouts=trials,
-            prompt_tokens=np.arange(8, dtype=np.int32),
-            rollouts=tuple(rollout(j) for j in range(size)),
+            prompt=np.arange(8),
         )
 
 

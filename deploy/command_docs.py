@@ -1,0 +1,82 @@
+"""docs/reference/commands.md from the command line itself:
+
+`python -m deploy.command_docs > docs/reference/commands.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import typer
+
+from deploy.cli import app
+
+Parameter = typer.core.TyperArgument | typer.core.TyperOption
+
+HEAD = """# Commands
+
+Every command prints its options with `--help`. A mistake that you can correct is one line on standard error,
+with exit status 1. A command that Ctrl-C or a signal stopped exits with 130. CONFIG is a YAML file, a Serve
+file, or the name of a preset in `deploy/presets/`. RUN is the folder of a run. Generated from
+`deploy/cli.py`.
+"""
+
+
+def document() -> str:
+    """The page, command by command in the order of `hora --help`."""
+    return HEAD + "".join(_section(name, command) for name, command in commands())
+
+
+def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """Every command with its full name, such as "hora prior fit"."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, typer.core.TyperGroup)
+    yield from _leaves("hora", root)
+
+
+def _leaves(prefix: str, group: typer.core.TyperGroup) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    for name, command in group.commands.items():
+        if isinstance(command, typer.core.TyperGroup):
+            yield from _leaves(f"{prefix} {name}", command)
+        elif isinstance(command, typer.core.TyperCommand):
+            yield f"{prefix} {name}", command
+
+
+def _section(name: str, command: typer.core.TyperCommand) -> str:
+    parameters = _parameters(command)
+    given = [p for p in parameters if isinstance(p, typer.core.TyperArgument)]
+    usage = " ".join([name, *(_argument(p) for p in given), "[OPTIONS]"])
+    rows = [f"| `{_label(p)}` | {_default(p)} | {_meaning(p)} |\n" for p in parameters]
+    text = " ".join((command.help or "").split())
+    return "".join(
+        [f"\n## {name}\n\n{text}\n\n    {usage}\n\n| option | default | meaning |\n|---|---|---|\n", *rows]
+    )
+
+
+def _parameters(command: typer.core.TyperCommand) -> Sequence[Parameter]:
+    return [p for p in command.params if isinstance(p, Parameter)]
+
+
+def _argument(parameter: Parameter) -> str:
+    name = (parameter.name or "").upper()
+    return f"{name}…" if parameter.nargs == -1 else name
+
+
+def _label(parameter: Parameter) -> str:
+    if isinstance(parameter, typer.core.TyperArgument):
+        return _argument(parameter)
+    return ", ".join(parameter.opts)
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.required:
+        return "required"
+    return "" if parameter.default in (None, False) else f"`{parameter.default}`"
+
+
+def _meaning(parameter: Parameter) -> str:
+    return (parameter.help or "").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(document(), end="")

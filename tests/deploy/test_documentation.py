@@ -1,0 +1,133 @@
+"""The README and docs/ name only pages, sections, files, commands, options and keys that exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from common.config import Config
+from deploy import command_docs, metric_docs
+from deploy.monitor.warnings import Kind
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+COMMANDS = {name.removeprefix("hora "): command for name, command in command_docs.commands()}
+SECTIONS = "|".join(Config.model_fields)
+ROOMS = "actors|allocator|common|deploy|learner|evaluation|tests|examples|benchmarks|requirements|docs"
+MADE = {"deploy/demo/model"}
+UNLISTED = {"results/trl-cross-check.md"}
+"""Reached from a page, and no page of its own."""
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+
+
+def test_the_reference_of_commands_is_current() -> None:
+    page = (DOCS / "reference" / "commands.md").read_text(encoding="utf-8")
+    assert page == command_docs.document(), "run: make reference"
+
+
+def test_the_reference_of_metrics_is_current() -> None:
+    page = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert page == metric_docs.document(), "run: make reference"
+
+
+@each_page
+def test_relative_links_lead_to_a_page_and_a_section_that_exist(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, section = target.partition("#")
+        to = (page.parent / path).resolve() if path else page
+        assert to.exists(), f"{target}: no such file"
+        assert not section or section in anchors(to), f"{target}: no such section"
+
+
+@each_page
+def test_every_command_and_option_exists(page: Path) -> None:
+    for words in hora_commands(page):
+        name = " ".join(words[: 2 if words[0] == "prior" else 1])
+        assert name in COMMANDS, f"`hora {' '.join(words)}`: no such command"
+        known = {o for p in COMMANDS[name].params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+        used = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert used <= known, f"`hora {' '.join(words)}`: no option {', '.join(sorted(used - known))}"
+
+
+@each_page
+def test_every_make_target_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for code in codes(page):
+        if found := re.match(r"make ([a-z-]+)\b", code):
+            assert found[1] in targets, code
+
+
+@each_page
+def test_every_named_file_of_this_repository_exists(page: Path) -> None:
+    for code in codes(page):
+        if re.fullmatch(rf"(?:{ROOMS})/[\w./-]*", code) and code not in MADE:
+            assert (ROOT / code).exists(), code
+
+
+@each_page
+def test_every_named_configuration_key_exists(page: Path) -> None:
+    for code in codes(page):
+        if found := re.match(rf"((?:{SECTIONS})(?:\.[a-z_]+)+)(?::|=|$)", code):
+            assert found[1] in KEYS or code == "run.json", code
+
+
+def test_every_kind_of_warning_is_explained() -> None:
+    page = (DOCS / "reference" / "monitoring.md").read_text(encoding="utf-8")
+    rows = page.split("## Warnings")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `([a-z_]+)` \|", rows, re.MULTILINE) == [kind.value for kind in Kind]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert listed == {str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)} - UNLISTED
+    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["strict"] is True
+
+
+def test_the_readme_lists_every_command() -> None:
+    named = {
+        " ".join(words[: 2 if words[0] == "prior" else 1]) for words in hora_commands(ROOT / "README.md")
+    }
+    assert set(COMMANDS) <= named
+
+
+def codes(page: Path) -> Iterator[str]:
+    """Code spans, and the lines of code blocks, fenced or indented."""
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from block.splitlines()
+    rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from (line.strip() for line in re.findall(r"^ {4,}(\S.*)$", rest, re.MULTILINE))
+    yield from re.findall(r"`([^`\n]+)`", rest)
+
+
+def hora_commands(page: Path) -> Iterator[list[str]]:
+    """Every `hora …` as its words, without a comment behind it."""
+    for code in codes(page):
+        if found := re.match(r"(?:\$ )?(?:\.venv/bin/)?hora ([a-z].*)", code):
+            yield found[1].split(" #")[0].split()
+
+
+def anchors(page: Path) -> set[str]:
+    """The sections of a page, as GitHub and MkDocs name them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
+def keys(model: type[BaseModel], path: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        here = f"{path}.{field.alias or name}" if path else name
+        yield here
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from keys(field.annotation, here)
+
+
+KEYS = set(keys(Config, ""))
