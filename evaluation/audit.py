@@ -13,11 +13,11 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
+from common.records import GroupRecord, ShardReport
 from common.redis import Redis
 from common.state import SharedState, read_state
 from common.types import group_id
@@ -34,9 +34,9 @@ class Facts:
     the run has; None for a run of before this was noted.
     """
 
-    reports: Sequence[Mapping[str, Any]]
+    reports: Sequence[ShardReport]
     ledger: Mapping[int, Sequence[tuple[str, int]]]
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[GroupRecord]
     waiting: frozenset[str]
     durable: int = 0
     prompts: int | None = None
@@ -93,26 +93,26 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
 
 
 def _whole(
-    records: list[dict[str, Any]], ledger: dict[int, list[tuple[str, int]]], durable: int
-) -> list[dict[str, Any]]:
+    records: list[GroupRecord], ledger: dict[int, list[tuple[str, int]]], durable: int
+) -> list[GroupRecord]:
     """Without a last step of which some lines are not written yet, or were cut off by a death: it is
     repeated."""
-    newest = max((int(r["step"]) for r in records), default=-1)
-    lines = sum(int(r["step"]) == newest for r in records)
+    newest = max((r["step"] for r in records), default=-1)
+    lines = sum(r["step"] == newest for r in records)
     if newest >= durable and lines < len(ledger.get(newest, ())):
-        return [r for r in records if int(r["step"]) != newest]
+        return [r for r in records if r["step"] != newest]
     return records
 
 
 def _finished(config: Config, facts: Facts) -> bool:
-    recorded = {int(r["step"]) for r in facts.records} >= set(range(config.learner.steps))
+    recorded = {r["step"] for r in facts.records} >= set(range(config.learner.steps))
     return recorded or facts.durable >= config.learner.steps
 
 
 def _steps(config: Config, facts: Facts) -> list[str]:
     """Planned steps follow each other without a gap, each of Γ groups; trained steps are the planned ones."""
     gamma, found = config.rollout.prompts_per_batch, []
-    planned, trained = set(facts.ledger), {int(r["step"]) for r in facts.records}
+    planned, trained = set(facts.ledger), {r["step"] for r in facts.records}
     for step in sorted(set(range(max(planned | trained, default=-1) + 1)) - planned):
         found.append(f"step {step} is not in the ledger")
     for step in sorted(set(range(facts.durable)) - trained):
@@ -122,7 +122,7 @@ def _steps(config: Config, facts: Facts) -> list[str]:
             found.append(f"step {step} has {len(rows)} groups in the ledger, not Γ = {gamma}")
     by_step: dict[int, Counter[str]] = defaultdict(Counter)
     for record in facts.records:
-        by_step[int(record["step"])][record["group_id"]] += 1
+        by_step[record["step"]][record["group_id"]] += 1
     for step in sorted(trained & planned):
         if by_step[step] != Counter(group for group, _ in facts.ledger[step]):
             found.append(f"step {step} was not trained on the groups that the ledger gives it")
@@ -162,7 +162,7 @@ def _claims(facts: Facts) -> dict[str, set[tuple[str, int]]]:
     return {
         "its shard's report": {(g, r["batch"]) for r in facts.reports for g in r["groups"]},
         "the ledger": {row for rows in facts.ledger.values() for row in rows},
-        "the records": {(r["group_id"], int(r["batch"])) for r in facts.records},
+        "the records": {(r["group_id"], r["batch"]) for r in facts.records},
     }
 
 
@@ -274,8 +274,8 @@ def _staleness(config: Config, facts: Facts) -> list[str]:
             if step - batch > bound
         ]
     for record in facts.records:
-        oldest, batch = int(record["version_min"]), int(record["batch"])
-        if int(record["version_max"]) > int(record["step"]):
+        oldest, batch = record["version_min"], record["batch"]
+        if record["version_max"] > record["step"]:
             found.append(
                 f"group {record['group_id']} of step {record['step']} holds tokens of version "
                 f"{record['version_max']}, which that step had yet to make"

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import redis
 
@@ -219,7 +218,7 @@ class Planner:
 
 
 class Reader:
-    """Any rank's part: its share of a ledgered step. What is in `kept` is not read again."""
+    """object rank's part: its share of a ledgered step. What is in `kept` is not read again."""
 
     def __init__(
         self,
@@ -238,7 +237,7 @@ class Reader:
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
-        said: Any = None
+        said: object = None
         while (rows := self._ledger.step(step)) is None:
             # The beat comes from a thread of its own: that rank 0 waits is news each time, anything else only
             # once.

@@ -14,9 +14,8 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import structlog
@@ -44,6 +43,7 @@ from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
 from common.queue import Producer
+from common.records import ShardReport
 from common.redis import Answer, AsyncRedis, text_of
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
@@ -211,9 +211,10 @@ class Coordination:
                 self._again.add(group_id)
                 self._start(self._run_again(group_id, report))
 
-    async def _run_again(self, group_id: str, report: dict[str, Any]) -> None:
+    async def _run_again(self, group_id: str, report: ShardReport) -> None:
         row = report["groups"].index(group_id)
-        rounds = [r["extra"][row] for r in report.get("rounds", [report])]
+        extra_of = [r["extra"] for r in report["rounds"]] if "rounds" in report else [report["extra"]]
+        rounds = [extra[row] for extra in extra_of]
 
         await self._known(report["batch"])  # it is, once this coordinator has observed the reports
         shard, batch = self._shard(report["batch"], report["shard"]), self._with.cycles.of(report["batch"])
@@ -221,8 +222,8 @@ class Coordination:
 
         def as_before(earlier: Sequence[Round], found: Found) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
-            prior = tuple(report["priors"][row])
-            return Allocation(extra, report["rule"], (prior,), sizes and (sizes[row],))
+            alpha, beta = report["priors"][row]
+            return Allocation(extra, report["rule"], ((alpha, beta),), sizes and (sizes[row],))
 
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
         sample = self._sampler(one)
@@ -311,7 +312,7 @@ def _pair(field: Answer) -> tuple[int, int]:
     return int(batch), int(shard)
 
 
-def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
+def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:
     """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation
     figure."""
     return {
@@ -324,7 +325,10 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "rounds": [asdict(r) for r in plan.rounds],
+        "rounds": [
+            {"successes": list(r.successes), "tokens": list(r.tokens), "extra": list(r.extra)}
+            for r in plan.rounds
+        ],
         "rewards": plan.rewards,
         "seconds": seconds,
     }

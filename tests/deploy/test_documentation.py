@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from common.config import Config
 from deploy import command_docs, metric_docs
+from deploy.monitor.warnings import Kind
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -77,6 +78,12 @@ def test_every_named_configuration_key_exists(page: Path) -> None:
     for code in codes(page):
         if found := re.match(rf"((?:{SECTIONS})(?:\.[a-z_]+)+)(?::|=|$)", code):
             assert found[1] in KEYS or code == "run.json", code
+
+
+def test_every_kind_of_warning_is_explained() -> None:
+    page = (DOCS / "reference" / "monitoring.md").read_text(encoding="utf-8")
+    rows = page.split("## Warnings")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `([a-z_]+)` \|", rows, re.MULTILINE) == [kind.value for kind in Kind]
 
 
 def test_every_page_is_in_the_navigation() -> None:
