@@ -33,7 +33,7 @@ CLAIM_S = 0.5
 
 
 @dataclass(slots=True)
-class Kept(Mapping[str, Group]):
+class GroupCache(Mapping[str, Group]):
     """Groups by entry, at most `limit` bytes of messages: one that does not fit is left out, to be read
     again."""
 
@@ -80,7 +80,7 @@ class Planner:
         self._vocabulary = vocabulary
         self._prompts_known: int | None = None
         self._dead_in_a_row = 0
-        self.kept = Kept(int(config.learner.group_cache_gib * 2**30))
+        self.kept = GroupCache(int(config.learner.group_cache_gib * 2**30))
         self._training: list[Row] = []  # the step planned last
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
