@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from common import arithmetic
 from common.config import Config, Data
@@ -40,7 +39,7 @@ class Row:
     index: int
     problem: str
     answer: str
-    columns: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    columns: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]])
     return [Leak(row.index, hit[0], hit[1], row.problem) for row, hit in hits if hit is not None]
 
 
-def answer_text(value: Any) -> str | None:
+def answer_text(value: object) -> str | None:
     """A gold answer as text: 27.0 is `27`, 0.00005 is `0.00005`; None for what cannot be an answer."""
     if isinstance(value, bool):
         return None
@@ -141,7 +140,9 @@ def _normalised(problem: str) -> str:
     return re.sub(r"\s+", "", text).strip(".,:;?!")
 
 
-def _collect(data: Data, source: Iterable[tuple[str, Mapping[str, Any]]], usable: Usable | None) -> Dataset:
+def _collect(
+    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], usable: Usable | None
+) -> Dataset:
     rows: list[Row] = []
     rejected: list[Rejected] = []
     columns: set[str] = set()
@@ -161,7 +162,7 @@ def _collect(data: Data, source: Iterable[tuple[str, Mapping[str, Any]]], usable
 
 
 def _unusable(
-    data: Data, raw: Mapping[str, Any], problem: Any, answer: str | None, usable: Usable | None
+    data: Data, raw: Mapping[str, object], problem: object, answer: str | None, usable: Usable | None
 ) -> str | None:
     """Why this row cannot be used, or None."""
     for key, field in (("prompt_field", data.prompt_field), ("answer_field", data.answer_field)):
@@ -192,7 +193,7 @@ def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str
     )
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -219,7 +220,7 @@ def _arithmetic(data: Data) -> Dataset:
     return Dataset(data.path, rows, ())
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -242,7 +243,7 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield place, row
 
 
-def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
     import datasets
 
     try:

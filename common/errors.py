@@ -2,7 +2,7 @@
 
 
 class HoraError(Exception):
-    """Something the user can mend. `str(error)` is all that is shown."""
+    """Something the user can fix. `str(error)` is all that is shown."""
 
 
 class ConfigError(HoraError, ValueError):

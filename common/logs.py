@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
@@ -35,14 +35,14 @@ def configure(form: Literal["text", "json"], run: str, **always: str) -> None:
     )
 
 
-def bound(**values: Any) -> AbstractContextManager[None]:
+def bound(**values: object) -> AbstractContextManager[None]:
     """Everything that the current task logs inside the block carries `values`, e.g. shard="12:3",
     group="0:417"."""
     return structlog.contextvars.bound_contextvars(**values)
 
 
 def _constant(**values: str) -> Processor:
-    def add(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    def add(_logger: object, _method: str, event: EventDict) -> EventDict:
         return {**values, **event}
 
     return add

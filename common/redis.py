@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 import redis
@@ -130,7 +129,7 @@ def _whole(parts: SplitResult) -> bool:
         return False
 
 
-def _options(url: str) -> tuple[str, dict[str, Any]]:
+def _options(url: str) -> tuple[str, dict[str, object]]:
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(f"queue.url ({hidden(url)}) must begin with redis://, rediss:// or unix://")
@@ -141,7 +140,7 @@ def _options(url: str) -> tuple[str, dict[str, Any]]:
         )
     query = dict(parse_qsl(parts.query))
     path = query.pop("password_file", None)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if path is not None:
         try:
             with open(os.path.expanduser(path)) as file:

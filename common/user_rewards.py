@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from common.errors import Unavailable
@@ -55,27 +56,28 @@ def user_reward(name: str, answer: Answer) -> float:
     """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as
     the reward does."""
     reward = load_reward(name)
-    try:
+    with _failures_named(name, answer):
         value = reward(*_arguments(reward, answer))
-    except Unavailable:
-        raise
-    except (
-        Exception
-    ) as error:  # whatever a user's code raises comes back with the reward's and the row's name
-        raise _failed(name, answer, error) from error
     return _number(name, answer, value)
 
 
 async def user_reward_async(name: str, answer: Answer) -> float:
     """`user_reward` for an `async` one."""
     reward = load_reward(name)
-    try:
+    with _failures_named(name, answer):
         value = await reward(*_arguments(reward, answer))
+    return _number(name, answer, value)
+
+
+@contextmanager
+def _failures_named(name: str, answer: Answer) -> Iterator[None]:
+    """Whatever a user's code raises comes back with the reward's and the row's name, but for Unavailable."""
+    try:
+        yield
     except Unavailable:
         raise
-    except Exception as error:  # as above
+    except Exception as error:
         raise _failed(name, answer, error) from error
-    return _number(name, answer, value)
 
 
 def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:

@@ -9,8 +9,6 @@ a change of the arguments does.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -33,7 +31,7 @@ LEAVING_S = 10.0
 ROUTER = "actors.generator.router.BalanceRouter"
 
 
-def build(args: dict[str, Any]) -> Application:
+def build(args: dict[str, object]) -> Application:
     """The application of one run. Raises ConfigError with every problem of the configuration in one line
     each."""
     config = from_args(args)

@@ -1,7 +1,7 @@
 """The `hora` command. Thin: every command imports what it needs when it runs, so that `hora --help` answers
 at once.
 
-Errors that a user can mend are one line on standard error and exit status 1; anything else is a fault of ours
+Errors that a user can fix are one line on standard error and exit status 1; anything else is a fault of ours
 and shows its trace.
 """
 

@@ -13,11 +13,11 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
+from common.records import GroupRecord, ShardReport
 from common.redis import Redis
 from common.state import SharedState, read_state
 from common.types import group_id
@@ -25,7 +25,7 @@ from evaluation.audit_divisions import divisions
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunRecords:
     """What a run wrote down.
 
     `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one
@@ -34,15 +34,15 @@ class Facts:
     the run has; None for a run of before this was noted.
     """
 
-    reports: Sequence[Mapping[str, Any]]
+    reports: Sequence[ShardReport]
     ledger: Mapping[int, Sequence[tuple[str, int]]]
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[GroupRecord]
     waiting: frozenset[str]
     durable: int = 0
     prompts: int | None = None
 
 
-def audit(config: Config, facts: Facts) -> list[str]:
+def audit(config: Config, facts: RunRecords) -> list[str]:
     """What is wrong, in sentences that name the group, step or batch; empty when every promise was kept.
 
     A run that is not finished is judged by what it should have so far.
@@ -60,7 +60,7 @@ def audit(config: Config, facts: Facts) -> list[str]:
     ]
 
 
-def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
+def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRecords:
     """The facts of `run` from its Redis and the lines of its groups.jsonl, which `read` returns. `client`
     blocks and returns bytes.
 
@@ -82,7 +82,7 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
     }
     taken = {group for rows in ledger.values() for group, _ in rows}
     queued = {fields.get(b"id", b"") for _, fields in stream}
-    return Facts(
+    return RunRecords(
         reports=[json.loads(text) for text in reports],
         ledger=ledger,
         records=_whole(records, ledger, durable),
@@ -93,26 +93,26 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> Facts:
 
 
 def _whole(
-    records: list[dict[str, Any]], ledger: dict[int, list[tuple[str, int]]], durable: int
-) -> list[dict[str, Any]]:
+    records: list[GroupRecord], ledger: dict[int, list[tuple[str, int]]], durable: int
+) -> list[GroupRecord]:
     """Without a last step of which some lines are not written yet, or were cut off by a death: it is
     repeated."""
-    newest = max((int(r["step"]) for r in records), default=-1)
-    lines = sum(int(r["step"]) == newest for r in records)
+    newest = max((r["step"] for r in records), default=-1)
+    lines = sum(r["step"] == newest for r in records)
     if newest >= durable and lines < len(ledger.get(newest, ())):
-        return [r for r in records if int(r["step"]) != newest]
+        return [r for r in records if r["step"] != newest]
     return records
 
 
-def _finished(config: Config, facts: Facts) -> bool:
-    recorded = {int(r["step"]) for r in facts.records} >= set(range(config.learner.steps))
+def _finished(config: Config, facts: RunRecords) -> bool:
+    recorded = {r["step"] for r in facts.records} >= set(range(config.learner.steps))
     return recorded or facts.durable >= config.learner.steps
 
 
-def _steps(config: Config, facts: Facts) -> list[str]:
+def _steps(config: Config, facts: RunRecords) -> list[str]:
     """Planned steps follow each other without a gap, each of Γ groups; trained steps are the planned ones."""
     gamma, found = config.rollout.prompts_per_batch, []
-    planned, trained = set(facts.ledger), {int(r["step"]) for r in facts.records}
+    planned, trained = set(facts.ledger), {r["step"] for r in facts.records}
     for step in sorted(set(range(max(planned | trained, default=-1) + 1)) - planned):
         found.append(f"step {step} is not in the ledger")
     for step in sorted(set(range(facts.durable)) - trained):
@@ -122,7 +122,7 @@ def _steps(config: Config, facts: Facts) -> list[str]:
             found.append(f"step {step} has {len(rows)} groups in the ledger, not Γ = {gamma}")
     by_step: dict[int, Counter[str]] = defaultdict(Counter)
     for record in facts.records:
-        by_step[int(record["step"])][record["group_id"]] += 1
+        by_step[record["step"]][record["group_id"]] += 1
     for step in sorted(trained & planned):
         if by_step[step] != Counter(group for group, _ in facts.ledger[step]):
             found.append(f"step {step} was not trained on the groups that the ledger gives it")
@@ -132,7 +132,7 @@ def _steps(config: Config, facts: Facts) -> list[str]:
     return found
 
 
-def _once(facts: Facts) -> list[str]:
+def _once(facts: RunRecords) -> list[str]:
     steps: dict[str, list[int]] = defaultdict(list)
     for step, rows in sorted(facts.ledger.items()):
         for group, _ in rows:
@@ -142,7 +142,7 @@ def _once(facts: Facts) -> list[str]:
     return found + [f"group {g} was generated by {n} shards" for g, n in reported.items() if n > 1]
 
 
-def _none_missing(config: Config, facts: Facts) -> list[str]:
+def _none_missing(config: Config, facts: RunRecords) -> list[str]:
     planned = {group for rows in facts.ledger.values() for group, _ in rows}
     reported = {group for report in facts.reports for group in report["groups"]}
     found = [
@@ -157,16 +157,16 @@ def _none_missing(config: Config, facts: Facts) -> list[str]:
     return found
 
 
-def _claims(facts: Facts) -> dict[str, set[tuple[str, int]]]:
+def _claims(facts: RunRecords) -> dict[str, set[tuple[str, int]]]:
     """Which group is of which batch, as each of the records has it."""
     return {
         "its shard's report": {(g, r["batch"]) for r in facts.reports for g in r["groups"]},
         "the ledger": {row for rows in facts.ledger.values() for row in rows},
-        "the records": {(r["group_id"], int(r["batch"])) for r in facts.records},
+        "the records": {(r["group_id"], r["batch"]) for r in facts.records},
     }
 
 
-def _batches(facts: Facts) -> list[str]:
+def _batches(facts: RunRecords) -> list[str]:
     """A group is of one batch, whoever says so."""
     said: dict[str, dict[int, str]] = defaultdict(dict)
     for where, claims in _claims(facts).items():
@@ -180,7 +180,7 @@ def _batches(facts: Facts) -> list[str]:
     ]
 
 
-def _order(config: Config, facts: Facts) -> list[str]:
+def _order(config: Config, facts: RunRecords) -> list[str]:
     """A batch holds the prompts that the order of the data gives it. As complete shards are of the right size
     and share no group, none was skipped."""
     if facts.prompts is None:
@@ -198,7 +198,7 @@ def _order(config: Config, facts: Facts) -> list[str]:
     ]
 
 
-def _budgets(config: Config, facts: Facts) -> list[str]:
+def _budgets(config: Config, facts: RunRecords) -> list[str]:
     """Every shard spent (Γ/shards)·G rollouts, so every complete batch Γ·G, whatever the rule. A budget in
     tokens is proved by dividing again."""
     rollout, found = config.rollout, []
@@ -225,7 +225,7 @@ def _budgets(config: Config, facts: Facts) -> list[str]:
     return found
 
 
-def _sizes(facts: Facts) -> list[str]:
+def _sizes(facts: RunRecords) -> list[str]:
     """A group was trained at the size that its shard's plan gave it: G_i = G0 + Δ_i."""
     given = {
         group: report["trials"] + extra
@@ -241,7 +241,7 @@ def _sizes(facts: Facts) -> list[str]:
     return found + _rounds_of_groups(facts)
 
 
-def _rounds_of_groups(facts: Facts) -> list[str]:
+def _rounds_of_groups(facts: RunRecords) -> list[str]:
     """In every round a group got what that round's plan gave it."""
     given = {
         group: [r["extra"][place] for r in report["rounds"]]
@@ -263,7 +263,7 @@ def _without_end(sizes: Sequence[int]) -> list[int]:
     return list(sizes[: max((i for i, n in enumerate(sizes, 1) if n), default=0)])
 
 
-def _staleness(config: Config, facts: Facts) -> list[str]:
+def _staleness(config: Config, facts: RunRecords) -> list[str]:
     """Step v holds batches >= v - s and tokens of versions <= v, and batch b was sampled from versions >= b -
     s."""
     bound, found = config.rollout.max_staleness, []
@@ -274,8 +274,8 @@ def _staleness(config: Config, facts: Facts) -> list[str]:
             if step - batch > bound
         ]
     for record in facts.records:
-        oldest, batch = int(record["version_min"]), int(record["batch"])
-        if int(record["version_max"]) > int(record["step"]):
+        oldest, batch = record["version_min"], record["batch"]
+        if record["version_max"] > record["step"]:
             found.append(
                 f"group {record['group_id']} of step {record['step']} holds tokens of version "
                 f"{record['version_max']}, which that step had yet to make"

@@ -4,18 +4,17 @@ recorded."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allocator import Session
 from allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
 from allocator.posterior import Int
 from common.config import Config
+from common.records import RoundReport, ShardReport
 
-Report = Mapping[str, Any]
 
-
-def divisions(config: Config, reports: Sequence[Report]) -> list[str]:
+def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:
     """What is wrong with the divisions of these shards, in sentences. Reports of older runs, without rounds,
     are passed over."""
     known = [report for report in reports if "rounds" in report]
@@ -26,7 +25,7 @@ def divisions(config: Config, reports: Sequence[Report]) -> list[str]:
     ]
 
 
-def _of_shard(config: Config, report: Report, reports: Sequence[Report]) -> Iterator[str]:
+def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
     rounds = report["rounds"]
     sums = [sum(given) for given in zip(*(r["extra"] for r in rounds), strict=False)]
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
@@ -42,7 +41,7 @@ def _of_shard(config: Config, report: Report, reports: Sequence[Report]) -> Iter
         yield f"cannot have been divided as it says: {error}"
 
 
-def _repeated(config: Config, report: Report, reports: Sequence[Report]) -> Iterator[str]:
+def _repeated(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
     """Divide again by the recorded counts alone; stops at the first round that differs."""
     in_tokens = config.allocation.budget == "tokens" and report["rule"] != "uniform"
     again = _again_in_tokens(config, report, reports) if in_tokens else _again(config, report)
@@ -54,7 +53,7 @@ def _repeated(config: Config, report: Report, reports: Sequence[Report]) -> Iter
             return
 
 
-def _terms(config: Config, report: Report) -> dict[str, Any]:
+def _terms(config: Config, report: ShardReport) -> dict[str, Any]:
     alpha, beta = zip(*report["priors"], strict=True)
     shared = len(set(alpha)) == len(set(beta)) == 1
     return {
@@ -65,7 +64,7 @@ def _terms(config: Config, report: Report) -> dict[str, Any]:
     }
 
 
-def _again(config: Config, report: Report) -> Iterator[Int]:
+def _again(config: Config, report: ShardReport) -> Iterator[Int]:
     n, rollout, rounds = len(report["groups"]), config.rollout, report["rounds"]
     budget = n * (rollout.group_size - rollout.pre_rollouts)
     session = Session(n, budget, rounds=len(rounds), **_terms(config, report))
@@ -76,11 +75,12 @@ def _again(config: Config, report: Report) -> Iterator[Int]:
         trials = recorded["extra"]
 
 
-def _again_in_tokens(config: Config, report: Report, reports: Sequence[Report]) -> Iterator[Int]:
-    rounds, trials = report["rounds"], report["trials"]
+def _again_in_tokens(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[Int]:
+    rounds = report["rounds"]
+    trials: int | list[int] = report["trials"]
     first = rounds[0]
     lengths = _lengths_known(config, report["batch"], reports) or expected_lengths(
-        first["successes"], first["tokens"], trials
+        first["successes"], first["tokens"], report["trials"]
     )
     left, told = len(report["groups"]) * config.rollout.group_size * lengths.mean, []
     for number, recorded in enumerate(rounds):
@@ -90,12 +90,13 @@ def _again_in_tokens(config: Config, report: Report, reports: Sequence[Report]) 
         trials = recorded["extra"]
 
 
-def _lengths_known(config: Config, batch: int, reports: Sequence[Report]) -> Lengths | None:
+def _lengths_known(config: Config, batch: int, reports: Sequence[ShardReport]) -> Lengths | None:
     """Those of the cycles that the allocation of `batch` knows, in batch order."""
-    cycles: dict[int, list[Report]] = defaultdict(list)
+    cycles: dict[int, list[RoundReport]] = defaultdict(list)
     for report in sorted(reports, key=lambda r: (r["batch"], r["shard"])):
         cycles[report["batch"]].append(report["rounds"][0])
     running, end = RunningLengths(config.rollout.pre_rollouts), batch - config.rollout.max_staleness
     for cycle in range(max(0, end - WINDOW), end):
-        running.observe(*([x for r in cycles[cycle] for x in r[name]] for name in ("successes", "tokens")))
+        successes = [c for r in cycles[cycle] for c in r["successes"]]
+        running.observe(successes, [t for r in cycles[cycle] for t in r["tokens"]])
     return running.now

@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,7 @@ async def evaluate(
     samples: int,
     out: Path,
     *,
-    about: Mapping[str, Any],
+    about: Mapping[str, object],
     seed: int = 0,
     samples_per_request: int = 16,
     in_flight: int = 64,

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.errors import ConfigError
 from common.types import Prompt
@@ -48,7 +47,7 @@ def fingerprint(problems: Sequence[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def open_samples(path: Path, about: Mapping[str, Any], problems: Sequence[Prompt]) -> Iterator[Sample]:
+def open_samples(path: Path, about: Mapping[str, object], problems: Sequence[Prompt]) -> Iterator[Sample]:
     """The samples that `path` holds, one after the other, after making it fit to append to. A new file gets
     its first line.
 
@@ -67,7 +66,7 @@ def open_samples(path: Path, about: Mapping[str, Any], problems: Sequence[Prompt
             yield _sample(path, number, line)
 
 
-def append(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def append(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     """Add lines and hand them to the operating system: a crash of this process loses none.
 
     Raises SampleFileError when they cannot be written (no space, say); the file is then as it was.
@@ -104,7 +103,7 @@ def cut_torn_line(path: Path) -> None:
         os.truncate(path, whole)
 
 
-def _compare(path: Path, found: Any, expected: Mapping[str, Any]) -> None:
+def _compare(path: Path, found: object, expected: Mapping[str, object]) -> None:
     if not isinstance(found, dict) or not isinstance(found.get("about"), dict):
         raise SampleFileError(f"{path}: line 1 does not say what was sampled; choose another output folder")
     old, new = {"problems": found.get("problems"), **found["about"]}, json.loads(json.dumps(expected))
@@ -117,7 +116,7 @@ def _compare(path: Path, found: Any, expected: Mapping[str, Any]) -> None:
             )
 
 
-def _first(line: str) -> Any:
+def _first(line: str) -> object:
     try:
         return json.loads(line)
     except ValueError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from common.errors import ConfigError
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.head import unsupported
 from learner.logprobs import Policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 # Mean |difference| of log-probs that is always allowed, by the precision of the weights.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
@@ -128,7 +131,7 @@ LAYERS, VOCABULARY, WIDTH = 2, 128, 64
 MOST = 300_000_000  # parameters of a small model; mixtures of many experts have more
 
 
-def _small(config: Any, trusted: bool) -> Any:
+def _small(config: PreTrainedConfig, trusted: bool) -> PreTrainedModel:
     """A small random float32 model of the family of `config`; None where that cannot be made."""
     from transformers import AutoModelForCausalLM
 
@@ -150,7 +153,7 @@ def _small(config: Any, trusted: bool) -> Any:
     return small
 
 
-def _cut(config: Any) -> Any:
+def _cut(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of a small model of the same family: two layers, a small vocabulary and feed-forward
     width."""
     text = config.get_text_config()

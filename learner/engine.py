@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -30,6 +30,10 @@ from learner.logprobs import Policy, without_dropout
 from learner.optimizer import ClippedAdamW, schedule
 from learner.task import Task
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -92,7 +96,7 @@ class Engine:
         check_agreement(config, self._policy, self._engine, self.device)
 
     @property
-    def hf(self) -> Any:
+    def hf(self) -> PreTrainedModel:
         """The Hugging Face model inside; under ZeRO-3 its parameters are shards."""
         return self._policy.hf
 
@@ -238,14 +242,11 @@ class Engine:
             torch.distributed.all_reduce(total)
         return float(total.item())
 
-    def _forward(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        result: tuple[torch.Tensor, torch.Tensor] = module(
-            micro, self._config.rollout.temperature, self._config.learner.logit_chunk
-        )
-        return result
+    def _forward(self, module: Forward, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        return module(micro, self._config.rollout.temperature, self._config.learner.logit_chunk)
 
     @torch.no_grad()
-    def _frozen(self, module: Callable[..., Any], micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _frozen(self, module: Forward, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         return self._forward(module, micro)
 
 
@@ -257,7 +258,7 @@ def effective_stage(config: Config) -> int:
     return 2 if stage == 0 and config.model.dtype != "float32" else stage
 
 
-def load_model(config: Config, attention: str | None = None) -> Any:
+def load_model(config: Config, attention: str | None = None) -> PreTrainedModel:
     """The initial policy in training form, with `learner.attention` or another. Raises ConfigError when the
     folder holds no causal language model, or the attention's package is missing."""
     from transformers import AutoModelForCausalLM
@@ -282,12 +283,12 @@ def load_model(config: Config, attention: str | None = None) -> Any:
     return without_dropout(model)
 
 
-def deepspeed_config(config: Config) -> dict[str, Any]:
+def deepspeed_config(config: Config) -> dict[str, object]:
     learner, stage = config.learner, effective_stage(config)
-    zero: dict[str, Any] = {"stage": stage}
+    zero: dict[str, object] = {"stage": stage}
     if learner.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu"}
-    precision: dict[str, Any] = {}
+    precision: dict[str, object] = {}
     if config.model.dtype != "float32":
         precision = {
             "bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True},

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import io
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -21,6 +22,9 @@ from learner.checkpoint import TAG, checkpoints_in
 from learner.engine import DTYPES, Engine, load_model
 from learner.manifest import Refused, read_secret, verified
 from learner.origin import write_origin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:
@@ -76,7 +80,9 @@ def _weights(state: Path) -> dict[str, torch.Tensor]:
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(state.parent), tag=state.name))
 
 
-def _write(hf: Any, tensors: dict[str, Any], config: Config, step: int, folder: Path) -> None:
+def _write(
+    hf: PreTrainedModel, tensors: Mapping[str, torch.Tensor | None], config: Config, step: int, folder: Path
+) -> None:
     from transformers import AutoTokenizer
 
     partial = folder.with_name(folder.name + ".partial")

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from learner.batch import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Dense bfloat16 tensor-core FLOP/s by the makers' data sheets, found by the first name that occurs in the
 # device's.
@@ -38,7 +41,7 @@ class Shape:
     width: int
 
     @classmethod
-    def of(cls, hf: Any) -> Shape:
+    def of(cls, hf: PreTrainedModel) -> Shape:
         """The shape of a Hugging Face causal language model; under ZeRO-3 of the whole, not of the shards."""
         config = hf.config
         weights = sum(int(getattr(p, "ds_numel", p.numel())) for p in hf.parameters())

@@ -7,13 +7,16 @@ backbone's output given (`OwnPath`). A family whose `forward` has another shape 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class OwnPath:
@@ -24,7 +27,7 @@ class OwnPath:
     waits for another.
     """
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: PreTrainedModel) -> None:
         self._hf = hf
         self._backbone = hf.base_model_prefix
         head = hf.get_output_embeddings()
@@ -38,7 +41,7 @@ class OwnPath:
         linear: torch.nn.Linear = getattr(self._hf, self._head)
         return linear
 
-    def backbone(self, **inputs: Any) -> torch.Tensor:
+    def backbone(self, **inputs: object) -> torch.Tensor:
         """Hidden states (B, T, H) of the last layer."""
         hidden: torch.Tensor = getattr(self._hf, self._backbone)(**inputs, use_cache=False).last_hidden_state
         return hidden
@@ -68,13 +71,13 @@ class _Output:
 class _Given:
     """A model with some of its parts given; all else is looked up on the model itself."""
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: PreTrainedModel) -> None:
         self._hf = hf
 
-    def give(self, name: str, part: Any) -> None:
+    def give(self, name: str, part: object) -> None:
         self.__dict__[name] = part
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._hf, name)
 
 
@@ -115,10 +118,10 @@ class Head(torch.nn.Module):
         return scored(logits, targets, temperature, self.entropy_gradient)
 
     # The parameters are saved and loaded under the names of the model's own head.
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
         return
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         return
 
 
@@ -134,7 +137,7 @@ def scored(
     return chosen, entropy
 
 
-def unsupported(hf: Any, reason: str) -> ConfigError:
+def unsupported(hf: PreTrainedModel, reason: str) -> ConfigError:
     """The refusal of a model's family, by name."""
     return ConfigError(
         f"model.path ({hf.config.name_or_path or type(hf).__name__}): the learner cannot train "

@@ -6,12 +6,15 @@ recomputed in the backward pass, so float32 logits of at most `chunk` x vocabula
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from learner.batch import MicroBatch
 from learner.head import Head, OwnPath, scored
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Policy(torch.nn.Module):
@@ -20,7 +23,7 @@ class Policy(torch.nn.Module):
     Raises ConfigError for a family whose log-probs it cannot compute.
     """
 
-    def __init__(self, hf: Any) -> None:
+    def __init__(self, hf: PreTrainedModel) -> None:
         super().__init__()
         self.hf = hf
         self._path = OwnPath(hf)
@@ -46,7 +49,7 @@ class Policy(torch.nn.Module):
         return result
 
 
-def without_dropout(hf: Any) -> Any:
+def without_dropout(hf: PreTrainedModel) -> PreTrainedModel:
     """`hf` for training: one input has one output, and gradient checkpointing works.
 
     Dropout would make log-probs that no sampler used. Layers recompute activations only while they are in

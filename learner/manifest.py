@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from common.errors import RunError
 from common.files import replace_text
@@ -130,7 +129,7 @@ def _signed(file: Path, secret: bytes) -> Manifest:
     return Manifest(value["run"], value["step"], value["world"], files)
 
 
-def _text(value: Mapping[str, Any]) -> str:
+def _text(value: Mapping[str, object]) -> str:
     return json.dumps(value, sort_keys=True)
 
 

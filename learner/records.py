@@ -16,6 +16,7 @@ import torch
 from common.config import Config
 from common.files import replacing, sync
 from common.keys import Keys
+from common.records import GroupRecord
 from common.rewards import total
 from common.state import changed
 from common.telemetry import count_now, record_step
@@ -35,7 +36,7 @@ class Records:
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start)
         self._wandb = _wandb(config, run_dir, config.run.name) if config.learner.wandb else None
 
-    def step(self, step: int, groups: Sequence[Mapping[str, Any]], metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, groups: Sequence[GroupRecord], metrics: Mapping[str, float]) -> None:
         """`groups` are the records of all Γ of the step, made by `records_of`."""
         _append(self._groups, groups)
         _append(self._steps, [dict(metrics)])
@@ -81,18 +82,18 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
             run.log(dict(values), step=version)
 
 
-def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[dict[str, Any]]:
+def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[GroupRecord]:
     """One record for each group that step `step` was trained on, by the rank that did: not what the ledger
     says it should have been. `mine` are this rank's; every rank calls this and gets all of them."""
     own = [group_record(step, g, config) for g in mine]
     if world == 1:
         return own
-    every: list[list[dict[str, Any]]] = [[] for _ in range(world)]
+    every: list[list[GroupRecord]] = [[] for _ in range(world)]
     torch.distributed.all_gather_object(every, own)
     return [record for records in every for record in records]
 
 
-def group_record(step: int, group: Group, config: Config) -> dict[str, Any]:
+def group_record(step: int, group: Group, config: Config) -> GroupRecord:
     """What the run keeps of one trained group."""
     rollouts, old_new = group.rollouts, group.versions
     n = len(rollouts)
@@ -145,7 +146,7 @@ def cut_from(path: Path, step: int) -> None:
         sync(new)
 
 
-def _append(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+def _append(path: Path, records: Sequence[Mapping[str, object]]) -> None:
     with path.open("a") as file:
         file.write("".join(json.dumps(r) + "\n" for r in records))
 

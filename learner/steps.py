@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import redis
 
@@ -34,7 +33,7 @@ CLAIM_S = 0.5
 
 
 @dataclass(slots=True)
-class Kept(Mapping[str, Group]):
+class GroupCache(Mapping[str, Group]):
     """Groups by entry, at most `limit` bytes of messages: one that does not fit is left out, to be read
     again."""
 
@@ -81,7 +80,7 @@ class Planner:
         self._vocabulary = vocabulary
         self._prompts_known: int | None = None
         self._dead_in_a_row = 0
-        self.kept = Kept(int(config.learner.group_cache_gib * 2**30))
+        self.kept = GroupCache(int(config.learner.group_cache_gib * 2**30))
         self._training: list[Row] = []  # the step planned last
         self._ready: dict[str, tuple[Ready, int]] = {}
         self._planned = self._ledger.steps()
@@ -219,7 +218,7 @@ class Planner:
 
 
 class Reader:
-    """Any rank's part: its share of a ledgered step. What is in `kept` is not read again."""
+    """object rank's part: its share of a ledgered step. What is in `kept` is not read again."""
 
     def __init__(
         self,
@@ -238,7 +237,7 @@ class Reader:
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
-        said: Any = None
+        said: object = None
         while (rows := self._ledger.step(step)) is None:
             # The beat comes from a thread of its own: that rank 0 waits is news each time, anything else only
             # once.

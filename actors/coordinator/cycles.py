@@ -15,7 +15,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.order import batch_rows
+from common.records import ShardReport
 from common.redis import AsyncRedis
 from common.state import changed
 
@@ -87,7 +87,7 @@ class Cycles:
         """How `batch`, which is known, is allocated."""
         return self._batches.get(batch) or self._now(batch)
 
-    async def complete(self, report: dict[str, Any]) -> None:
+    async def complete(self, report: ShardReport) -> None:
         """Record a complete shard, then observe every cycle that this completes."""
         field = f"{report['batch']}:{report['shard']}"
         await self._redis.hsetnx(self._keys.shards, field, json.dumps(report))
@@ -111,13 +111,13 @@ class Cycles:
         learns = self._prior.learns or self._config.allocation.budget == "tokens"
         return self._gate.open and not learns
 
-    async def _reports(self, batch: int) -> list[dict[str, Any]]:
+    async def _reports(self, batch: int) -> list[ShardReport]:
         """All shard reports of `batch`, or nothing while one is missing."""
         fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
         found = await self._redis.hmget(self._keys.shards, fields)
         return [json.loads(f) for f in found if f] if all(found) else []
 
-    def _observe(self, reports: list[dict[str, Any]]) -> None:
+    def _observe(self, reports: list[ShardReport]) -> None:
         """Learn from one cycle, which fixes the allocation of the first batch that knows it."""
         if self._config.gate is not None:
             self._gate_mean = _mean_reward(reports, self._config.gate)
@@ -149,7 +149,7 @@ class Cycles:
         return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if, self._lengths.now)
 
 
-def _lengths(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+def _lengths(reports: Sequence[ShardReport]) -> tuple[list[int], list[int]]:
     """Successes and tokens of each prompt of a cycle in Phase A."""
     if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
         raise RunError(
@@ -161,7 +161,7 @@ def _lengths(reports: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
     return [c for r in first for c in r["successes"]], [t for r in first for t in r["tokens"]]
 
 
-def _mean_reward(reports: Sequence[dict[str, Any]], name: str) -> float:
+def _mean_reward(reports: Sequence[ShardReport], name: str) -> float:
     """Mean of a reward over a cycle's Phase A."""
     if not all("rewards" in r for r in reports):
         raise RunError(

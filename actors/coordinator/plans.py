@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import takewhile
-from typing import Any
 
 import structlog
 
@@ -129,7 +128,7 @@ def _field(shard: str, number: int) -> str:
 def _facts(plan: Plan) -> str:
     """What a plan adds to the one before it; the first round's says by what all rounds are divided."""
     last = plan.rounds[-1]
-    facts: dict[str, Any] = asdict(last)
+    facts: dict[str, object] = asdict(last)
     if len(plan.rounds) == 1:
         facts |= {"rule": plan.rule, "priors": plan.priors, "rewards": plan.rewards}
     return json.dumps(facts)

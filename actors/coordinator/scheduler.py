@@ -14,9 +14,8 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import structlog
@@ -44,6 +43,7 @@ from common.config import Config
 from common.keys import Keys
 from common.order import batch_rows
 from common.queue import Producer
+from common.records import ShardReport
 from common.redis import Answer, AsyncRedis, text_of
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
@@ -85,7 +85,7 @@ class Coordination:
         self._redis = redis
         self._keys = Keys(config.run.name)
         self._plans = Plans(redis, config.run.name, config.allocation.rounds, config.queue.max_group_bytes)
-        self._with = services
+        self._services = services
         self._tasks: set[asyncio.Task[None]] = set()
         self._again: set[str] = set()
         self._asked = dict.fromkeys(("generators", "verifiers"), 0)
@@ -144,7 +144,7 @@ class Coordination:
             wanted = todo[0][0] - self._config.rollout.max_staleness
             self._blocked = "" if self._tasks else f"weights of version {wanted}"
             return None
-        if todo and await self._with.producer.depth() >= self._config.capacity:
+        if todo and await self._services.producer.depth() >= self._config.capacity:
             self._blocked = "room in the queue"
             return None
         for batch, shard in list(todo):
@@ -156,14 +156,14 @@ class Coordination:
                 return None
             if await self._redis.hexists(self._keys.shards, f"{batch}:{shard}"):
                 todo.remove((batch, shard))  # Another coordinator finished it.
-            elif await self._with.leases.acquire(f"{batch}:{shard}"):
+            elif await self._services.leases.acquire(f"{batch}:{shard}"):
                 self._blocked = ""
                 return batch, shard
         self._blocked = "" if self._tasks else "shards that another coordinator has leased"
         return None
 
     async def _known(self, batch: int) -> bool:
-        cycles = self._with.cycles
+        cycles = self._services.cycles
         if not cycles.known(batch):
             await cycles.observe()
         return cycles.known(batch)
@@ -174,7 +174,7 @@ class Coordination:
             await self._run_once(name, batch, index)
 
     async def _run_once(self, name: str, batch: int, index: int) -> None:
-        async with self._with.leases.held(name):
+        async with self._services.leases.held(name):
             # The lease may have passed on from a coordinator that finished the shard in the meantime.
             if not await self._redis.hexists(self._keys.shards, name):
                 await self._run_shard(self._shard(batch, index))
@@ -183,24 +183,24 @@ class Coordination:
         """Phase A, the rounds of Phase B, push; then the report that says the shard is complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
-        ahead = decided(self._config, self._with.cycles.of(shard.batch)) if stored is None else []
+        ahead = decided(self._config, self._services.cycles.of(shard.batch)) if stored is None else []
         async with begun(self._sampler(shard), ahead) as sample:
             divide = self._divide(shard)
             plan = stored or await self._plans.remember(name, await phase_a(shard, sample, divide))
             while len(plan.rounds) < rounds_of(self._config, plan.rule):
                 plan = await self._plans.remember(name, await next_round(shard, plan, sample, divide))
             await self._push(shard, plan, sample, planned=True)
-        await self._with.cycles.complete(_report(shard, plan, time.monotonic() - started))
-        self._with.telemetry.allocation(plan.successes, plan.extra)
-        await self._with.telemetry.flush()
+        await self._services.cycles.complete(_report(shard, plan, time.monotonic() - started))
+        self._services.telemetry.allocation(plan.successes, plan.extra)
+        await self._services.telemetry.flush()
 
     def _divide(self, shard: Shard) -> Divide:
-        batch = self._with.cycles.of(shard.batch)
+        batch = self._services.cycles.of(shard.batch)
         return partial(divide_round, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
         """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
-        for group_id, batch in (await self._with.producer.redo()).items():
+        for group_id, batch in (await self._services.producer.redo()).items():
             if group_id in self._again:
                 continue
             fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
@@ -211,18 +211,22 @@ class Coordination:
                 self._again.add(group_id)
                 self._start(self._run_again(group_id, report))
 
-    async def _run_again(self, group_id: str, report: dict[str, Any]) -> None:
+    async def _run_again(self, group_id: str, report: ShardReport) -> None:
         row = report["groups"].index(group_id)
-        rounds = [r["extra"][row] for r in report.get("rounds", [report])]
+        extra_of = [r["extra"] for r in report["rounds"]] if "rounds" in report else [report["extra"]]
+        rounds = [extra[row] for extra in extra_of]
 
         await self._known(report["batch"])  # it is, once this coordinator has observed the reports
-        shard, batch = self._shard(report["batch"], report["shard"]), self._with.cycles.of(report["batch"])
+        shard, batch = (
+            self._shard(report["batch"], report["shard"]),
+            self._services.cycles.of(report["batch"]),
+        )
         sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
 
         def as_before(earlier: Sequence[Round], found: Found) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
-            prior = tuple(report["priors"][row])
-            return Allocation(extra, report["rule"], (prior,), sizes and (sizes[row],))
+            alpha, beta = report["priors"][row]
+            return Allocation(extra, report["rule"], ((alpha, beta),), sizes and (sizes[row],))
 
         one = replace(shard, epochs=(shard.epochs[row],), prompts=(shard.prompts[row],))
         sample = self._sampler(one)
@@ -234,7 +238,7 @@ class Coordination:
 
     def _sampler(self, shard: Shard) -> Sampler:
         """Draws rollouts of the shard; its requests are counted while they are under way."""
-        generate_at = self._with.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
+        generate_at = self._services.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
 
         async def generate(request: SamplingRequest) -> list[Completion]:
             with self._asking("generators"):
@@ -242,7 +246,7 @@ class Coordination:
 
         async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
             with self._asking("verifiers"):
-                return await self._with.score(prompt, completions)
+                return await self._services.score(prompt, completions)
 
         return Sampler(shard, generate, score)
 
@@ -258,9 +262,9 @@ class Coordination:
         """Phase B; each group goes to the queue when it is complete."""
         async with aclosing(phase_b(shard, plan, sample)) as groups:
             async for group in groups:
-                if await self._with.producer.push(group, planned=planned):
-                    self._with.telemetry.group_in(group)
-                    await self._with.telemetry.flush()
+                if await self._services.producer.push(group, planned=planned):
+                    self._services.telemetry.group_in(group)
+                    await self._services.telemetry.flush()
 
     def _shard(self, batch: int, index: int) -> Shard:
         rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
@@ -311,7 +315,7 @@ def _pair(field: Answer) -> tuple[int, int]:
     return int(batch), int(shard)
 
 
-def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
+def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:
     """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation
     figure."""
     return {
@@ -324,7 +328,10 @@ def _report(shard: Shard, plan: Plan, seconds: float) -> dict[str, Any]:
         "trials": shard.pre_rollouts,
         "successes": list(plan.successes),
         "extra": list(plan.extra),
-        "rounds": [asdict(r) for r in plan.rounds],
+        "rounds": [
+            {"successes": list(r.successes), "tokens": list(r.tokens), "extra": list(r.extra)}
+            for r in plan.rounds
+        ],
         "rewards": plan.rewards,
         "seconds": seconds,
     }

@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
@@ -30,6 +30,11 @@ from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
 from common.types import Completion, FinishReason, Tokens, VersionSpan
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.logprobs import FlatLogprobs
+    from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
 LOOK_S = 1.0
 ARRIVAL_S = 0.02
 STILL_S = 120.0  # an engine with sequences and without tokens for so long is no longer fit to serve
@@ -39,7 +44,7 @@ class Load(StatLoggerBase):
     """Newest scheduler figures of one engine: running and waiting sequences, share of the KV cache in use,
     and how many prompt tokens were looked up in the prefix cache and found there since the start."""
 
-    def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
+    def __init__(self, vllm_config: VllmConfig | None = None, engine_index: int = 0) -> None:
         self.running = 0
         self.waiting = 0
         self.cache = 0.0
@@ -48,9 +53,9 @@ class Load(StatLoggerBase):
 
     def record(
         self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: object = None,
         engine_idx: int = 0,
     ) -> None:
         if scheduler_stats is not None:
@@ -108,7 +113,7 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         final = None
-        prompt: Any = {"prompt_token_ids": tokens.tolist()}
+        prompt: object = {"prompt_token_ids": tokens.tolist()}
         async for output in self._llm.generate(
             prompt, params, request_id=uuid.uuid4().hex, priority=priority
         ):
@@ -149,7 +154,7 @@ class Engine:
             raise RuntimeError(f"no sequence got a token for {self._clock.still_s:.0f} s")
         await self._llm.check_health()
 
-    async def init_transfer(self, info: Mapping[str, Any]) -> None:
+    async def init_transfer(self, info: Mapping[str, object]) -> None:
         self._joining = True  # the workers wait for the group's other members
         try:
             await self._llm.shutdown_weight_transfer_engine()  # an earlier group's half
@@ -157,7 +162,7 @@ class Engine:
         finally:
             self._joining = False
 
-    async def receive(self, info: Mapping[str, Any]) -> None:
+    async def receive(self, info: Mapping[str, object]) -> None:
         """Until the weights that `info` tells of are here, while generation goes on; over NCCL it pauses, for
         there they come right into the model."""
         arrives = self._config.weights.transport != "nccl"
@@ -236,7 +241,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
-        worker_extension_cls="actors.generator.weight_engine.Arrivals",
+        worker_extension_cls="actors.generator.weight_engine.WorkerExtension",
         enable_log_requests=False,
         **(whole_prompts if current_platform.is_cpu() else {}),
     )
@@ -244,7 +249,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
 
 def _completion(output: CompletionOutput, text: str) -> Completion:
     tokens = np.asarray(output.token_ids, dtype=np.int32)
-    flat = cast(Any, output.logprobs)
+    flat = cast("FlatLogprobs", output.logprobs)
     # With `logprobs=0` a position holds the sampled token alone; its start index is that token's entry.
     logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
     cut = output.finish_reason == "abort" and len(tokens) > 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -137,7 +138,7 @@ class GlooWeightTransferEngine(_Arriving):
         address, port = init_info.master_address, init_info.master_port
         try:
             store = TCPStore(address, port, timeout=join, wait_for_workers=False)
-        except Exception as error:
+        except RuntimeError as error:  # torch.distributed's errors of stores and networks
             raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
         self._group = ProcessGroupGloo(store, rank, init_info.world_size, join)
         self._group._set_default_timeout(timedelta(seconds=init_info.limit_s))
@@ -151,15 +152,14 @@ class GlooWeightTransferEngine(_Arriving):
 
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []
-        try:
+        with ExitStack() as on_failure:
+            # Gloo passes weights on along a tree: those below us would wait for what cannot come.
+            on_failure.callback(self.shutdown)
             for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
                 self._group.broadcast(tensor, 0).wait()
                 received.append((name, tensor))
-        except BaseException:
-            # Gloo passes weights on along a tree: those below us would wait for what cannot come.
-            self.shutdown()
-            raise
+            on_failure.pop_all()
         return received
 
     def arrived(self) -> bool:
@@ -180,7 +180,7 @@ class GlooWeightTransferEngine(_Arriving):
             self._group = None
 
 
-class Arrivals:
+class WorkerExtension:
     """A method more of vLLM's workers (`worker_extension_cls`)."""
 
     weight_transfer_engine: Any
@@ -189,9 +189,12 @@ class Arrivals:
     def weights_arrived(self) -> bool:
         """Whether the weights of the update that was begun are all here. An update that failed is over, as in
         vLLM's own."""
-        try:
-            return bool(self.weight_transfer_engine.arrived())
-        except BaseException:
-            self._weight_update_active = False
-            self.weight_transfer_engine.reset_weight_update_target()
-            raise
+        with ExitStack() as on_failure:
+            on_failure.callback(self._end_update)
+            arrived = bool(self.weight_transfer_engine.arrived())
+            on_failure.pop_all()
+        return arrived
+
+    def _end_update(self) -> None:
+        self._weight_update_active = False
+        self.weight_transfer_engine.reset_weight_update_target()

@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from ray import serve
 
@@ -26,7 +25,7 @@ it."""
 class Verifier:
     """Serve deployment `verifier`. `config` is a dumped `Config`, `redis_url` where its heartbeat goes."""
 
-    async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
+    async def __init__(self, config: dict[str, object], redis_url: str) -> None:  # type: ignore[misc]
         checked = Config.model_validate(config)
         logs.configure(checked.telemetry.logs, run=checked.run.name, part="verifier")
         self._run, self._redis = checked.run.name, connect_async(redis_url)
@@ -67,7 +66,7 @@ class Verifier:
         if hasattr(self, "_pool"):  # not there where the configuration was refused
             self._pool.close()
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> dict[str, object]:
         """What waits here, and the rate since the beat before. It costs no answer its place."""
         stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)

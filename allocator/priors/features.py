@@ -4,10 +4,13 @@ called."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 BATCH = 16
 
@@ -28,7 +31,7 @@ def hidden_state_features(
     rows = []
     with torch.inference_mode():
         for start in range(0, len(token_lists), BATCH):
-            tokens, mask = _padded(torch, token_lists[start : start + BATCH])
+            tokens, mask = _padded(token_lists[start : start + BATCH])
             states = network(
                 input_ids=tokens.to(device), attention_mask=mask.to(device), output_hidden_states=True
             ).hidden_states
@@ -67,8 +70,10 @@ def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> 
     return np.concatenate(rows)
 
 
-def _padded(torch: Any, lists: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+def _padded(lists: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens and mask (b, longest), padded on the right."""
+    import torch
+
     longest = max(len(tokens) for tokens in lists)
     tokens = torch.zeros((len(lists), longest), dtype=torch.long)
     mask = torch.zeros((len(lists), longest), dtype=torch.long)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ class Fit:
     mean_rate_log_loss: float
 
 
-def outcomes(records: Iterable[Mapping[str, Any]]) -> tuple[Int, Int, Int]:
+def outcomes(records: Iterable[Mapping[str, object]]) -> tuple[Int, Int, Int]:
     """(prompts, successes, trials), each (m,), of records with the keys prompt_index, successes and
     trials."""
     rows = [(r["prompt_index"], r["successes"], r["trials"]) for r in records]

@@ -3,7 +3,7 @@ regularisers."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -50,7 +50,7 @@ class GroupWeight(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, values: Any) -> Any:
+    def _short(cls, values: object) -> object:
         if isinstance(values, str):
             return {"kind": values}
         if isinstance(values, dict) and values.get("as_if") is not None:
@@ -184,7 +184,7 @@ class Objective(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _lengths(cls, values: Any) -> Any:
+    def _lengths(cls, values: object) -> object:
         """aggregate token has no Z, so that nobody need say so."""
         if isinstance(values, dict) and values.get("aggregate") == "token":
             return {"normalisation": "none", **values}

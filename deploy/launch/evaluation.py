@@ -8,11 +8,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
@@ -221,7 +220,7 @@ def weights_digest(folder: Path) -> str | None:
     return digest.hexdigest()
 
 
-def about_sampling(config: Config) -> dict[str, Any]:
+def about_sampling(config: Config) -> dict[str, object]:
     """What completions and their success depend on, but for the problems and the seed."""
     return {
         "model": config.model.path,
@@ -240,7 +239,7 @@ def figures(p: Reading) -> str:
 
 
 def sampling_bar(console: Console) -> Progress:
-    columns: Sequence[Any] = (
+    columns: Sequence[ProgressColumn] = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -53,7 +53,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     """Train `config` to its last step on this machine, evaluate before and after, print and write the
     summary.
 
-    Raises HoraError with one line for whatever the user can mend; KeyboardInterrupt leaves a run that
+    Raises HoraError with one line for whatever the user can fix; KeyboardInterrupt leaves a run that
     `--resume` continues.
     """
     console = Console()

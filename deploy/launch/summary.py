@@ -17,16 +17,17 @@ from rich.table import Table
 
 from common.config import Config
 from common.files import replace_text
+from common.records import GroupRecord
 from deploy.launch.evaluation import read_run_results
 from deploy.monitor.pace import Pace
 from evaluation.results import Result
 
 
-def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, Any]:
+def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, object]:
     """Read the run's records, write RUN/summary.json, print it as tables. The rates are `pace`'s, of this
     start."""
-    groups = _lines(run_dir / "groups.jsonl")
-    steps = _lines(run_dir / "steps.jsonl")
+    groups: list[GroupRecord] = _lines(run_dir / "groups.jsonl")
+    steps: list[dict[str, float]] = _lines(run_dir / "steps.jsonl")
     seconds = sum(s["time/step"] for s in steps)
     rollouts = sum(g["size"] for g in groups)
     tokens = sum(g["tokens"] for g in groups)
@@ -48,7 +49,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
     return summary
 
 
-def _never_allocated(config: Config, groups: list[dict[str, Any]]) -> str:
+def _never_allocated(config: Config, groups: list[GroupRecord]) -> str:
     """What to say of a run whose warm-up gate never opened; empty for every other."""
     rules = {g["rule"] for g in groups}
     if config.gate is None or config.allocation.rule == "uniform" or rules != {"uniform"}:
@@ -63,7 +64,7 @@ def _never_allocated(config: Config, groups: list[dict[str, Any]]) -> str:
     )
 
 
-def phase_b_share(groups: list[dict[str, Any]]) -> list[dict[str, float]]:
+def phase_b_share(groups: list[GroupRecord]) -> list[dict[str, float]]:
     """Per c_i: share of prompts with that count after Phase A, and share of Phase B they received.
 
     Batches of the warm-up are left out: their allocation is uniform by design.
@@ -81,7 +82,7 @@ def phase_b_share(groups: list[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
-def _evaluation(result: Result) -> dict[str, Any]:
+def _evaluation(result: Result) -> dict[str, object]:
     return {
         "step": result.step,
         "problems": len(result.problems),
@@ -127,10 +128,10 @@ def _percent(e: dict[str, float]) -> tuple[str, str]:
     return f"{e['value']:.1%}", f"{e['low']:.1%} .. {e['high']:.1%}"
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, json.dumps(value, indent=2) + "\n")

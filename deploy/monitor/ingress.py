@@ -3,8 +3,6 @@ and Prometheus."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -20,7 +18,7 @@ class Ingress:
     not called, for everything shown here comes from Redis and stays readable while the others are down."""
 
     def __init__(
-        self, config: dict[str, Any], redis_url: str, coordinator: DeploymentHandle | None = None
+        self, config: dict[str, object], redis_url: str, coordinator: DeploymentHandle | None = None
     ) -> None:
         checked = Config.model_validate(config)
         self._run, self._names = (

@@ -9,7 +9,6 @@ proxies of Serve through Serve's callback,
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -64,7 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._late = None
 
 
-def limit_requests() -> list[Any]:
+def limit_requests() -> list[object]:
     """Serve's callback, called in each proxy before its server starts: further middlewares (none)."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedProtocol.__name__}"
     return []

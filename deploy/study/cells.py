@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -55,7 +54,7 @@ UNSEEN_ROLLOUT = (
 class _OnceEach(yaml.SafeLoader):
     """YAML in which a name may occur once: of two arms of one name plain YAML silently keeps the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen = set()
         for key, _ in node.value:
             if key.value in seen:
@@ -94,8 +93,8 @@ class Study(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")
     title: str = ""
     base: str = "tiny"
-    set: dict[str, Any] = {}
-    arms: dict[str, dict[str, Any]] = Field(min_length=1)
+    set: dict[str, object] = {}
+    arms: dict[str, dict[str, object]] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     baseline: str | None = None
     design: Design = Design()
@@ -188,7 +187,7 @@ def same_at_step_0(a: Config, b: Config) -> bool:
 
 
 def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
-    settings: Mapping[str, Any] = {**study.set, **study.arms[arm]}
+    settings: Mapping[str, object] = {**study.set, **study.arms[arm]}
     fixed = [key for key in settings if key.startswith("run.")]
     if fixed:
         raise ConfigError(f"{study.name}: arm {arm}: {fixed[0]} is set by the study itself; remove it")

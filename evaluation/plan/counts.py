@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -80,7 +79,7 @@ def _of_lines(path: Path) -> Counts:
     return _counts(path, rows)
 
 
-def _row(place: str, record: Any) -> tuple[int, int, float | None]:
+def _row(place: str, record: object) -> tuple[int, int, float | None]:
     if not isinstance(record, dict):
         raise CountsError(f'{place}: not a record; expected {{"id", "successes", "trials", "tokens"?}}')
     successes, trials = (_whole(place, record, key) for key in ("successes", "trials"))
@@ -92,7 +91,7 @@ def _row(place: str, record: Any) -> tuple[int, int, float | None]:
     return successes, trials, tokens
 
 
-def _whole(place: str, record: Mapping[str, Any], key: str) -> int:
+def _whole(place: str, record: Mapping[str, object], key: str) -> int:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise CountsError(f"{place}: {key} ({value!r}) must be a whole number from 0")

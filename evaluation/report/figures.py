@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
@@ -88,7 +89,7 @@ def allocation_figure(*runs: Run) -> Figure:
     return figure
 
 
-def _average_panel(axis: Any, counts: Array, extra: Array, top: int) -> None:
+def _average_panel(axis: Axes, counts: Array, extra: Array, top: int) -> None:
     k = np.arange(top + 1)
     seen = np.bincount(counts.astype(int), minlength=top + 1) / max(1, len(counts))
     spent = np.bincount(counts.astype(int), weights=extra, minlength=top + 1) / max(1.0, extra.sum())
@@ -100,7 +101,7 @@ def _average_panel(axis: Any, counts: Array, extra: Array, top: int) -> None:
     axis.legend(frameon=False, fontsize=8)
 
 
-def _dynamics_panel(axis: Any, step: Array, counts: Array, extra: Array, top: int) -> None:
+def _dynamics_panel(axis: Axes, step: Array, counts: Array, extra: Array, top: int) -> None:
     half = (top + 1) // 2
     classes = [("$c_i=0$", 0, 0), _between(1, half - 1), _between(half, top - 1), (f"$c_i={top}$", top, top)]
     steps, place = np.unique(step, return_inverse=True)
@@ -205,7 +206,7 @@ def _styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {**styles, "Base": {"color": BASE, "marker": "x"}}
 
 
-def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Any]]:
+def _grid(panels: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     """Up to two panels in a row."""
     columns = min(2, max(1, panels))
     rows = -(-max(1, panels) // columns)

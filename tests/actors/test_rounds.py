@@ -223,6 +223,7 @@ def tokens_over_budget(redis_url: str, config: Config) -> float:
     return int(connect(redis_url).hget(Keys(config.run.name).counters, "tokens_in")) / budget
 
 
+@pytest.mark.system
 def test_a_budget_in_tokens_is_spent_however_long_hard_answers_are(redis_url: str) -> None:
     more = {"allocation.stop": "none", "rollout.group_size": 20, "learner.steps": 20}
     spent = {}

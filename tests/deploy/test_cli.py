@@ -146,6 +146,7 @@ def test_a_rule_that_counts_successes_is_refused_where_no_reward_says_what_one_i
     assert_refused(done, "allocation.rule (hit_utility) counts successes", "reward.success")
 
 
+@pytest.mark.system
 def test_a_valid_configuration_says_what_it_would_do() -> None:
     done = subprocess.run([HORA, "check", "tiny"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

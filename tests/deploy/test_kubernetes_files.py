@@ -14,6 +14,8 @@ import pytest
 import redis as redis_module
 import yaml
 from ray.serve.schema import ServeDeploySchema
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from common.load import differences, from_args, load
 from deploy.launch.redis_server import executable
@@ -255,7 +257,7 @@ def test_redis_starts_from_its_line_with_a_password_that_no_process_shows(tmp_pa
             assert client.config_get("appendonly") == {"appendonly": "yes"}
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
             with pytest.raises(redis_module.exceptions.AuthenticationError):
-                redis_module.Redis(port=port).ping()
+                redis_module.Redis(port=port, retry=Retry(NoBackoff(), 0)).ping()
             assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
         finally:
             server.terminate()

@@ -12,7 +12,7 @@ from common.config import Config
 from common.keys import Keys
 from common.redis import connect
 from deploy.launch.redis_server import RedisServer
-from evaluation.audit import Facts, audit, gather
+from evaluation.audit import RunRecords, audit, gather
 
 CONFIG = Config.model_validate(
     {
@@ -25,7 +25,7 @@ CONFIG = Config.model_validate(
 )
 
 
-def good_run() -> Facts:
+def good_run() -> RunRecords:
     """Three batches of two shards of two prompts; group 2 of batch 0 changed places with one of batch 1."""
     batch = {f"0:{i}": i // 4 for i in range(12)}
     extra = {group: (0, 12)[i % 2] for i, group in enumerate(batch)}
@@ -43,7 +43,7 @@ def good_run() -> Facts:
         for s, rows in ledger.items()
         for i, b in rows
     ]
-    return Facts(reports, ledger, records, frozenset(), prompts=12)
+    return RunRecords(reports, ledger, records, frozenset(), prompts=12)
 
 
 def test_a_run_that_kept_its_promises_has_no_findings() -> None:
@@ -62,7 +62,7 @@ def test_a_run_in_the_middle_is_judged_by_what_it_should_have_so_far() -> None:
     assert audit(CONFIG, half) == []
 
 
-def swap(facts: Facts) -> None:
+def swap(facts: RunRecords) -> None:
     """Steps 1 and 2 trade a group in the ledger alone."""
     ledger: Any = facts.ledger
     ledger[1][0], ledger[2][0] = ledger[2][0], ledger[1][0]
@@ -101,7 +101,7 @@ def test_each_broken_promise_is_named(harm: Callable[[Any], object], finding: st
     assert any(finding in line for line in found), found
 
 
-def renamed(facts: Facts, old: str, new: str) -> Facts:
+def renamed(facts: RunRecords, old: str, new: str) -> RunRecords:
     """The facts with group `new` in the place of `old` in every record."""
     return replace(
         facts,
@@ -147,7 +147,7 @@ def test_a_finished_run_that_lost_its_last_records_is_not_one_in_the_middle(lost
     assert "step 2 is in a checkpoint and not in the records" in found
 
 
-def write(client: Any, facts: Facts, steps: int) -> None:
+def write(client: Any, facts: RunRecords, steps: int) -> None:
     """The reports and the first `steps` steps of the ledger of run `a`, as a run writes them."""
     keys = Keys("a")
     for report in facts.reports:

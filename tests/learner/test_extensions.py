@@ -54,7 +54,8 @@ def waited_for(process: subprocess.Popen[str]) -> str:
 def test_a_start_that_waits_for_long_says_so_in_its_log_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(extensions, "SAY_S", 0.3)
+    monkeypatch.setattr(extensions, "POLL_S", 0.02)
+    monkeypatch.setattr(extensions, "SAY_S", 0.03)
     process, told = holder(tmp_path), list[str]()
 
     def wait(what: str) -> None:

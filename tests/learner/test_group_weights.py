@@ -66,16 +66,16 @@ def sizes_of_phase_b(shards: int) -> np.ndarray:
     )
 
 
-SIZES = sizes_of_phase_b(25)
+SIZES = sizes_of_phase_b(12)
 
 
 def mean_update(p: float, extra: int, c: int, unbiased: bool) -> float:
     """E over Phase B of (1/n) Σ_j A_j ∂log π(outcome j)/∂logit, whose true value is p(1 - p)."""
-    total = 0.0
+    total, chance = 0.0, binom.pmf(np.arange(extra + 1), extra, p)
     for hits in range(extra + 1):
         rewards = np.concatenate([np.arange(G0) < c, np.arange(extra) < hits]).astype(float)
         advantage = rloo_by_phase(rewards, G0, G0 / G) if unbiased else rloo(rewards)
-        total += binom.pmf(hits, extra, p) * (advantage * (rewards - p)).mean()
+        total += float(chance[hits]) * (advantage * (rewards - p)).mean()
     return total
 
 

@@ -1,4 +1,4 @@
-"""The learner under Ray Train, for real: what another attempt cannot mend is not attempted again."""
+"""The learner under Ray Train, for real: what another attempt cannot fix is not attempted again."""
 
 import os
 from collections.abc import Iterator

@@ -1,0 +1,67 @@
+"""What a run keeps of its shards and groups as JSON: reports in Redis (`Keys.shards`), records in
+groups.jsonl.
+
+The coordinator writes the reports and reads them back to learn from complete cycles; the learner writes the
+records. Audit and summary read both. Fields that older runs lack are not required.
+"""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class RoundReport(TypedDict):
+    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are of the rollouts
+    since the division before, of Phase A in the first round; `extra` (n,) is this round's Δ."""
+
+    successes: list[int]
+    tokens: list[int]
+    extra: list[int]
+
+
+class ShardReport(TypedDict):
+    """A complete shard of n prompts: `groups`, `prompts`, `priors` (α0, β0), `successes` (c_i) and `extra`
+    (Δ_i) have length n; `trials` is G0, `rewards` the means over Phase A."""
+
+    batch: int
+    shard: int
+    groups: list[str]
+    prompts: list[int]
+    rule: str
+    priors: list[list[float]]
+    trials: int
+    successes: list[int]
+    extra: list[int]
+    rounds: NotRequired[list[RoundReport]]
+    rewards: NotRequired[dict[str, float]]
+    seconds: float
+
+
+class GroupRecord(TypedDict):
+    """A trained group: one line of groups.jsonl. `size` is G_i = G0 + Δ_i, `hits` its successes; `rounds` and
+    `round_hits` hold Δ and hits of each round of Phase B."""
+
+    step: int
+    batch: int
+    shard: int
+    epoch: int
+    prompt_index: int
+    group_id: str
+    rule: str
+    prior: str
+    prior_alpha: float
+    prior_beta: float
+    trials: int
+    successes: int
+    extra: int
+    rounds: NotRequired[list[int]]
+    round_hits: NotRequired[list[int]]
+    size: int
+    hits: int
+    tokens: int
+    reward_mean: float
+    rewards: dict[str, float]
+    length_mean: float
+    version_min: int
+    version_max: int
+    mixed_phases: bool
