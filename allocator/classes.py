@@ -19,6 +19,7 @@ from allocator.ties import NEAR
 
 FIRST_DEPTH = 8
 DEEPEST_TABLE = 2048
+BINS = 1024
 DENSE_KEYS = 1 << 22  # keys up to here are counted in an array; beyond, they are sorted
 
 
@@ -94,7 +95,7 @@ def _table(rule: Marginal, post: Posterior, members: Int, room: Int, budget: int
 def _slab(rule: Marginal, post: Posterior, classes: Int, span: tuple[int, int], room: Int) -> Entries:
     """The entries of the levels in `span` of some classes, without those beyond their room."""
     part, levels = post[classes], np.arange(*span)
-    if span[1] <= DEEPEST_TABLE:  # from level 0 by recurrence is cheaper than each level by itself
+    if rule.table is not None and span[1] <= DEEPEST_TABLE:  # a recurrence from level 0 is cheaper
         gains = rule.log_table(part, span[1])[:, span[0] :]
     else:
         gains = rule.log_gain(part[:, None], levels[None, :])
@@ -105,9 +106,17 @@ def _slab(rule: Marginal, post: Posterior, classes: Int, span: tuple[int, int], 
 
 def _cut(entries: Entries, members: Int, budget: int) -> float:
     """The lowest gain among the `budget` highest, each entry counted for every member of its class."""
-    order = np.argsort(-entries.gains)
-    at = int(np.searchsorted(np.cumsum(members[entries.classes[order]]), budget))
-    return float(entries.gains[order[at]])
+    weights, gains = members[entries.classes], entries.gains
+    part, before = np.arange(len(gains)), 0
+    low, high = float(gains.min()), float(gains.max())
+    if len(gains) > BINS and np.isfinite(low) and low < high:
+        # Few are sorted: those of the bin that holds the cut. Rounding keeps the order of bins that of gains.
+        bins = ((high - gains) * (BINS / (high - low))).astype(np.int64)
+        filled = np.cumsum(np.bincount(bins, weights=weights))
+        holds = int(np.searchsorted(filled, budget))
+        part, before = np.flatnonzero(bins == holds), int(filled[holds - 1]) if holds else 0
+    order = part[np.argsort(-gains[part])]
+    return float(gains[order[int(np.searchsorted(np.cumsum(weights[order]), budget - before))]])
 
 
 def _nearest(rule: Marginal, post: Posterior, near: Entries, of: Int, left: int) -> Int:

@@ -89,6 +89,8 @@ def _by_parts(rule: Split, problem: Problem, budget: int) -> Int:
     room, left = problem.room(budget), budget
     extra = np.zeros_like(room)
     for among, way, amount in rule.parts(problem.sampled, room, budget):
+        if left == 0:
+            break
         share = min(amount, left, int((room - extra)[among].sum()))
         if share == 0:
             continue

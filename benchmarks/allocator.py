@@ -20,6 +20,14 @@ import numpy as np
 
 from allocator import Session, allocate
 
+ROUNDS = (
+    ("hit_utility", "none"),
+    ("hit_utility", "hit"),
+    ("hit_or_miss", "mixed"),
+    ("knapsack", "none"),
+    ("coba_rl", "none"),
+)
+
 
 def naive(successes: np.ndarray, trials: int, budget: int, alpha: np.ndarray, beta: np.ndarray) -> np.ndarray:
     """The paper's Algorithm 1 as it stands: the largest marginal gain, one rollout after the other."""
@@ -124,8 +132,9 @@ def main() -> None:
         f"\n{'prompts':>8} {'G':>3} {'rule':>12} {'stop':>6} {'a round':>10} {'heap':>10} {'heap/ours':>10}"
     )
     for n, g in sizes:
-        for rule, stop in (("hit_utility", "none"), ("hit_utility", "hit"), ("hit_or_miss", "mixed")):
-            ours, slow = rounds(n, g, rule, stop, by_heap=stop == "none" and n < 100_000)
+        for rule, stop in ROUNDS:
+            with_heap = (rule, stop) == ("hit_utility", "none") and n < 100_000
+            ours, slow = rounds(n, g, rule, stop, by_heap=with_heap)
             print(
                 f"{n:>8} {g:>3} {rule:>12} {stop:>6} {ours * 1e6:>8.0f}us {slow * 1e6:>8.0f}us "
                 f"{slow / ours:>9.1f}x"

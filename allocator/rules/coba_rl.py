@@ -12,12 +12,10 @@ Its bounds on N are G0 and `max_group_size`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Division, Marginal, Mask, Part, Sampled, Split, level_up
+from allocator.rules.base import Division, Marginal, Part, Sampled, Split, level_up
 from allocator.special import log_gamma
 
 TAU = (3.0, 12.0)
@@ -60,21 +58,16 @@ def value(ab: tuple[float, float], tau: float) -> Marginal:
     return Marginal("coba_rl_value", log_gain)
 
 
-def _weighted(weight: Float) -> Callable[[Sampled, Int, int], Int]:
-    """Divide in proportion to `weight`, whole rollouts as far as there is room, and what remains evenly."""
-
-    def divide(sampled: Sampled, room: Int, budget: int) -> Int:
-        shares = np.minimum((budget * weight / weight.sum()).astype(np.int64), room)
-        return shares + level_up(
-            np.zeros_like(room), sampled.successes, room - shares, budget - int(shares.sum())
-        )
-
-    return divide
+def _by_failures(sampled: Sampled, room: Int, budget: int) -> Int:
+    """Divide in proportion to 1 - p, whole rollouts as far as there is room, and what remains evenly."""
+    weight = 1 - np.clip(sampled.successes / sampled.trials, 1e-6, 1 - 1e-6)
+    shares = np.minimum((budget * weight / weight.sum()).astype(np.int64), room)
+    return shares + level_up(
+        np.zeros_like(room), sampled.successes, room - shares, budget - int(shares.sum())
+    )
 
 
-def _proportional(sampled: Sampled, among: Mask) -> Division:
-    rate = np.clip(sampled.successes[among] / sampled.trials[among], 1e-6, 1 - 1e-6)
-    return Division("coba_rl_rest", _weighted(1 - rate))
+REST = Division("coba_rl_rest", _by_failures)
 
 
 def _parts(sampled: Sampled, room: Int, budget: int) -> list[Part]:
@@ -89,7 +82,7 @@ def _parts(sampled: Sampled, room: Int, budget: int) -> list[Part]:
         parts.append((middle, value(shape(rates), temperature(rates[middle])), first))
     for among in (hard, middle, easy):
         if among.any():
-            parts.append((among, _proportional(sampled, among), budget - first))
+            parts.append((among, REST, budget - first))
     return parts
 
 

@@ -25,7 +25,10 @@ def _log_gain(posterior: Posterior, level: Int) -> Float:
     right = np.log(posterior.successes / posterior.trials)
     wrong = np.log1p(-posterior.successes / posterior.trials)
     size = posterior.trials + level
-    return np.asarray(right + 2 * wrong + np.logaddexp(size * right + wrong, size * wrong + right))
+    solved, unsolved = size * right + wrong, size * wrong + right
+    # log(eˣ + eʸ) by vectorised functions; np.logaddexp goes value by value.
+    both = np.maximum(solved, unsolved) + np.log(1 + np.exp(-np.abs(solved - unsolved)))
+    return np.asarray(right + 2 * wrong + both)
 
 
 def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:

@@ -126,8 +126,11 @@ def test_a_group_whose_pre_rollouts_are_lost_is_asked_for_again(
 def test_pre_rollouts_longer_than_the_limit_are_not_read_to_their_end(redis_server: RedisServer) -> None:
     async def work(plans: Plans, producer: Producer) -> Plan | None:
         await plans.remember("0:0", plan_of(2))
-        plans._max_bytes = 100
-        return await plans.load("0:0", IDS)
+        client = connect_async(redis_server.url)
+        try:
+            return await Plans(client, "p", max_bytes=100).load("0:0", IDS)
+        finally:
+            await client.aclose()
 
     assert run(redis_server, work).groups == ()
 

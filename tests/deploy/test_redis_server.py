@@ -159,7 +159,7 @@ def test_a_password_file_that_was_never_written_is_made_anew(tmp_path: Path) -> 
     (tmp_path / "redis").mkdir()
     (tmp_path / "redis" / "password").touch()
     with RedisServer(tmp_path / "redis") as server:
-        assert len(server._password()) > 30
+        assert len((server.folder / "password").read_text()) > 30
         assert connect(server.url).ping()
 
 

@@ -234,7 +234,7 @@ def test_a_running_run_is_watched_through_its_embedded_redis(tmp_path):
         url, run = redis_of(str(tmp_path / "demo"))
         assert (url, run) == (server.url, "demo")
         assert connect(url).ping()
-        assert server._password() not in url
+        assert (server.folder / "password").read_text() not in url
 
 
 @pytest.mark.parametrize("source", ["folder", "configuration"])
