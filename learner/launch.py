@@ -46,7 +46,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         _fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
-    except Exception as error:
+    except Exception as error:  # Ray Train hands on whatever a worker raised
         raise RunError(reason(error)) from error
     finally:
         # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.

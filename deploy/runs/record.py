@@ -131,7 +131,7 @@ class RunFile:
             self.end("stopped", "interrupted")
             console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
             raise SystemExit(130) from None
-        except BaseException as error:
+        except BaseException as error:  # whatever ends the run, its record says so
             self.end("failed", str(error))
             console.print(
                 f"the run is kept in {self.folder}; resume with: {resume}", markup=False, soft_wrap=True

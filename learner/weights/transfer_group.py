@@ -76,7 +76,7 @@ class TransferGroup:
                 with self._over_nccl(weights) if self._nccl else nullcontext():
                     self._send(weights, members)
                 break
-            except Exception as error:
+            except Exception as error:  # Gloo, NCCL, Ray or a replica; the learner continues
                 self._leave()
                 log.warning(
                     "a broadcast broke off", version=weights.version, attempt=attempt, error=str(error)[:300]
