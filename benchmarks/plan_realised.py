@@ -27,7 +27,7 @@ from common.config import Config
 from common.load import load
 from common.prompts import load_tokenizer
 from deploy.study.local_sampler import LocalSampler
-from deploy.study.loop import run_cell, training_prompts
+from deploy.study.loop import run_cell_apart, training_prompts
 from deploy.tasks.recall import load_task
 from evaluation.plan.counts import Counts
 from evaluation.plan.forecast import Row, forecast
@@ -111,7 +111,7 @@ def count(config: Config, trials: int) -> Counts:
 
 def realise(config: Config) -> tuple[float, float]:
     """Shares of hits and signal over all batches of the cell of `config`."""
-    steps = json.loads(run_cell(config, every=config.learner.steps).read_text())["steps"]
+    steps = json.loads(run_cell_apart(config, every=config.learner.steps).read_text())["steps"]
     return float(np.mean([s["hits"] for s in steps])), float(np.mean([s["signal"] for s in steps]))
 
 

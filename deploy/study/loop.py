@@ -13,8 +13,10 @@ import asyncio
 import json
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +60,8 @@ def run_cell(config: Config, every: int) -> Path:
     """Train the cell in its run folder, evaluating each `every` steps; returns the file of its curves,
     written last.
 
-    Raises ConfigError for a model that is not a recall task's.
+    For a process that does nothing else afterwards but other cells. Raises ConfigError for a model that is
+    not a recall task's.
     """
     folder = Path(config.run.folder) / config.run.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +88,12 @@ def run_cell(config: Config, every: int) -> Path:
     }
     replace_text(folder / CURVES, json.dumps(found))
     return folder / CURVES
+
+
+def run_cell_apart(config: Config, every: int) -> Path:
+    """`run_cell` in a process of its own: a learner leaves its process group and environment behind."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(run_cell, config, every).result()
 
 
 def _prepare(config: Config) -> Parts:

