@@ -41,4 +41,6 @@ def test_64_micro_batches_add_up_as_one_sum_in_float64(ranks: int) -> None:
     }
     for row in rows:
         assert row["own dtype"] > 2 * ROUNDING, "what is measured is there without float32"
-        assert row["learner"] < ROUNDING, "at most one rounding: that of the whole sum, where it is sent"
+        # Stages 2 and 3 send each micro-batch's gradient in 16 bits, and add up what arrives in float32.
+        roundings = 2 if ranks > 1 and row["stage"] > 1 else 1
+        assert row["learner"] < roundings * ROUNDING, "only what is sent is rounded"

@@ -18,7 +18,7 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from common.config import Objective
-from learner.advantages import grpo
+from learner.advantages import centred, grpo
 from learner.batch import Sample, micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.logprobs import Policy
@@ -119,7 +119,7 @@ def test_grpo_advantages_are_trls_reward_minus_mean_over_deviation(size: int) ->
     rewards = torch.from_numpy(np.random.default_rng(size).random(size)).float()
     grouped = rewards.view(1, size)
     # The lines of GRPOTrainer for scale_rewards="group" and "none".
-    centred = rewards - grouped.mean(dim=1)
-    scaled = centred / (nanstd(grouped, dim=1) + 1e-4)
+    theirs = rewards - grouped.mean(dim=1)
+    scaled = theirs / (nanstd(grouped, dim=1) + 1e-4)
     assert grpo(rewards.numpy()) == pytest.approx(scaled.numpy(), rel=1e-4, abs=1e-6)
-    assert centred(rewards.numpy()) == pytest.approx(centred.numpy(), rel=1e-4, abs=1e-6)
+    assert centred(rewards.numpy()) == pytest.approx(theirs.numpy(), rel=1e-4, abs=1e-6)
