@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.browser import Browser, needs_chromium, until
 
-pytestmark = [pytest.mark.system, needs_chromium]
+pytestmark = [pytest.mark.system, pytest.mark.slow, needs_chromium]
 HORA = str(Path(sys.executable).with_name("hora"))
 SETTINGS = {
     "run.name": "watched",

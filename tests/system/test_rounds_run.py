@@ -24,7 +24,7 @@ SETTINGS = {
     "allocation.stop": "hit",
 }
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def session_of(report: Mapping[str, Any]) -> Session:
