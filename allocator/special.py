@@ -1,7 +1,7 @@
-"""log Γ and digamma for numpy arrays of positive numbers; numpy has neither and the allocator needs only
-numpy.
+"""Special functions of numpy arrays: numpy has no log Γ, and the allocator needs only numpy.
 
-Both step the argument up by eight and use Stirling's series there, whose first neglected term is below 1e-15.
+log Γ steps the argument up by eight and uses Stirling's series there, whose first neglected term is below
+1e-15.
 """
 
 from __future__ import annotations
@@ -29,19 +29,6 @@ def log_gamma(x: Float) -> Float:
     )
     # Two logarithms: the product of eight factors leaves float64's range from about 1e38 on.
     return (z - 0.5) * np.log(z) - z + HALF_LOG_2PI + series - np.log(product) - np.log(rest)
-
-
-def digamma(x: Float) -> Float:
-    """d/dx log Γ(x) for x > 0, any shape."""
-    z = x + SHIFT
-    square = 1 / (z * z)
-    series = square * (
-        1 / 12
-        - square
-        * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square * (1 / 132 - square * 691 / 32760))))
-    )
-    below = sum((1 / (x + k) for k in range(SHIFT)), np.zeros_like(x))
-    return np.log(z) - 0.5 / z - series - below
 
 
 def sigmoid(x: Float) -> Float:
