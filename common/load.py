@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.config import Config
+from common.config.base import section_of
 from common.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -105,7 +106,9 @@ def _override(experiment: dict[str, Any], text: str) -> None:
     *sections, last = key.split(".")
     place: Any = experiment
     for section in sections:
-        place = place.setdefault(section, {})
+        if place.get(section) is None:  # left out, or null as `learner.lora` is
+            place[section] = {}
+        place = place[section]
         if not isinstance(place, dict):
             raise ConfigError(f"override {text!r}: {section} is not a section")
     try:
@@ -129,15 +132,11 @@ def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
 
 
 def _known(location: Sequence[Any]) -> list[str]:
-    model: Any = Config
+    model: type[BaseModel] | None = Config
     for part in location:
-        field = (
-            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        )
-        if field is None:
-            return []
-        model = field.annotation
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+        field = model.model_fields.get(part) if model is not None else None
+        model = section_of(field.annotation) if field is not None else None
+    return [] if model is None else list(model.model_fields)
 
 
 def _found(config: Config) -> Config:
@@ -148,6 +147,10 @@ def _found(config: Config) -> Config:
         path = getattr(config, section).path
         if path is not None and _looks_local(path):
             sections[section] = getattr(config, section).model_copy(update={"path": _absolute(path)})
+    if config.model.adapter is not None:
+        sections["model"] = sections.get("model", config.model).model_copy(
+            update={"adapter": _absolute(config.model.adapter)}
+        )
     if config.allocation.prior_state is not None:
         state = {"prior_state": _absolute(config.allocation.prior_state)}
         sections["allocation"] = config.allocation.model_copy(update=state)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from common.config import Config
+from common.config.base import section_of
 
 HEAD = """# Configuration
 
@@ -31,8 +31,10 @@ def _section(path: str, model: Any) -> str:
     lines.append("\n| key | default | meaning |\n|---|---|---|\n")
     nested = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            nested.append(_section(f"{path}.{name}", field.annotation))
+        if (section := section_of(field.annotation)) is not None:
+            nested.append(_section(f"{path}.{name}", section))
+            if field.default is None:
+                lines.append(f"| `{path}.{name}` | `None` | {_meaning(field.description)} |\n")
         else:
             lines.append(
                 f"| `{path}.{field.alias or name}` | {_default(field.default)} | "

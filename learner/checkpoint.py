@@ -10,6 +10,7 @@ is why the queue lets go of groups only when the oldest checkpoint of those that
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -24,6 +25,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import sync, sync_tree
 from learner.engine import Engine, effective_stage
+from learner.lora import IDENTITY, check_identity, identity
 from learner.manifest import (
     NAME,
     Manifest,
@@ -75,6 +77,8 @@ class Checkpoints:
             for torn in self._folder.glob("partial-*"):
                 shutil.rmtree(torn)
             partial.mkdir(parents=True)
+            if (lora := self._config.learner.lora) is not None:
+                (partial / IDENTITY).write_text(json.dumps(identity(self._config, lora)))
         self._barrier()
         engine.save(partial, TAG)
         torch.save({"cpu": torch.get_rng_state()}, partial / f"random-{self._rank}.pt")
@@ -114,6 +118,7 @@ class Checkpoints:
                 "learner.zero_stage above 0 (or 16 bits) a run goes on with as many as it began with; change "
                 "learner.workers back"
             )
+        check_identity(folder, self._config)
         engine.load(folder, TAG)
         random = folder / f"random-{self._rank}.pt"
         if random.exists():

@@ -165,6 +165,8 @@ def _record(
         "time/gather": timing.gather,
         "time/transfer": timing.transfer,
         "time/load": timing.load,
+        "time/checksum": timing.checksum,
+        "weights/bytes": float(timing.bytes),
     }
     metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
     metrics["mfu"] = _mfu(parts, sums["packing/flops"], times["time/forward_backward"])

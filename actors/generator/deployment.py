@@ -56,7 +56,7 @@ class Generator:
         self._unreached = False  # at the last try
         self._version = 0
         self._checksum = ""
-        self._pause_s = 0.0
+        self._pause_s = self._checksum_s = 0.0
         self._sampling = 0
         self._group = ""  # the transfer group that this replica is in
         self._damaged: tuple[int, str] | None = (
@@ -64,7 +64,7 @@ class Generator:
         )
         self._notice = ""
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
-        await self._engine.label(0)
+        await self._engine.begin()
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # a request that needs what is newer still asks for it
                 await self._catch_up()
@@ -152,6 +152,7 @@ class Generator:
             "version": self._version,
             "checksum": self._checksum,
             "pause_s": self._pause_s,
+            "checksum_s": self._checksum_s,
         }
 
     async def check_health(self) -> None:
@@ -202,10 +203,10 @@ class Generator:
         if self._config.weights.transport == "file":
             info = await self._checked(info, version)
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
-        self._pause_s = await self._guarded("loading weights", self._engine.install(version))
+        installed = await self._guarded("loading weights", self._engine.install(version))
+        self._pause_s, self._checksum_s = installed.pause_s, installed.checksum_s
         # A version never stands beside the checksum of another: watchers compare replicas by both.
-        self._version, self._checksum, self._damaged, self._notice = version, "", None, ""
-        self._checksum = await self._guarded("adding up the weights", self._engine.checksum())
+        self._version, self._checksum, self._damaged, self._notice = version, installed.checksum, None, ""
 
     async def _checked(self, info: Mapping[str, Any], version: int) -> dict[str, Any]:
         """What the workers are told of a file that is the announced one; they find it in the page cache. Of
@@ -262,6 +263,7 @@ class Generator:
             "prefix_queries": load.prefix_queries,
             "cut": self._engine.cut,
             "pause_s": self._pause_s,
+            "checksum_s": self._checksum_s,
             "state": "failed" if self._failed else "serving",
             **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
             "host": socket.gethostname(),

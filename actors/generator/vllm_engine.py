@@ -1,5 +1,10 @@
 """One vLLM engine behind three verbs: generate, receive, install. The only actor file that drives vLLM.
 
+With `learner.lora` the engine holds the base, and every request carries the policy's adapter, which starts as
+zeros. A new version replaces the adapter in place. vLLM labels tokens and finds cached prompts by what it
+knows of the adapter, its name, and that never changes: only a pause with an empty cache around the change is
+exact.
+
 Log-probs are those of the sampling distribution (after temperature), and every completion says which weight
 version each of its tokens came from: both are vLLM's own records, not reconstructions.
 """
@@ -12,20 +17,24 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from actors.generator.adapter import NOWHERE, POLICY
 from actors.generator.time_limit import Clock
-from common.config import Config
+from common.adapters import read_adapter
+from common.config import Config, Lora
 from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
 from common.types import Completion, FinishReason, Tokens, VersionSpan
@@ -38,6 +47,15 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 ARRIVAL_S = 0.02
 STILL_S = 120.0  # an engine with sequences and without tokens for so long is no longer fit to serve
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an update left: seconds that generation stood still, and of these the seconds of the checksum."""
+
+    pause_s: float
+    checksum: str
+    checksum_s: float
 
 
 class Load(StatLoggerBase):
@@ -84,7 +102,21 @@ class Engine:
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
+        self._adapter = adapter_settings(config)
+        self._request = None if self._adapter is None else LoRARequest("policy", POLICY, NOWHERE)
+        self._base_checksum = ""
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
+
+    async def begin(self) -> None:
+        """Have the initial policy in place, as version 0. Before the first request."""
+        if self._adapter is not None:
+            folder = self._config.model.adapter
+            if folder is None:
+                await self._llm.collective_rpc("clear_adapter")
+            else:
+                await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
+            self._base_checksum = await self._digest("model")
+        await self.label(0)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0
@@ -115,7 +147,7 @@ class Engine:
         final = None
         prompt: object = {"prompt_token_ids": tokens.tolist()}
         async for output in self._llm.generate(
-            prompt, params, request_id=uuid.uuid4().hex, priority=priority
+            prompt, params, request_id=uuid.uuid4().hex, priority=priority, lora_request=self._request
         ):
             final = output
         if final is None or len(final.outputs) != n:
@@ -173,15 +205,23 @@ class Engine:
         while arrives and not all(await self._llm.collective_rpc("weights_arrived")):
             await asyncio.sleep(ARRIVAL_S)
 
-    async def install(self, version: int) -> float:
-        """Put what was received into place and label all later tokens `version`; running sequences are kept.
-        Returns the seconds that generation stood still."""
+    async def install(self, version: int) -> Installed:
+        """Put what was received into place and label all later tokens `version`; running sequences are
+        kept."""
         if self.paused_since is None:
             await self._pause()
-        await self._llm.finish_weight_update(weight_version=str(version))
+        since = self.paused_since
+        if self._adapter is None:
+            await self._llm.finish_weight_update(weight_version=str(version))
+        else:
+            await self._llm.collective_rpc("install_adapter", args=(self._adapter,))
+            await self.label(version)
+        began = time.monotonic()
+        checksum = await self.checksum()
+        checksum_s = time.monotonic() - began
         await self._llm.resume_generation()
-        since, self.paused_since = self.paused_since, None
-        return 0.0 if since is None else time.monotonic() - since
+        self.paused_since = None
+        return Installed(0.0 if since is None else time.monotonic() - since, checksum, checksum_s)
 
     async def _pause(self) -> None:
         self.paused_since = time.monotonic()
@@ -192,18 +232,33 @@ class Engine:
         await self._llm.update_weight_version(str(version))
 
     async def checksum(self) -> str:
-        """Digest of the weights as this engine holds them; equal on all replicas of one version and
-        layout."""
-        digest = hashlib.sha256()
-        for worker in await self._llm.compute_weight_checksums():
-            for name in sorted(worker):
-                digest.update(f"{name}={worker[name]};".encode())
-        return digest.hexdigest()
+        """Digest of all weights as this engine holds them; equal on all replicas of one version and layout.
+        The base of an adapter never changes: its part is computed once."""
+        if self._adapter is None:
+            return await self._digest("model")
+        return _joined([self._base_checksum, await self._digest("adapter")])
+
+    async def _digest(self, part: str) -> str:
+        return _joined(await self._llm.collective_rpc("hash_weights", args=(part,)))
 
     def shutdown(self) -> None:
         if self._cutting is not None:
             self._cutting.cancel()
         self._llm.shutdown(timeout=5.0)
+
+
+def adapter_settings(config: Config) -> dict[str, object] | None:
+    """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
+    lora = config.learner.lora
+    if config.model.adapter is not None:
+        return read_adapter(config.model.adapter).settings
+    if lora is None:
+        return None
+    return {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+
+
+def _joined(digests: list[str]) -> str:
+    return hashlib.sha256(";".join(digests).encode()).hexdigest()
 
 
 def _set_cpu_limits(config: Config) -> None:
@@ -226,6 +281,11 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
     # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use
     # offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
+    adapter = adapter_settings(config)
+    with_adapter: dict[str, Any] = {}
+    if adapter is not None:
+        rank = Lora(rank=int(str(adapter["r"]))).served_rank
+        with_adapter = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
     return AsyncEngineArgs(
         model=config.model.path,
         dtype=config.model.dtype,
@@ -241,8 +301,9 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
-        worker_extension_cls="actors.generator.weight_engine.WorkerExtension",
+        worker_extension_cls="actors.generator.worker_extension.WorkerExtension",
         enable_log_requests=False,
+        **with_adapter,
         **(whole_prompts if current_platform.is_cpu() else {}),
     )
 

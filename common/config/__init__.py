@@ -15,6 +15,7 @@ from common.config.allocation import Allocation, WarmUp
 from common.config.base import Section
 from common.config.data import Data, Model, Run
 from common.config.learner import Learner, Optimizer, Weights
+from common.config.lora import Lora
 from common.config.objective import Objective, check_sampling
 from common.config.reward import BUILT_IN, Reward, Verifier
 from common.config.rollout import Rollout
@@ -29,6 +30,7 @@ __all__ = [
     "Evaluation",
     "Generator",
     "Learner",
+    "Lora",
     "Model",
     "Objective",
     "Optimizer",
@@ -80,6 +82,10 @@ class Config(Section):
             raise ValueError(
                 "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: "
                 "use bfloat16, or sdpa"
+            )
+        if self.learner.lora is not None:
+            self.learner.lora.check_serving(
+                self.model.dtype, self.weights.transport, self.generator.clear_cache
             )
         check_sampling(self.learner.objective, self.rollout, self.allocation)
         cap = self.allocation.max_group_size

@@ -23,6 +23,11 @@ class Run(Section):
 
 class Model(Section):
     path: str = Field(description="Hugging Face folder or hub name of the initial policy.")
+    adapter: str | None = Field(
+        None,
+        description="Folder of a LoRA adapter (peft) that is served with the model, in `hora eval` and `hora "
+        "sample`; training starts from a merged model.",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="Precision of weights, in generator and learner."
     )

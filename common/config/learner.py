@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from common.config.base import Beta, Count, Seconds, Section
+from common.config.lora import Lora
 from common.config.objective import Objective
 
 
@@ -37,6 +38,9 @@ class Learner(Section):
         "sdpa",
         description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and "
         "its package.",
+    )
+    lora: Lora | None = Field(
+        None, description="Train a low-rank adapter in place of the full weights; null: full weights."
     )
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()

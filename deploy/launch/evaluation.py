@@ -4,7 +4,6 @@ benchmarks."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
+from common.model_files import weights_digest
 from common.prompts import load_tokenizer, make_prompt
 from common.redis import Redis, connect
 from common.rewards import gold_test
@@ -29,8 +29,6 @@ from evaluation.evaluate import Generate, Score, evaluate
 from evaluation.evaluate import Progress as Reading
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from learner.records import log_evaluation
-
-PROBE_BYTES = 2**20
 
 
 def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
@@ -147,7 +145,7 @@ def sample(
                 progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
             )
         )
-    model = config.run.name if version else config.model.path
+    model = config.run.name if version else config.model.adapter or config.model.path
     result = make_result(
         benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
     )
@@ -201,30 +199,16 @@ def read_run_results(config: Config, run_dir: Path) -> list[Result]:
     return sorted((read_result(p) for p in found), key=lambda r: r.step)
 
 
-def weights_digest(folder: Path) -> str | None:
-    """16 hex digits that change when a model folder is trained or replaced; None for a hub name.
-
-    Of the names, sizes, first and last mebibyte of its weight files: 15 GB are not read to be recognised.
-    """
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else []
-    if not files:
-        return None
-    digest = hashlib.blake2b(digest_size=8)
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size};".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(PROBE_BYTES))
-            file.seek(max(0, size - PROBE_BYTES))
-            digest.update(file.read(PROBE_BYTES))
-    return digest.hexdigest()
-
-
 def about_sampling(config: Config) -> dict[str, object]:
     """What completions and their success depend on, but for the problems and the seed."""
     return {
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),
+        **(
+            {"adapter": weights_digest(Path(config.model.adapter))}
+            if config.model.adapter is not None
+            else {}
+        ),
         "dtype": config.model.dtype,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,

@@ -93,7 +93,7 @@ def evaluate_local(
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
     check_writable(out, "--out")
     require(Target(config, "eval"), console)
-    label = (step_of(config.model.path) or 0) if step is None else step
+    label = (step_of(config.model.adapter or config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
     config = with_port(config)
     try:

@@ -38,12 +38,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of the newest publication: copy to host memory, and transfer with load (known one step
-    later)."""
+    """Seconds of the newest publication: copy to host memory, and (known one step later) transfer, the pause
+    of the replica that paused longest and within it the checksum; and the bytes of one version."""
 
     gather: float = 0.0
     transfer: float = 0.0
     load: float = 0.0
+    checksum: float = 0.0
+    bytes: int = 0
 
 
 class Publisher:
@@ -73,6 +75,7 @@ class Publisher:
         self._newest = None
         tensors = self._copy.take()
         self.timing.gather = time.monotonic() - began
+        self.timing.bytes = sum(t.nbytes for _, t in tensors)
         if self._rank == 0:
             weights = Snapshot(version, tensors, self._device)
             if self._config.weights.transport == "file":
@@ -143,4 +146,5 @@ class Publisher:
 
     def _loaded(self, seconds: float) -> None:
         self.timing.load = max((c["pause_s"] for c in self._broadcast.confirmed), default=0.0)
+        self.timing.checksum = max((c["checksum_s"] for c in self._broadcast.confirmed), default=0.0)
         self.timing.transfer = max(0.0, seconds - self.timing.load)

@@ -18,19 +18,17 @@ class Engine:
     async def receive(self, info: Any) -> None:
         pass
 
-    async def install(self, version: int) -> float:
-        self.version = version
-        return 0.0
-
-    async def checksum(self) -> str:
+    async def install(self, version: int) -> Any:
         await asyncio.sleep(0.02)
-        return f"sum-{self.version}"
+        self.version = version
+        return SimpleNamespace(pause_s=0.5, checksum=f"sum-{version}", checksum_s=0.25)
 
 
 class Replica(Generator):
     def __init__(self) -> None:
         self._config, self._engine = load("tiny", ["weights.transport=gloo"]), Engine()
         self._version, self._checksum, self._failed, self._pause_s = 0, "", None, 0.0
+        self._checksum_s = 0.0
         self._unreached, self._damaged, self._notice = False, None, ""
 
     def __del__(self) -> None:
@@ -40,15 +38,17 @@ class Replica(Generator):
 def test_no_version_is_ever_told_with_the_checksum_of_another() -> None:
     replica: Any = Replica()
 
-    async def scenario() -> set[tuple[int, str]]:
+    async def scenario() -> set[tuple[int, str, float]]:
         told = set()
         for version in (1, 2):
             update = asyncio.create_task(replica._take({}, version))
             while not update.done():
                 await asyncio.sleep(0)
                 said = replica._state()
-                told.add((said["version"], said["checksum"]))
+                told.add((said["version"], said["checksum"], said["checksum_s"]))
             await update
+        said = replica._state()
+        told.add((said["version"], said["checksum"], said["checksum_s"]))
         return told
 
-    assert asyncio.run(scenario()) == {(0, ""), (1, ""), (1, "sum-1"), (2, ""), (2, "sum-2")}
+    assert asyncio.run(scenario()) == {(0, "", 0.0), (1, "sum-1", 0.25), (2, "sum-2", 0.25)}

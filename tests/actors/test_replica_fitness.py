@@ -28,11 +28,8 @@ class Engine:
     async def receive(self, info: Any) -> None:
         pass
 
-    async def install(self, version: int) -> float:
-        return 0.0
-
-    async def checksum(self) -> str:
-        return "sum"
+    async def install(self, version: int) -> Any:
+        return SimpleNamespace(pause_s=0.0, checksum="sum", checksum_s=0.0)
 
     async def init_transfer(self, info: Any) -> None:
         if self.trouble is not None:
@@ -50,7 +47,7 @@ class Replica(Generator):
         self._redis: Any = None
         self._name, self._group, self._update = "generator/a", "", asyncio.Lock()
         self._failed, self._unreached = None, False
-        self._version, self._checksum, self._pause_s = 0, "", 0.0
+        self._version, self._checksum, self._pause_s, self._checksum_s = 0, "", 0.0, 0.0
         self._damaged, self._notice, self._updates = None, "", set()
 
     def __del__(self) -> None:
