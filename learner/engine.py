@@ -36,6 +36,8 @@ from learner.task import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from learner.checkpoint_writer import CheckpointWriter
+
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -99,6 +101,11 @@ class Engine:
             config=deepspeed_config(config),
             dist_init_required=False,
         )
+        self._writer: CheckpointWriter | None = None
+        if config.learner.checkpoint_aside:
+            from learner.checkpoint_writer import CheckpointWriter
+
+            self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         check_agreement(config, self._policy, self._engine, self.device)
 
     def _trainable(self, hf: PreTrainedModel) -> PreTrainedModel:
@@ -172,7 +179,9 @@ class Engine:
         for name, parameter in self.whole():
             yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
 
-    def save(self, folder: Path, tag: str) -> None:
+    def save(self, folder: Path, tag: str) -> Callable[[], None]:
+        """Take the state as it is now; what is returned writes this rank's files, on any thread, before the
+        next call. A collective. Without `learner.checkpoint_aside` they are written already."""
         self._engine.save_checkpoint(
             str(folder),
             tag=tag,
@@ -180,6 +189,7 @@ class Engine:
             save_latest=False,
             exclude_frozen_parameters=self._lora is not None,
         )
+        return (lambda: None) if self._writer is None else self._writer.taken()
 
     def agree(self, value: int) -> int:
         """Rank 0's `value`, on every rank. A collective."""

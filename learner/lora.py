@@ -65,6 +65,15 @@ def add_adapter(hf: PreTrainedModel, config: Config, lora: Lora) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         inject_adapter_in_model(settings, hf)
+    hf.register_state_dict_post_hook(_drop_frozen)
+
+
+def _drop_frozen(hf: torch.nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
+    """Checkpoints hold no part of the base. DeepSpeed leaves out frozen parameters itself, but for the second
+    name of a tied one."""
+    for name, parameter in hf.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(prefix + name, None)
 
 
 @contextmanager

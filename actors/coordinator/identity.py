@@ -38,6 +38,7 @@ MAY_CHANGE = (
     "learner.tokens_per_microbatch",
     "learner.logit_chunk",
     "learner.gradient_checkpointing",
+    "learner.checkpoint_aside",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "learner.group_cache_gib",

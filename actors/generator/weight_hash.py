@@ -38,9 +38,10 @@ class TensorHash:
         return hashlib.sha256(("".join(about) + repr(found)).encode()).hexdigest()
 
     def _sums(self, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
-        flat = tensor.contiguous().view(-1).view(torch.uint8)
-        if flat.storage_offset() % WORD:
-            flat = flat.clone()
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % WORD:
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        flat = flat.view(torch.uint8)
         whole = len(flat) // WORD * WORD
         for words in flat[:whole].view(torch.int64).split(CHUNK):
             yield self._sum(words)

@@ -45,6 +45,11 @@ class Learner(Section):
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
+    checkpoint_aside: bool = Field(
+        True,
+        description="Write checkpoints while the next steps train. Each rank keeps a copy of its state in "
+        "host memory; false saves that memory, and the step waits for the disk.",
+    )
     keep_checkpoints: Count = Field(
         2,
         description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them "

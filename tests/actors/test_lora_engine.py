@@ -96,32 +96,34 @@ def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_run
 
             for version, seed in ((1, 1), (2, 2), (3, 1), (4, 4)):
                 served.prepare(version, seed)
-            running = asyncio.create_task(served.sample(3))
+            first = await served.update(1)
+            assert served.error(await served.sample(3))[1] < EXACT, "the old cache is not used"
+            running = asyncio.create_task(served.sample(4))  # random policies seldom end early
             while not engine.load.running:
                 await asyncio.sleep(0)
-            first = await served.update(1)
+            second = await served.update(2)
             across = served.error(await running)
-            assert set(across) == {0, 1}, "sequences ran through the update"
+            assert set(across) == {1, 2}, "sequences ran through the update"
             assert max(across.values()) < EXACT
             hits = engine.load.prefix_hits
-            after = served.error(await served.sample(4)) | served.error(await served.sample(5))
-            assert set(after) == {1}
-            assert after[1] < EXACT, "nothing of the old adapter's cache is used"
+            after = served.error(await served.sample(5)) | served.error(await served.sample(6))
+            assert set(after) == {2}
+            assert after[2] < EXACT, "nothing of the old adapter's cache is used"
             assert engine.load.prefix_hits > hits, "and the cache is in use"
 
-            second, third = await served.update(2), await served.update(3)
-            assert served.error(await served.sample(6))[3] < EXACT
+            third = await served.update(3)
+            assert served.error(await served.sample(7))[3] < EXACT
             assert first.checksum == third.checksum != second.checksum
             assert 0.0 < first.checksum_s < first.pause_s
 
             # The same update without an emptied cache, as vLLM's own loading in place would be.
-            await served.sample(7)
+            await served.sample(8)
             pause = engine._llm.pause_generation
             monkeypatch.setattr(
                 engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False)
             )
             await served.update(4)
-            assert served.error(await served.sample(8))[4] > 0.1, "this test would see a stale cache"
+            assert served.error(await served.sample(9))[4] > 0.1, "this test would see a stale cache"
         finally:
             engine.shutdown()
 
