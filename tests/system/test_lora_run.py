@@ -1,4 +1,4 @@
-"""The whole stack trains an adapter: vLLM serves it, it alone travels, and the model is exported both ways."""
+"""The whole stack trains an adapter: vLLM serves it, it alone travels, both it and the model are written."""
 
 import json
 import subprocess
