@@ -147,3 +147,26 @@ def test_a_frozen_weight_costs_four_flops_a_token_and_a_trained_one_six() -> Non
     wanted = 50 * (4 * full.body + 6 * adapter) + 30 * 4 * full.head + attention
     assert shape.flops(tokens) == pytest.approx(wanted)
     assert 0.6 < shape.flops(tokens) / full.flops(tokens) < 0.75
+
+
+def test_an_update_of_a_7b_model_at_rank_16_is_below_a_hundredth_of_its_weights() -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    shape = Qwen2Config(
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+    )
+    config = load("tiny", ["learner.lora.rank=16"])
+    assert config.learner.lora is not None
+    with torch.device("meta"):
+        hf = Qwen2ForCausalLM(shape)
+        full = sum(p.numel() for p in hf.parameters())
+        add_adapter(hf, config, config.learner.lora)
+    adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)
+    assert full == pytest.approx(7.6e9, rel=0.01)
+    assert 0.004 < adapter / full < 0.01
