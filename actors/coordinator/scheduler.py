@@ -285,7 +285,7 @@ class Coordination:
             seed=self._config.run.seed,
             tokenizer=self._tokenizer,
             samples_per_request=rollout.samples_per_request,
-            order=batch * rollout.shards + index,
+            priority=batch * rollout.shards + index,
         )
 
     def _start(self, work: Awaitable[None]) -> None:
