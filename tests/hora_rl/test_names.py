@@ -77,7 +77,7 @@ def _names_a_module(text: str) -> bool:
     dotted = text.partition(":")[0]
     top, _, key = dotted.partition(".")
     section = Config.model_fields.get(top)
-    if not MODULE.fullmatch(dotted) or (section and key in section.annotation.model_fields):
+    if not MODULE.fullmatch(dotted) or (section and key.partition(".")[0] in section.annotation.model_fields):
         return False
     path = ROOT / dotted.replace(".", "/")
     return any(p.with_suffix(".py").is_file() for p in (path, path.parent))
