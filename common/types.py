@@ -163,9 +163,9 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
-    weights; of requests that wait in an engine, those of the lower `order` come first."""
+    weights; of requests that wait in an engine, those of the lowest `priority` come first."""
 
     prompt: Prompt
     n: int
     seed: int
-    order: int = 0
+    priority: int = 0

@@ -38,7 +38,7 @@ class Sampler:
     async def _request(self, draw: Draw, first: int, n: int) -> list[Rollout]:
         shard, prompt = self.shard, self.shard.prompts[draw.place]
         seed = sample_seed(shard.seed, shard.epochs[draw.place], prompt.index, draw.phase, first)
-        completions = await self.generate(SamplingRequest(prompt, n, seed, shard.order))
+        completions = await self.generate(SamplingRequest(prompt, n, seed, shard.priority))
         if len(completions) != n:
             raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
         scored = await self.score(prompt, completions)

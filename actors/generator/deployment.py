@@ -84,7 +84,7 @@ class Generator:
         try:
             await self._reach(min_version)
             return await self._engine.generate(
-                request.prompt.tokens, request.n, request.seed, temperature, request.order
+                request.prompt.tokens, request.n, request.seed, temperature, request.priority
             )
         except EngineDeadError:
             # A replica that fails at once looks idle and draws all requests: it must go, not answer with

@@ -432,3 +432,16 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
     assert checks.doctor("tiny", ()) is False
     assert checks.doctor("deploy/hora.yaml", ()) is False
     assert seen == ["run", "run", "train", "eval", "run", "train"]
+
+
+def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
+    def advice(**allocation: object) -> Finding | None:
+        found = one(configuration.names, Target(config(allocation=dict(allocation))))
+        return found.get("allocation.rounds")
+
+    said = advice(rounds=4)
+    assert said is not None
+    assert said.level == "warn"
+    assert "allocation.stop: hit" in said.fix
+    assert advice(rounds=4, stop="hit") is None
+    assert advice() is None
