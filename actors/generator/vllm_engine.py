@@ -249,7 +249,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
-        worker_extension_cls="actors.generator.weight_engine.WorkerExtension",
+        worker_extension_cls=f"{__package__}.weight_engine.WorkerExtension",
         enable_log_requests=False,
         **(whole_prompts if current_platform.is_cpu() else {}),
     )

@@ -36,7 +36,7 @@ def test_a_completion_that_outlives_its_limit_is_cut_and_counted() -> None:
                 assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
             longest = max(whole, key=lambda c: len(c.tokens))
             assert longest.origin is not None
-            assert longest.origin.done == max(c.origin.done for c in whole if c.origin)
+            assert longest.origin.done >= max(c.origin.done for c in whole if c.origin) - 1e-3
             assert engine.cut == 0
             short = await _hurried(engine, prompt)
             cut = [s for s, w in zip(short, whole, strict=True) if len(s.tokens) < len(w.tokens)]
