@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from actors.verifier.pool import VerifierPool, VerifierUnavailable
+from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.pool import VerifierPool
 from common.answers import ANSWERS, example, prefill
 from common.config import Config
 from common.datasets import Row, load_dataset
