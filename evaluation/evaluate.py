@@ -30,18 +30,20 @@ Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Samples `done` of `total`; `tokens` and `seconds` of this call alone; `left_s` None before the first
-    result."""
+    result. `versions`: the oldest and the newest weights so far."""
 
     done: int
     total: int
     tokens: int
     seconds: float
     left_s: float | None
+    versions: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems."""
+    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems.
+    `versions` are the oldest and the newest weights that any token of them came from."""
 
     samples: int
     problems: NDArray[np.int64]
@@ -49,6 +51,7 @@ class Counts:
     formatted: NDArray[np.int64]
     tokens: NDArray[np.int64]
     cut: NDArray[np.int64]
+    versions: tuple[int, int] = (0, 0)
 
 
 async def evaluate(
@@ -62,6 +65,7 @@ async def evaluate(
     seed: int = 0,
     samples_per_request: int = 16,
     in_flight: int = 64,
+    priority: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Counts:
     """Draw what `out` does not hold yet and count all of it.
@@ -76,7 +80,7 @@ async def evaluate(
     tally = _Tally(problems, samples)
     for sample in open_samples(out, identity, problems):
         tally.add(sample)
-    run = _Run(generate, score, out, seed, tally, progress)
+    run = _Run(generate, score, out, seed, tally, progress, priority)
     todo = iter(_missing(problems, samples, samples_per_request, tally))
     try:
         async with asyncio.TaskGroup() as group:  # `in_flight` requests at a time, from one shared list
@@ -98,6 +102,7 @@ class _Tally:
         self._row = {p.index: i for i, p in enumerate(problems)}
         self._known = np.zeros((len(problems), samples), dtype=bool)
         self._sums = np.zeros((4, len(problems)), dtype=np.int64)
+        self._versions: tuple[int, int] | None = None
 
     def add(self, s: Sample) -> None:
         row = self._row[s.problem]
@@ -106,6 +111,8 @@ class _Tally:
         self._known[row, s.sample] = True
         formatted = s.rewards.get("format", 0.0) >= 1.0
         self._sums[:, row] += [s.success, formatted, s.length, s.finish_reason == "length"]
+        (old, new), seen = s.versions, self._versions or s.versions
+        self._versions = min(old, seen[0]), max(new, seen[1])
 
     def has(self, problem: int, sample: int) -> bool:
         return bool(self._known[self._row[problem], sample])
@@ -118,8 +125,14 @@ class _Tally:
     def total(self) -> int:
         return self._known.size
 
+    @property
+    def versions(self) -> tuple[int, int]:
+        return self._versions or (0, 0)
+
     def counts(self) -> Counts:
-        return Counts(self._known.shape[1], np.array(list(self._row), dtype=np.int64), *self._sums)
+        problems = np.array(list(self._row), dtype=np.int64)
+        correct, formatted, tokens, cut = self._sums
+        return Counts(self._known.shape[1], problems, correct, formatted, tokens, cut, self.versions)
 
 
 class _Run:
@@ -133,7 +146,9 @@ class _Run:
         seed: int,
         tally: _Tally,
         progress: Callable[[Progress], None] | None,
+        priority: int,
     ) -> None:
+        self._priority = priority
         self._generate, self._score, self._out, self._seed = generate, score, out, seed
         self._tally, self._progress = tally, progress
         self._held, self._tokens, self._start = tally.done, 0, time.monotonic()
@@ -141,7 +156,7 @@ class _Run:
     async def work(self, todo: Iterator[Request]) -> None:
         for prompt, first, n in todo:
             seed = request_seed(self._seed, prompt.index, first)
-            completions = await self._generate(SamplingRequest(prompt, n, seed))
+            completions = await self._generate(SamplingRequest(prompt, n, seed, self._priority))
             scored = await self._score(prompt, completions)
             self._keep(prompt, first, seed, list(zip(completions, scored, strict=True)))
 
@@ -161,7 +176,7 @@ class _Run:
         done, total = self._tally.done, self._tally.total
         seconds, fresh = time.monotonic() - self._start, done - self._held
         left = (total - done) * seconds / fresh if fresh else None
-        return Progress(done, total, self._tokens, seconds, left)
+        return Progress(done, total, self._tokens, seconds, left, self._tally.versions)
 
 
 def request_seed(seed: int, problem: int, first: int) -> int:

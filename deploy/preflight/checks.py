@@ -22,7 +22,13 @@ from deploy.preflight.findings import Check, Finding, Target
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data, *TASK)
+CONFIGURATION: tuple[Check, ...] = (
+    *NAMES,
+    configuration.family,
+    configuration.data,
+    configuration.evaluation,
+    *TASK,
+)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -43,9 +49,10 @@ CHECKS: tuple[Check, ...] = (
     machine.disk,
     machine.build_lock,
     configuration.data,
+    configuration.evaluation,
     *TASK,
 )
-SHOWN_BY_CHECK = ("allocation", "stop tokens", "prompt", "right answer", "wrong answer")
+SHOWN_BY_CHECK = ("allocation", "evaluation", "stop tokens", "prompt", "right answer", "wrong answer")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
