@@ -43,8 +43,8 @@ class Kind(StrEnum):
     GATE_SHUT = "gate_shut"
     NO_HIT = "no_hit"
     NO_SIGNAL = "no_signal"
-    CUT = "cut"
     EVALUATION_LATE = "evaluation_late"
+    CUT = "cut"
 
 
 @dataclass(frozen=True, slots=True)
