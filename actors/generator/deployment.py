@@ -50,7 +50,8 @@ class Generator:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
         self._redis = connect_async(redis_url)
-        self._engine = Engine(self._config)
+        self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
+        self._engine = Engine(self._config, self._name.partition("/")[2])
         self._update = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
         self._failed: str | None = None
@@ -63,7 +64,6 @@ class Generator:
             None  # version and mark of a file that is not what was announced
         )
         self._notice = ""
-        self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         self._places = Places(
             self._name, self._config.generator.max_requests, self._config.evaluation.max_sequences
         )

@@ -189,6 +189,10 @@ class Config(Section):
         warmup = self.allocation.warmup
         return warmup.reward if warmup.enabled and warmup.reward in self.reward.names else None
 
+    def least_extra(self, rule: str) -> int:
+        """Phase B rollouts that each prompt gets at least in the first round of a shard, by `rule`."""
+        return 1 if self.learner.objective.phase_weight == "unbiased" and rule != "uniform" else 0
+
     @property
     def capacity(self) -> int:
         """Untrained groups the queue holds before producers wait."""

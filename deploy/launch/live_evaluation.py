@@ -14,6 +14,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from common.keys import Keys
 from common.redis import AsyncRedis, connect_async
 from common.state import read_state_async
 from common.telemetry import keep_beating
-from common.types import BELOW_TRAINING, Prompt
+from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
 from deploy.launch.best import settle_best
 from deploy.launch.evaluation import (
     about_sampling,
@@ -38,9 +39,10 @@ from deploy.launch.evaluation import (
     write_counts,
 )
 from evaluation.benchmarks import held_out
-from evaluation.evaluate import Counts, Generate, Progress, Score, evaluate
+from evaluation.evaluate import Counts, evaluate
 from evaluation.results import Result
 from evaluation.samples import newest_version
+from evaluation.sampling import Generate, Progress, Score
 from evaluation.schedule import is_late, next_evaluation
 
 log = structlog.get_logger(__name__)
@@ -183,10 +185,14 @@ class LiveEvaluation:
     async def _draw(self, problems: Sequence[Prompt], step: int) -> Counts:
         config, places = self._config, self._config.evaluation.max_sequences
         generate, score = self._calls(config, step)
+
+        async def behind_training(request: SamplingRequest) -> list[Completion]:
+            return await generate(replace(request, priority=BELOW_TRAINING))
+
         size = min(config.rollout.samples_per_request, places)
         return await evaluate(
             problems,
-            generate,
+            behind_training,
             score,
             self._benchmark.samples,
             self._samples(step),
@@ -194,13 +200,12 @@ class LiveEvaluation:
             seed=config.run.seed,
             samples_per_request=size,
             in_flight=max(1, places // size) * config.generator.replicas,
-            priority=BELOW_TRAINING,
             progress=self._show,
         )
 
     def _show(self, progress: Progress) -> None:
         done = f"{progress.done} of {progress.total} samples"
-        shown = {"done": progress.done, "total": progress.total, "versions": list(progress.versions)}
+        shown = {"done": progress.done, "total": progress.total}
         text = f"evaluating step {self._state.get('step')}: {done}"
         self._state = {**self._state, **shown, "state": text}
 

@@ -77,6 +77,13 @@ def names(target: Target) -> Iterator[Finding]:
         f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
         f"success: {success}",
     )
+    if allocation.rounds > 1 and allocation.stop == "none" and allocation.rule == "hit_utility":
+        yield should(
+            False,
+            "allocation.rounds",
+            f"{allocation.rounds} rounds, stop none: prompts with a hit go on, and one round finds more hits",
+            "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
+        )
 
 
 def _try_rule(config: Config, key: str, rule: str) -> None:
