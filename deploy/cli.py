@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from common.errors import HoraError
+from deploy.rollouts_command import rollouts
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -301,6 +302,9 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")]
     from deploy.runs.listing import list_runs, show_runs
 
     show_runs(list_runs(folder))
+
+
+app.command()(rollouts)
 
 
 @app.command()
