@@ -27,7 +27,8 @@ LogProbs = NDArray[np.float32]
 class Prompt:
     """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts.
     `prefill` is the opening of the thought that the template wrote at its end: completions are judged with it
-    in front. `row` is the row as it was read, for a user's own rewards."""
+    in front. `row` is the row as it was read, for a user's own rewards. `source` names the data set that it
+    is from, where a run has several."""
 
     index: int
     text: str
@@ -35,6 +36,7 @@ class Prompt:
     tokens: Tokens
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,19 @@ class VersionSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where and when a completion was sampled: name of the replica, and in seconds since the epoch when the
+    replica took the request (`queued`), when it sampled the first and the last token, and when the rewards
+    were there (`scored`, by the coordinator's clock; 0 before)."""
+
+    replica: str
+    queued: float
+    first_token: float
+    done: float
+    scored: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
     """One sampled answer. `logprobs[t]` is log π_gen(token t | before) at the sampling temperature."""
@@ -55,6 +70,7 @@ class Completion:
     logprobs: LogProbs
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,7 @@ class Rollout:
     rewards: dict[str, float]
     success: bool
     round: int = 1
+    origin: Origin | None = None
 
 
 def group_id(epoch: int, prompt_index: int) -> str:
@@ -95,7 +112,7 @@ class Group:
     fingerprint of the vocabulary in which the tokens are written. `sampling` names the drawing of its
     pre-rollouts, which may be repeated: additional rollouts belong to those that their number was worked out
     from. `size_as_if` is the size that another rule would have given it
-    (`learner.objective.group_weight.as_if`), 0 where none was asked.
+    (`learner.objective.group_weight.as_if`), 0 where none was asked. `source` is the prompt's.
     """
 
     run: str
@@ -111,6 +128,7 @@ class Group:
     rollouts: tuple[Rollout, ...]
     sampling: str = ""
     size_as_if: int = 0
+    source: str = ""
 
     @property
     def id(self) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from common.errors import WireError
 from common.msgpack_count import count_objects
-from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
+from common.types import FinishReason, Group, LogProbs, Origin, Phase, Rollout, Tokens, VersionSpan
 
 SCHEMA = 3
 MAX_BYTES = 256 * 2**20
@@ -124,13 +124,16 @@ def _group_out(g: Group) -> dict[str, object]:
         "pre_rollouts": g.pre_rollouts,
         "sampling": g.sampling,
         "size_as_if": g.size_as_if,
+        **({"source": g.source} if g.source else {}),
         "prompt": _buffer(g.prompt_tokens, "<i4"),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
 
 
 def _rollout_out(r: Rollout) -> dict[str, object]:
-    later = {"round": r.round} if r.round > 1 else {}
+    later: dict[str, object] = {"round": r.round} if r.round > 1 else {}
+    if (o := r.origin) is not None:
+        later["origin"] = [o.replica, o.queued, o.first_token, o.done, o.scored]
     return {
         "tokens": _buffer(r.tokens, "<i4"),
         "logprobs": _buffer(r.logprobs, "<f4"),
@@ -186,6 +189,7 @@ def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
         prompt_tokens=prompt,
         sampling=_name(raw.get("sampling"), "sampling", where),
         size_as_if=_int(raw.get("size_as_if", 0), "size_as_if", where),
+        source=_name(raw.get("source", ""), "source", where),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
@@ -211,7 +215,15 @@ def _rollout_in(raw: object, where: str) -> Rollout:
         rewards=_rewards(raw.get("rewards"), where),
         success=_flag(raw.get("success"), "success", where),
         round=_round(raw.get("round", 1), where) if phase == "B" else 0,
+        origin=_origin(raw["origin"], where) if "origin" in raw else None,
     )
+
+
+def _origin(raw: object, where: str) -> Origin:
+    if not isinstance(raw, list) or len(raw) != 5:
+        raise WireError(f"{where}: origin must be [replica, queued, first token, done, scored]")
+    queued, first_token, done, scored = (_float(value, "origin", where) for value in raw[1:])
+    return Origin(_text(raw[0], "origin", where), queued, first_token, done, scored)
 
 
 def _round(value: object, where: str) -> int:

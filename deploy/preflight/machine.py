@@ -20,6 +20,7 @@ from common.load import ROOT
 from deploy.__main__ import OURS
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
+from deploy.preflight.rollouts import expected_gib
 from deploy.runs.record import RunFile
 from learner import extensions
 
@@ -197,9 +198,10 @@ def disk(target: Target) -> Iterator[Finding]:
     # Checkpoints kept, one being written, two weight versions and the final model.
     checkpoint = 1 + OPTIMIZER[config.model.dtype]
     need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
+    need += expected_gib(config)
     free = shutil.disk_usage(existing).free / GIB
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
-    fix = "lower learner.keep_checkpoints or set run.folder to a larger disk"
+    fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
 
 
