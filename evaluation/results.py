@@ -33,10 +33,11 @@ class Result:
 
     `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the
     total of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the
-    response limit) count completions. `versions` are the oldest and the newest weights that were sampled,
-    empty where nobody recorded them: an evaluation during training meets those of later steps too.
-    `problem_set` is a fingerprint of the problems' texts and gold answers,
-    empty in results of earlier versions.
+    response limit) count completions. `versions` are the oldest and the newest weight version of the run that
+    was sampled, empty where nobody recorded them: an evaluation during training meets those of later steps
+    too. `problem_set` is a fingerprint of the problems' texts and gold answers,
+    `weights` one of the model's weights (`evaluation.model_weights`); both are empty in results of earlier
+    versions, the second where the model is the run's own.
     """
 
     benchmark: str
@@ -53,11 +54,12 @@ class Result:
     cut: int
     tokens: int
     problem_set: str = ""
+    weights: str = ""
     versions: list[int] = field(default_factory=list)
 
     @property
-    def weights(self) -> str:
-        """Which weights were sampled: `v20`, or `v20 to v23`; nothing where that is not recorded."""
+    def sampled(self) -> str:
+        """Which versions were sampled: `v20`, or `v20 to v23`; nothing where that is not recorded."""
         return span(*self.versions) if self.versions else ""
 
     @property
@@ -130,6 +132,7 @@ def read_result(path: Path) -> Result:
     try:
         raw: dict[str, Any] = {
             "problem_set": "",
+            "weights": "",
             "versions": [],
             **json.loads(path.read_text(encoding="utf-8")),
         }
@@ -172,7 +175,7 @@ def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
             f"{len(result.problems)} problems, N = {result.samples} samples each at temperature "
             f"{result.temperature:g}; {_in_format(result)}{result.cut / result.completions:.1%} cut at the "
             f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems."
-            + (f" Weights sampled: {result.weights}." if result.weights else ""),
+            + (f" Weights sampled: {result.sampled}." if result.sampled else ""),
             "",
             "| K | Pass@K (%) | 95% interval |",
             "|---:|---:|:---:|",

@@ -67,7 +67,7 @@ def _step(result: Result) -> int:
 
 
 def _row(result: Result) -> Evaluated:
-    return Evaluated(result.title, result.step, result.weights or "–", result.estimates())
+    return Evaluated(result.title, result.step, result.sampled or "–", result.estimates())
 
 
 def columns(rows: Sequence[Evaluated]) -> list[int]:

@@ -123,7 +123,7 @@ def test_an_evaluation_waits_behind_training_and_names_the_weights_it_met(live) 
     run.version(3)
     run.may_answer.set()
     found = run.result(2)
-    assert (found.step, found.versions, found.weights) == (2, [3, 3], "v3")
+    assert (found.step, found.versions, found.sampled) == (2, [3, 3], "v3")
     assert len(found.correct) == PROBLEMS
     assert {(r.priority, version) for r, version in run.requests} == {(BELOW_TRAINING, 2)}
     assert run.most <= run.config.evaluation.max_sequences

@@ -100,4 +100,4 @@ def test_the_report_shows_the_curve_and_the_weights(finished: tuple[Path, str], 
     run, _ = finished
     page = write_report([run], tmp_path).read_text()
     assert "Evaluations during training: evaluated" in page
-    assert all(r.weights in page for r in results(run).values())
+    assert all(r.sampled in page for r in results(run).values())
