@@ -74,6 +74,7 @@ def _rollout(completion: Completion, draw: Draw, scored: Scored) -> Rollout:
         rewards=scored.rewards,
         success=scored.success,
         round=draw.round,
+        turns=completion.turns,
     )
 
 
