@@ -27,7 +27,8 @@ LogProbs = NDArray[np.float32]
 class Prompt:
     """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts.
     `prefill` is the opening of the thought that the template wrote at its end: completions are judged with it
-    in front. `row` is the row as it was read, for a user's own rewards."""
+    in front. `row` is the row as it was read, for a user's own rewards. `source` names the data set that it
+    is from, where a run has several."""
 
     index: int
     text: str
@@ -35,6 +36,7 @@ class Prompt:
     tokens: Tokens
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,19 @@ class VersionSpan:
     version: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where and when a completion was sampled: name of the replica, and in seconds since the epoch when the
+    replica took the request (`queued`), when it sampled the first and the last token, and when the rewards
+    were there (`scored`, by the coordinator's clock; 0 before)."""
+
+    replica: str
+    queued: float
+    first_token: float
+    done: float
+    scored: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +85,7 @@ class Completion:
     logprobs: LogProbs
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+    origin: Origin | None = None
     turns: tuple[Turn, ...] = ()
     rewards: Mapping[str, float] = field(default_factory=dict)
 
@@ -88,9 +104,9 @@ class Rollout:
     """A completion with its rewards by name (each finite). `success` is what Phase A counts
     (`reward.success`). `round` is the round of Phase B in which it was drawn, from 1; 0 in Phase A.
 
-    `tokens`, `logprobs` and `spans` are of sampled tokens alone. `turns` is empty where all of them follow the
-    group's prompt; else there are at least two, the first of them follows the prompt, and their `sampled` sum
-    to the number of tokens.
+    `tokens`, `logprobs` and `spans` are of sampled tokens alone. `turns` is empty where all of them follow
+    the group's prompt; else there are at least two, the first of them follows the prompt, and their `sampled`
+    sum to the number of tokens.
     """
 
     tokens: Tokens
@@ -101,6 +117,7 @@ class Rollout:
     rewards: dict[str, float]
     success: bool
     round: int = 1
+    origin: Origin | None = None
     turns: tuple[Turn, ...] = ()
 
     @property
@@ -123,7 +140,7 @@ class Group:
     fingerprint of the vocabulary in which the tokens are written. `sampling` names the drawing of its
     pre-rollouts, which may be repeated: additional rollouts belong to those that their number was worked out
     from. `size_as_if` is the size that another rule would have given it
-    (`learner.objective.group_weight.as_if`), 0 where none was asked.
+    (`learner.objective.group_weight.as_if`), 0 where none was asked. `source` is the prompt's.
     """
 
     run: str
@@ -139,6 +156,7 @@ class Group:
     rollouts: tuple[Rollout, ...]
     sampling: str = ""
     size_as_if: int = 0
+    source: str = ""
 
     @property
     def id(self) -> str:

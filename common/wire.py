@@ -17,7 +17,7 @@ import numpy as np
 
 from common.errors import WireError
 from common.msgpack_count import count_objects
-from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, Turn, VersionSpan
+from common.types import FinishReason, Group, LogProbs, Origin, Phase, Rollout, Tokens, Turn, VersionSpan
 
 SCHEMA = 4
 MAX_BYTES = 256 * 2**20
@@ -126,6 +126,7 @@ def _group_out(g: Group) -> dict[str, object]:
         "pre_rollouts": g.pre_rollouts,
         "sampling": g.sampling,
         "size_as_if": g.size_as_if,
+        **({"source": g.source} if g.source else {}),
         "prompt": _buffer(g.prompt_tokens, "<i4"),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
@@ -135,6 +136,8 @@ def _rollout_out(r: Rollout) -> dict[str, object]:
     later: dict[str, object] = {"round": r.round} if r.round > 1 else {}
     if r.turns:
         later["turns"] = [[t.sampled, _buffer(t.given, "<i4"), t.anew] for t in r.turns]
+    if (o := r.origin) is not None:
+        later["origin"] = [o.replica, o.queued, o.first_token, o.done, o.scored]
     return {
         "tokens": _buffer(r.tokens, "<i4"),
         "logprobs": _buffer(r.logprobs, "<f4"),
@@ -190,6 +193,7 @@ def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
         prompt_tokens=prompt,
         sampling=_name(raw.get("sampling"), "sampling", where),
         size_as_if=_int(raw.get("size_as_if", 0), "size_as_if", where),
+        source=_name(raw.get("source", ""), "source", where),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
@@ -216,6 +220,7 @@ def _rollout_in(raw: object, where: str) -> Rollout:
         success=_flag(raw.get("success"), "success", where),
         round=_round(raw.get("round", 1), where) if phase == "B" else 0,
         turns=_turns(_list(raw, "turns", where), len(tokens), where) if "turns" in raw else (),
+        origin=_origin(raw["origin"], where) if "origin" in raw else None,
     )
 
 
@@ -238,6 +243,13 @@ def _turn(raw: object, number: int, where: str) -> Turn:
     if not sampled or (anew and not len(given)):
         raise WireError(f"{where}: turn {number} has no {'context' if sampled else 'sampled token'}")
     return Turn(sampled, given, anew)
+
+
+def _origin(raw: object, where: str) -> Origin:
+    if not isinstance(raw, list) or len(raw) != 5:
+        raise WireError(f"{where}: origin must be [replica, queued, first token, done, scored]")
+    queued, first_token, done, scored = (_float(value, "origin", where) for value in raw[1:])
+    return Origin(_text(raw[0], "origin", where), queued, first_token, done, scored)
 
 
 def _round(value: object, where: str) -> int:

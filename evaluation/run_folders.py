@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from common.config import Objective
 from common.errors import HoraError
+from evaluation.phase_b import counted
 from evaluation.results import Result, read_result
 
 GROUP_FIELDS = ("step", "batch", "trials", "successes", "extra", "size", "hits", "tokens")
@@ -67,10 +68,8 @@ class Run:
 
     @property
     def outside_warm_up(self) -> NDArray[np.bool_]:
-        """Which groups the run's own rule allocated: all but those of a uniform warm-up, or all where all are
-        uniform."""
-        adaptive = self.rules != "uniform"
-        return adaptive if adaptive.any() else ~adaptive
+        """Which groups count for Phase B's statistics, as `evaluation.phase_b` says."""
+        return counted(self.rules)
 
     @property
     def method(self) -> str:

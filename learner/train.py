@@ -41,6 +41,7 @@ from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
+from learner.rollouts import RolloutFiles
 from learner.steps import Planner, Reader
 from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
@@ -171,7 +172,8 @@ def _record(
     metrics["applied"] = float(update.applied)
     if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
         log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
-    parts.records.step(step, trained, {k: v for k, v in metrics.items() if not math.isnan(v)})
+    known = {k: v for k, v in metrics.items() if not math.isnan(v)}
+    parts.records.step(step, trained, known, groups)
     _beat(parts, step + 1, "training")
 
 
@@ -250,7 +252,8 @@ def _prepare(
             # write.
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
-        records = Records(config, client, run_dir, start)
+        rollouts = RolloutFiles(config, tokenizer, run_dir, start)
+        records = Records(config, client, run_dir, start, rollouts)
         client.hset(Keys(config.run.name).state, mapping=changed(step=start))
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(

@@ -8,6 +8,7 @@ sequences of tokens that gives others.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -113,13 +114,17 @@ class Conversation:
         where the policy had no turn."""
         if not self._answers:
             raise EnvironmentFault("ends before the policy had a turn: there is nothing to learn from")
-        last = self._answers[-1]
+        first, last = self._answers[0], self._answers[-1]
+        origin = last.origin
+        if origin is not None and first.origin is not None:
+            origin = replace(origin, queued=first.origin.queued, first_token=first.origin.first_token)
         return Completion(
             text=last.text,
             tokens=np.concatenate([answer.tokens for answer in self._answers]),
             logprobs=np.concatenate([answer.logprobs for answer in self._answers]),
             finish_reason="length" if cut else last.finish_reason,
             spans=_spans(self._answers),
+            origin=origin,
             turns=tuple(self._turns) if len(self._turns) > 1 else (),
             rewards=dict(rewards),
         )

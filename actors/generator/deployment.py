@@ -49,7 +49,8 @@ class Generator:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
         self._redis = connect_async(redis_url)
-        self._engine = Engine(self._config)
+        self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
+        self._engine = Engine(self._config, self._name.partition("/")[2])
         self._update = asyncio.Lock()
         self._updates: set[asyncio.Task[None]] = set()
         self._failed: str | None = None
@@ -63,7 +64,6 @@ class Generator:
             None  # version and mark of a file that is not what was announced
         )
         self._notice = ""
-        self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
         await self._engine.label(0)
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # a request that needs what is newer still asks for it

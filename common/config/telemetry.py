@@ -21,6 +21,20 @@ class Telemetry(Section):
         (), description="Names by which the page may be asked for besides localhost and addresses."
     )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
+    rollouts: Literal["all", "sample", "none"] = Field(
+        "all",
+        description="Which trained rollouts RUN/rollouts keeps: all, those of a share of the prompts, or "
+        "none.",
+    )
+    rollouts_share: float = Field(
+        0.1, gt=0, le=1, description="Share of the prompts whose rollouts `sample` keeps."
+    )
+    rollouts_logprobs: bool = Field(
+        False, description="Keep token ids and log-probs too: about three times the size."
+    )
+    rollouts_gib: float = Field(
+        20.0, gt=0, description="RUN/rollouts holds at most so many GiB: files of the oldest steps go first."
+    )
 
 
 class Evaluation(Section):

@@ -19,7 +19,7 @@ from deploy.launch.placement import telling_unplaced
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
-from deploy.preflight.checks import require
+from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
 
@@ -44,7 +44,7 @@ def train_on_cluster(config: Config) -> None:
     from learner import launch
 
     console = Console()
-    require(Target(config, "train"), console)
+    show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
     url = redis_url(config)
     check_agreement(config, url)
     keep_token_private()

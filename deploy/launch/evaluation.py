@@ -25,9 +25,10 @@ from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
-from evaluation.evaluate import Generate, Score, evaluate
-from evaluation.evaluate import Progress as Reading
+from evaluation.evaluate import evaluate
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
+from evaluation.sampling import Generate, Score
+from evaluation.sampling import Progress as Reading
 from learner.records import log_evaluation
 
 PROBE_BYTES = 2**20

@@ -38,7 +38,7 @@ from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
-from deploy.preflight.checks import require
+from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
@@ -61,7 +61,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
     asked, config = config, with_port(config)
-    require(Target(config), console)
+    show(require(Target(config), console), SHOWN_BY_RUN, console)
     if not resume:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)

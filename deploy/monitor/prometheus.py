@@ -32,8 +32,14 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_entropy_nats": ("Entropy of the policy at the last step.", ()),
     "hora_response_tokens": ("Length of completions at the last step.", ("stat",)),
     "hora_step_seconds": ("Time of the last step, by part.", ("part",)),
-    "hora_phase_a_prompts": ("Prompts by successes in Phase A, since the start.", ("successes",)),
-    "hora_phase_b_rollouts": ("Phase B rollouts by successes in Phase A, since the start.", ("successes",)),
+    "hora_phase_a_prompts": (
+        "Prompts by successes in Phase A, since the start; from zero again when the warm-up ends.",
+        ("successes",),
+    ),
+    "hora_phase_b_rollouts": (
+        "Phase B rollouts by successes in Phase A, since the start; from zero again when the warm-up ends.",
+        ("successes",),
+    ),
     "hora_pass_at_k": ("Pass@K of the newest evaluation.", ("k",)),
     "hora_replica_version": ("Weight version of a generator replica.", ("replica",)),
     "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),

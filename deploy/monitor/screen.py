@@ -26,7 +26,7 @@ def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableTyp
     """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
     parts += [Text(), _flows(state, width), Text(), _learner(state), *_evaluation(state), Text()]
-    if not state.phase_a:
+    if not state.shares:
         parts.append(_replicas(state))
     elif width < SIDE_BY_SIDE:
         parts += [_replicas(state), Text(), _allocation(state, width)]
@@ -233,14 +233,13 @@ def _allocation(state: RunState, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     for justify in ("right", "right", "left", "right", "left"):
         table.add_column(justify=justify)  # type: ignore[arg-type]
-    prompts, extra = sum(state.phase_a.values()), sum(state.phase_b.values()) or 1
-    most = max(*(n / prompts for n in state.phase_a.values()), *(n / extra for n in state.phase_b.values()))
+    most = max(share or 0.0 for s in state.shares for share in (s.prompts, s.phase_b))
     bar = max(8, min(30, (width - 32) // 2)) / most
     table.add_row(*(Text(t, "dim") for t in ("c", "prompts", "", "Phase B", "")))
-    for c in range(state.pre_rollouts + 1):
-        a, b = state.phase_a.get(c, 0) / prompts, state.phase_b.get(c, 0) / extra
+    for s in state.shares:
+        a, b = s.prompts or 0.0, s.phase_b or 0.0
         table.add_row(
-            str(c),
+            s.name,
             f"{a:.1%}",
             Text("█" * round(a * bar), "cyan"),
             f"{b:.1%}",

@@ -51,10 +51,10 @@ runs are their mean. The best value of a column within each model is marked.</p>
 </tbody></table></div>
 {% for name, rows in hits.items() %}
 <h2>Prompts with a hit: {{ name }}</h2>
-<p>Share of prompts with at least one success, by what Phase A found: as the posterior promised when Phase B was divided, and as it
-came. Under the likelihood objective this is the share of the gradient that a batch realises.</p>
+<p>Share of prompts with at least one success, by the successes c of Phase A: expected by the posterior when Phase B was divided,
+and realised. Under the likelihood objective this is the share of the gradient that a batch realises.</p>
 <div class="wide"><table>
-<thead><tr><th>Class</th><th>Groups</th><th>Mean G<sub>i</sub></th><th>With a hit,<br>expected</th><th>With a hit,<br>realised</th>
+<thead><tr><th>c</th><th>Groups</th><th>Mean G<sub>i</sub></th><th>With a hit,<br>expected</th><th>With a hit,<br>realised</th>
 <th>Hit in Phase B,<br>expected</th><th>Hit in Phase B,<br>realised</th></tr></thead>
 <tbody>
 {% for r in rows %}

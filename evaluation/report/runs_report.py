@@ -13,7 +13,7 @@ from pathlib import Path
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
-from evaluation.report.figures import allocation_figure, curves_figure, pass_at_k_figure, save
+from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
 from evaluation.report.hits import hits_by_difficulty
 from evaluation.report.runs_page import PAGE
 from evaluation.report.tables import curves, summarise, table_1
@@ -71,8 +71,8 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
             figures[f"allocation_{_slug(name)}"] = (f"Allocation dynamics: {name}", allocation_figure(run))
     trained = {name: run for name, run in runs.items() if run.steps}
     if trained:
-        figures["learning"] = ("Learning curves", curves_figure(trained, LEARNING))
-        figures["length_entropy"] = ("Length and entropy", curves_figure(trained, CURVES))
+        figures["learning"] = ("Learning curves", metrics_figure(trained, LEARNING))
+        figures["length_entropy"] = ("Length and entropy", metrics_figure(trained, CURVES))
     return figures
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from evaluation.benchmarks import BENCHMARKS
 from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
+from evaluation.phase_b import PhaseB
 from evaluation.results import Result
 from evaluation.run_folders import Run, RunFolderError, check_same_problems, short_names
 
@@ -71,7 +72,8 @@ def summarise(name: str, run: Run) -> Summary:
     extra, counts, trials = (
         run.groups[field][run.outside_warm_up] for field in ("extra", "successes", "trials")
     )
-    spent, signal = float(extra.sum()), run.steps.get("groups/zero_signal", np.array([]))
+    none, *_, all_right = PhaseB.count(counts, extra, int(trials.max(initial=1))).shares()
+    signal = run.steps.get("groups/zero_signal", np.array([]))
     return Summary(
         name=name,
         method=run.method,
@@ -82,8 +84,8 @@ def summarise(name: str, run: Run) -> Summary:
         tokens=int(run.groups["tokens"].sum()),
         share_hit=float((hits > 0).mean()) if len(hits) else None,
         share_zero_signal=float(np.nanmean(signal)) if len(signal) else None,
-        phase_b_to_none=float(extra[counts == 0].sum()) / spent if spent else None,
-        phase_b_to_all=float(extra[counts == trials].sum()) / spent if spent else None,
+        phase_b_to_none=none.phase_b,
+        phase_b_to_all=all_right.phase_b,
     )
 
 

@@ -150,7 +150,8 @@ def test_thoughts_stay_in_one_history_and_are_left_out_of_the_other() -> None:
         turns = conversation.completion({}, cut=False).turns
         assert [t.anew for t in turns] == [False, history == "render"]
     text = {name: tokenizer_of("qwen3").decode(tokens) for name, tokens in contexts.items()}
-    assert "three and four" in text["append"] and "three and four" not in text["render"]
+    assert "three and four" in text["append"]
+    assert "three and four" not in text["render"]
 
 
 def test_the_versions_of_all_turns_cover_the_sampled_tokens() -> None:
@@ -199,5 +200,5 @@ def test_changed_history_is_refused_by_its_message() -> None:
 def test_what_a_template_refuses_is_said_in_one_line() -> None:
     conversation = begun("gemma3")
     say(conversation, answer(ids("gemma3", "7<end_of_turn>")))
-    with pytest.raises(EnvironmentFault, match="the chat template of .* refuses: Conversation roles must"):
+    with pytest.raises(EnvironmentFault, match=r"the chat template of .* refuses: Conversation roles must"):
         conversation.context([user("Sure?"), user("Really?")])

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import WireError
 from common.msgpack_count import count_objects
-from common.types import Group, Phase, Rollout, Turn, VersionSpan
+from common.types import Group, Origin, Phase, Rollout, Turn, VersionSpan
 from common.wire import MAX_OBJECTS, decode_group, encode_additional, encode_group, encode_pre_rollouts
 from tests.support.groups import group, rollout
 
@@ -49,6 +49,17 @@ def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-u
 
 def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
     return damaged(change, encode_additional(whole_group()))
+
+
+def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() -> None:
+    origin = Origin("generator-7", 1.5, 2.0, 3.25, 4.0)
+    noted = replace(
+        whole_group(), source="sums", rollouts=(replace(sampled(), origin=origin), sampled(), sampled("B"))
+    )
+    found = decode_group(encode_pre_rollouts(noted), encode_additional(noted))
+    assert [r.origin for r in found.rollouts] == [origin, None, None]
+    assert found.source == "sums"
+    assert decode_group(encode_group(whole_group())).source == ""
 
 
 @pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_additional)])
@@ -197,6 +208,10 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
             "rewards must be 1 to 64 values by name",
         ),
         (lambda r: r["rollouts"][0].pop("success"), "success must be true or false, not None"),
+        (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "origin must be"),
+        (lambda r: first(r, origin=["", 1.0, 2.0, 3.0, 4.0]), "origin must be text"),
+        (lambda r: first(r, origin=["g", 1.0, 2.0, float("nan"), 4.0]), "origin must be a finite number"),
+        (lambda r: r.update(source=7), "source must be text"),
         (lambda r: first(r, success=1), "success must be true or false, not 1"),
         (lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}), "a finite number"),
         (

@@ -100,6 +100,21 @@ def test_common_from_another_folder_is_found(
     assert str(tmp_path) in finding.says
 
 
+def test_a_checkout_refuses_a_project_with_a_package_of_our_name(
+    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray's workers would import it instead of ours."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evaluation").mkdir()  # a folder of data is nobody's package
+    assert [f.level for f in machine.import_origin(Target(config()))] == ["ok"]
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "__init__.py").touch()
+    _, found = machine.import_origin(Target(config()))
+    assert found.level == "fail"
+    for words in (str(tmp_path / "deploy"), str(ROOT / "deploy"), "wheel"):
+        assert words in found.line
+
+
 def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
     config: Make, cards: Callable[[int], None]
 ) -> None:

@@ -11,8 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Config, Objective
+from common.errors import WireError
 from common.load import load
+from common.queue import Entry
 from common.types import Group, Rollout, Turn
+from common.wire import encode_group
+from learner.admission import Vocabulary, admitted
 from learner.batch import empty_micro_batch, measurable, micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.logprobs import Policy
@@ -139,6 +143,24 @@ def test_each_sampled_token_is_in_one_sequence_once() -> None:
             assert len(found) == 1 + sum(t.anew for t in r.turns)
             np.testing.assert_array_equal(np.concatenate([s.tokens[s.places] for s in found]), r.tokens)
     assert len(measurable(batch(1.0), 0, 3)) == 3
+
+
+def admit(made: Group, *settings: str) -> Group:
+    config = load("tiny", ["run.name=r", "rollout.max_response_tokens=5", *settings])
+    entry = Entry(b"1-0", made.id, made.batch, 0)
+    return admitted(config, Vocabulary("t", VOCABULARY), None, entry, (encode_group(made), b""))
+
+
+def test_turns_that_the_configuration_does_not_allow_are_refused() -> None:
+    given = np.ones(30, np.int32)
+    turns = (Turn(3, given[:0]), Turn(2, given))
+    made = group(0, [rollout([1] * 5, turns=turns), rollout([1] * 5, phase="B", turns=turns)])
+    assert admit(made, "environment.path=guess", "environment.max_given_tokens=30").rollouts[0].given == 30
+    with pytest.raises(WireError, match=r"group 0:0: it has several turns, and environment.path is null"):
+        admit(made)
+    limit = "environment.max_given_tokens=1", "rollout.max_prompt_tokens=4"
+    with pytest.raises(WireError, match=r"a sequence exceeds .* = 4 \+ 5 \+ 1 = 10 tokens"):
+        admit(made, "environment.path=guess", *limit)
 
 
 @pytest.mark.slow
