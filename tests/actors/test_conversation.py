@@ -103,9 +103,8 @@ def test_of_a_million_sampled_tokens_none_is_changed(family: str, history: Histo
             for place in s.places[::1000]
         ]
         for (context, tokens), (before, first) in zip(seen, trained, strict=True):
-            assert (before == context).all() and first == tokens[0], (
-                "trained in the context it was sampled in"
-            )
+            assert (before == context).all(), "trained in the context it was sampled in"
+            assert first == tokens[0]
 
 
 # Families whose template shows what was said before as it was said.

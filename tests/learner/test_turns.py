@@ -15,7 +15,7 @@ from common.errors import WireError
 from common.load import load
 from common.queue import Entry
 from common.types import Group, Rollout, Turn
-from common.wire import encode_group
+from common.wire import encode_additional, encode_pre_rollouts
 from learner.admission import Vocabulary, admitted
 from learner.batch import empty_micro_batch, measurable, micro_batches, samples_of
 from learner.estimator import Estimator
@@ -147,8 +147,8 @@ def test_each_sampled_token_is_in_one_sequence_once() -> None:
 
 def admit(made: Group, *settings: str) -> Group:
     config = load("tiny", ["run.name=r", "rollout.max_response_tokens=5", *settings])
-    entry = Entry(b"1-0", made.id, made.batch, 0)
-    return admitted(config, Vocabulary("t", VOCABULARY), None, entry, (encode_group(made), b""))
+    messages = encode_pre_rollouts(made), encode_additional(made)
+    return admitted(config, Vocabulary("t", VOCABULARY), None, Entry("1-0", made.id, made.batch), messages)
 
 
 def test_turns_that_the_configuration_does_not_allow_are_refused() -> None:
