@@ -34,7 +34,8 @@ class Result:
     `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the
     total of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the
     response limit) count completions. `problem_set` is a fingerprint of the problems' texts and gold answers,
-    empty in results of earlier versions.
+    `weights` one of the model's weights (`evaluation.model_weights`); both are empty in results of earlier
+    versions, the second where the model is the run's own.
     """
 
     benchmark: str
@@ -51,6 +52,7 @@ class Result:
     cut: int
     tokens: int
     problem_set: str = ""
+    weights: str = ""
 
     @property
     def completions(self) -> int:
@@ -120,7 +122,11 @@ def write_result(folder: Path, result: Result) -> Path:
 def read_result(path: Path) -> Result:
     """Raises ResultError naming the file and the first thing that is wrong."""
     try:
-        raw: dict[str, Any] = {"problem_set": "", **json.loads(path.read_text(encoding="utf-8"))}
+        raw: dict[str, Any] = {
+            "problem_set": "",
+            "weights": "",
+            **json.loads(path.read_text(encoding="utf-8")),
+        }
         result = Result(**{field.name: raw[field.name] for field in fields(Result)})
         result.estimates()
     except KeyError as error:

@@ -22,6 +22,7 @@ from deploy.monitor.progress import progress, working
 from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
+from evaluation.model_weights import model_digest
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -52,7 +53,8 @@ def train_on_cluster(config: Config) -> None:
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
-    with RunFile(run_dir).recorded(config.run.name, f"hora train {run_dir / CONFIG}", console):
+    again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
+    with RunFile(run_dir).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
         try:
             with progress(config, url, console), telling_unplaced(config, url):

@@ -4,7 +4,6 @@ benchmarks."""
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +25,11 @@ from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
 from evaluation.evaluate import evaluate
+from evaluation.model_weights import model_digest, weights_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from evaluation.sampling import Generate, Score
 from evaluation.sampling import Progress as Reading
 from learner.records import log_evaluation
-
-PROBE_BYTES = 2**20
 
 
 def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
@@ -152,6 +150,8 @@ def sample(
     result = make_result(
         benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
     )
+    if not version:
+        result = replace(result, weights=model_digest(model))
     if "format" not in config.reward.names:
         result = replace(result, formatted=None)
     write_result(folder, result)
@@ -200,25 +200,6 @@ def read_run_results(config: Config, run_dir: Path) -> list[Result]:
         return []
     found = (run_dir / "evaluation").glob(f"{held_out(config).name}-step*.json")
     return sorted((read_result(p) for p in found), key=lambda r: r.step)
-
-
-def weights_digest(folder: Path) -> str | None:
-    """16 hex digits that change when a model folder is trained or replaced; None for a hub name.
-
-    Of the names, sizes, first and last mebibyte of its weight files: 15 GB are not read to be recognised.
-    """
-    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else []
-    if not files:
-        return None
-    digest = hashlib.blake2b(digest_size=8)
-    for path in files:
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size};".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(PROBE_BYTES))
-            file.seek(max(0, size - PROBE_BYTES))
-            digest.update(file.read(PROBE_BYTES))
-    return digest.hexdigest()
 
 
 def about_sampling(config: Config) -> dict[str, object]:

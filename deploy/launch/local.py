@@ -43,6 +43,7 @@ from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
 from evaluation.benchmarks import find_benchmarks
+from evaluation.model_weights import model_digest
 from learner.origin import step_of
 
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
@@ -67,7 +68,10 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
     file = RunFile(run_dir)
-    with file.recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
+    weights = model_digest(config.model.path)
+    with file.recorded(
+        config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
+    ):
         with stack(config, run_dir, console, file=file) as url:
             evaluate_run(config, url, run_dir, 0, console)
             pace = _train(config, url, run_dir, console)
