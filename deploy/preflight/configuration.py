@@ -105,18 +105,16 @@ def context(target: Target) -> Iterator[Finding]:
     """Prompt and response limits against the model's positions: vLLM would not start."""
     from transformers import AutoConfig
 
-    model, rollout = target.config.model, target.config.rollout
+    model = target.config.model
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError):
         return  # the part that loads the model says why it cannot be
     positions = getattr(found, "max_position_embeddings", None)
-    needed = rollout.max_prompt_tokens + rollout.max_response_tokens
+    needed = target.config.longest
     if positions is not None and needed > positions:
         raise ConfigError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
-            f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: "
-            "lower one"
+            f"{target.config.longest_in_words} exceed the {positions} positions of {model.path}: lower one"
         )
     _check_entropy_target(target.config, getattr(found, "vocab_size", None))
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
