@@ -11,6 +11,7 @@ import json
 import operator
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ NAME = "program"
 """Its `__name__`: what a program does as a script alone (`__main__`) is not done."""
 ASK, TELL = 3, 4
 MESSAGE = 500
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "__len__": len,
     "__getitem__": operator.getitem,
     "__iter__": iter,
