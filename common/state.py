@@ -25,10 +25,12 @@ Value = bytes | bytearray | memoryview | str | int | float
 
 @dataclass(frozen=True, slots=True)
 class PromptsUsed:
-    """The prompts of the run's first coordinator: their number and their fingerprint (16 hex digits)."""
+    """The prompts of the run's first coordinator: their number and their fingerprint (16 hex digits); and the
+    schema of its groups (`common/wire.py`), 0 for older runs."""
 
     n: int
     fingerprint: str
+    schema: int = 0
 
 
 @dataclass(frozen=True, slots=True)

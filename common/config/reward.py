@@ -10,13 +10,15 @@ from common.answers import ANSWERS
 from common.config.base import Count, Seconds, Section
 
 BUILT_IN = ("format", "accuracy")
+EPISODE = "episode."
+"""How the name of a reward begins that an environment gives: `episode.solved` is its reward `solved`."""
 
 
 class Reward(Section):
     weights: dict[str, float] = Field(
         {"format": 0.5, "accuracy": 0.5},
-        description="Weight of each reward by name: format, accuracy, or `package.module:function` for your "
-        "own.",
+        description="Weight of each reward by name: format, accuracy, `package.module:function` for your "
+        "own, or `episode.NAME` for one that the environment gives.",
     )
     success: str | None = Field(
         "accuracy",
@@ -74,7 +76,7 @@ class Reward(Section):
         their task."""
         if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
             names = [str(name) for name in data["weights"]]
-            if "accuracy" not in names and any(":" in name for name in names):
+            if "accuracy" not in names and any(":" in name or name.startswith(EPISODE) for name in names):
                 return {**data, "success": None}
         return data
 
@@ -83,6 +85,11 @@ class Reward(Section):
         """Every reward that is computed: those with a weight, and the one that says what success is."""
         return tuple(dict.fromkeys([*self.weights, *([self.success] if self.success else [])]))
 
+    @property
+    def judged(self) -> tuple[str, ...]:
+        """Those of `names` that verifiers compute; an environment gives the rest."""
+        return tuple(name for name in self.names if not name.startswith(EPISODE))
+
     def succeeded(self, rewards: Mapping[str, float]) -> bool:
         """Whether a completion with these rewards by name is a success. Nothing is where no reward says
         so."""
@@ -90,9 +97,14 @@ class Reward(Section):
 
 
 def check_reward_name(name: str) -> str:
-    """The name. Raises ValueError where it is neither a built-in reward's nor package.module:function."""
-    if name not in BUILT_IN and ":" not in name:
-        raise ValueError(f"unknown reward {name!r}: use {', '.join(BUILT_IN)} or package.module:function")
+    """The name. Raises ValueError where it is neither a built-in reward's, nor an environment's, nor
+    package.module:function."""
+    of_episode = name.startswith(EPISODE) and name.removeprefix(EPISODE).isidentifier()
+    if name not in BUILT_IN and ":" not in name and not of_episode:
+        raise ValueError(
+            f"unknown reward {name!r}: use {', '.join(BUILT_IN)}, package.module:function, or "
+            f"{EPISODE}NAME for one that the environment gives"
+        )
     return name
 
 
