@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -83,6 +84,21 @@ def divide(rule: Rule, problem: Problem, budget: int) -> Int:
     if budget > first:
         extra[~useful] = divide(rule.rest, problem[~useful], budget - first)
     return extra
+
+
+def divide_at_least(least: int, rule: Rule, problem: Problem, budget: int) -> Int:
+    """The optimum with Δ >= `least` for every prompt; `budget` holds that.
+
+    The optimum takes the gains in one order, so a smaller budget's is part of a larger one's. Raised to
+    `least`, the optimum of some budget b sums to `budget`: it is what the gains give beside those that every
+    prompt gets anyway.
+    """
+
+    def raised(b: int) -> Int:
+        return np.maximum(divide(rule, problem, b), least) if b else np.full(len(problem.sampled), least)
+
+    b = bisect_right(range(budget + 1), budget, key=lambda b: int(raised(b).sum())) - 1
+    return raised(b)
 
 
 def _by_parts(rule: Split, problem: Problem, budget: int) -> Int:

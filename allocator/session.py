@@ -19,9 +19,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from allocator.checks import check_budget, check_counts, check_prior, check_trials
 from allocator.posterior import Int
-from allocator.problem import Problem, Tier, serve
+from allocator.problem import Problem, Tier, divide_at_least, serve
 from allocator.rules import get_rule
-from allocator.rules.base import Gain, Mask, Rule, Sampled
+from allocator.rules.base import Gain, Marginal, Mask, Rule, Sampled
 from allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
 from allocator.solver import check_least_trials
 
@@ -35,7 +35,9 @@ class Session:
     prompts: n. budget: Phase B's rollouts of all prompts together, e.g. n·(G - G0). rule: as for `allocate`.
     prior: (α0, β0), numbers or arrays (n,). rounds: R, 1 is the paper's one division. stop: `hit`, prompts
     with a success get no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on
-    G_i. Where a round does not divide, later rounds are larger by one.
+    G_i. least_extra: how many Phase B rollouts every prompt gets at least, all in the first round; the rule
+    must be a marginal gain, and nothing may stop. Where a round does not divide, later rounds are larger by
+    one.
 
     What the prompts that are still served cannot take goes to prompts without a failure, where the first
     failure is most probable, and then by the rule's own gain to all others. So the rounds sum to `budget`
@@ -64,6 +66,7 @@ class Session:
         rounds: int = 1,
         stop: str = "none",
         max_group_size: int | None = None,
+        least_extra: int = 0,
     ) -> None:
         _check_whole("prompts", prompts, 1)
         _check_whole("budget", budget, 0)
@@ -76,6 +79,7 @@ class Session:
             raise ValueError(f"stop: {stop!r} is none of {', '.join(STOPS)}")
         self._budget, self._rounds, self._cap = int(budget), int(rounds), max_group_size
         self._rule, self._stop = get_rule(rule), stop
+        self._least = _check_least(least_extra, self._rule, stop, prompts, self._budget // self._rounds)
         self._prior = check_prior(prior, prompts)
         self._told = 0
         zeros = np.zeros(prompts, dtype=np.int64)
@@ -112,6 +116,8 @@ class Session:
             return np.zeros(len(self._sampled), dtype=np.int64)
         share = max(1, left // max(1, self._rounds - self._told + 1))
         problem = Problem(self._sampled, self._prior, self._cap)
+        if self._least and self._told == 1:
+            return divide_at_least(self._least, self._rule, problem, share)
         return serve(problem, tiers(self._rule, self._stop, self._sampled), share)
 
     @property
@@ -141,6 +147,20 @@ def tiers(rule: Rule, stop: str, sampled: Sampled) -> list[Tier]:
     if serves is None:
         return [(everyone, rule)]
     return [(serves(sampled), rule), (no_failure(sampled), FIRST_MISS), (everyone, rule)]
+
+
+def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: int) -> int:
+    _check_whole("least_extra", least, 0)
+    if least and not (isinstance(rule, Marginal) and stop == "none"):
+        raise ValueError(
+            f"least_extra ({least}) needs a rule that is a marginal gain and stop none, not rule {rule.name} "
+            f"with stop {stop}"
+        )
+    if least * prompts > first_round:
+        raise ValueError(
+            f"least_extra ({least}) for {prompts} prompts exceeds the first round's {first_round} rollouts"
+        )
+    return int(least)
 
 
 def _check_whole(name: str, value: int, least: int) -> None:

@@ -131,7 +131,7 @@ def shards_of(config: Config, count: int, repeat: int) -> list[Shard]:
             seed=repeat,
             tokenizer="",
             samples_per_request=config.rollout.samples_per_request,
-            order=s,
+            priority=s,
         )
         for s, of_shard in enumerate(rows)
     ]

@@ -67,7 +67,8 @@ def _terms(config: Config, report: ShardReport) -> dict[str, Any]:
 def _again(config: Config, report: ShardReport) -> Iterator[Int]:
     n, rollout, rounds = len(report["groups"]), config.rollout, report["rounds"]
     budget = n * (rollout.group_size - rollout.pre_rollouts)
-    session = Session(n, budget, rounds=len(rounds), **_terms(config, report))
+    least = config.least_extra(report["rule"])
+    session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(config, report))
     trials: int | list[int] = report["trials"]
     for recorded in rounds:
         session.tell(recorded["successes"], trials)

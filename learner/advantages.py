@@ -38,13 +38,13 @@ def rloo_by_phase(rewards: ArrayLike, pre_rollouts: int, share: float) -> Values
     """RLOO whose phases carry `share` = G0/G and 1 - G0/G of the group, whatever the group's size.
 
     The first `pre_rollouts` are compared with each other, the others with the whole group. Phase B's size is
-    decided by Phase A, so pooling both biases the mean; here the expectation is that of uniform sampling if
-    Phase B is never empty.
+    decided by Phase A, so pooling both biases the mean; here the expectation is that of uniform sampling.
+    Raises ValueError without a Phase B: nothing else can carry its share.
     """
     values = np.asarray(rewards, dtype=np.float64)
     n = len(values)
     if n == pre_rollouts:
-        return rloo(values)
+        raise ValueError(f"phase_weight unbiased: a group of {n} rollouts has no Phase B")
     own = rloo(values[:pre_rollouts]) * share * n / pre_rollouts
     others = rloo(values)[pre_rollouts:] * (1.0 - share) * n / (n - pre_rollouts)
     return np.concatenate([own, others])

@@ -30,12 +30,12 @@ from learner.origin import write_origin
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ADAPTER = "adapter"
 
-
-def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:
-    """Write the engine's policy, which is that after `step` steps, to `folder`. A collective; rank 0 writes,
-    whole or not at all."""
+def export(
+    engine: Engine, config: Config, folder: Path, rank: int, step: int, adapter: Path | None = None
+) -> None:
+    """Write the engine's policy, which is that after `step` steps, to `folder`, and with `learner.lora` its
+    adapter to the folder `adapter` if one is named. A collective; rank 0 writes, whole or not at all."""
     tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
     if rank != 0:
         return
@@ -43,7 +43,8 @@ def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -
         _write(engine.hf, tensors, config, step, folder)
         return
     whole = {name: t for name, t in tensors.items() if t is not None}
-    _write_adapter(whole, config, step, folder.with_name(ADAPTER))
+    if adapter is not None:
+        _write_adapter(whole, config, step, adapter)
     _write_merged(whole, config, step, folder)
 
 

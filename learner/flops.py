@@ -60,7 +60,7 @@ class Shape:
         per_token = 6.0 * trained + 4.0 * (self.body - trained)
         per_logits = (6.0 if self.trained is None else 4.0) * self.head
         return sum(
-            per_token * s.length + per_logits * len(s.tokens) + 6.0 * self.width * s.length**2
+            per_token * s.length + per_logits * len(s.logprobs) + 6.0 * self.width * s.length**2
             for s in samples
         )
 

@@ -68,7 +68,8 @@ def divide_round(
 def _by_rollouts(config: Config, batch: BatchAllocation, told: Told, terms: Terms) -> Int:
     n, rollout = len(told[0][0]), config.rollout
     budget = n * (rollout.group_size - rollout.pre_rollouts)
-    session = Session(n, budget, rounds=rounds_of(config, batch.rule), **terms)
+    least = config.least_extra(batch.rule)
+    session = Session(n, budget, rounds=rounds_of(config, batch.rule), least_extra=least, **terms)
     for successes, trials in told:
         session.tell(successes, trials)
     return session.ask()

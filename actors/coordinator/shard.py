@@ -29,9 +29,9 @@ from common.types import Group, Phase, Prompt, Rollout, group_id
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Shard `index` of batch `batch`: n prompts, each with the epoch it is met in. `order` is the shard's
-    place in the run: requests of the oldest shard are served first, so that shards in flight end one after
-    the other and not all at once."""
+    """Shard `index` of batch `batch`: n prompts, each with its epoch. `priority` is the shard's place in
+    the run. Engines serve waiting requests of the lowest value first, so shards in flight finish one after
+    the other, not all at once."""
 
     run: str
     batch: int
@@ -42,7 +42,7 @@ class Shard:
     seed: int
     tokenizer: str
     samples_per_request: int = 16
-    order: int = 0
+    priority: int = 0
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -217,6 +217,7 @@ def _groups(
             rollouts=tuple(rollouts),
             sampling=sampling,
             size_as_if=size_as_if,
+            source=prompt.source,
         )
         for epoch, prompt, rollouts, prior, size_as_if in zip(
             shard.epochs, shard.prompts, pre_rollouts, allocation.priors, sizes_as_if, strict=True

@@ -292,6 +292,10 @@ class Objective(Section):
         return self.scale or ("batch" if gdpo else "group")
 
 
+NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "coba_rl", "reinforce_ada", "ar3po")
+"""Rules that divide otherwise than by a marginal gain: none of them can promise a prompt a rollout."""
+
+
 def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
     """Raise ValueError where groups as they will be sampled do not suit the objective."""
     name, rule = "learner.objective", allocation.rule
@@ -317,10 +321,22 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
             f"{name}.phase_weight (unbiased) compares pre-rollouts with each other, and rollout.pre_rollouts "
             "is 1: use at least 2"
         )
-    stops = allocation.stop != "none" or rule.startswith(("hard_first", "first_hit"))
-    if objective.phase_weight == "unbiased" and stops:
+    if objective.phase_weight == "unbiased":
+        _check_phase_b_of_every_prompt(rollout, allocation)
+
+
+def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> None:
+    """Raise ValueError where a prompt may get no Phase B, whose share no other rollout can carry."""
+    name, rule, first = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
+    if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):
         raise ValueError(
-            f"{name}.phase_weight (unbiased) needs a Phase B of every prompt, and rule {rule} with stop "
-            f"{allocation.stop} leaves some without: use pooled, or advantage likelihood, which no size "
+            f"{name} needs a Phase B of every prompt, and rule {rule} with stop {allocation.stop} and budget "
+            f"{allocation.budget} leaves some without: use pooled, or advantage likelihood, which no size "
             "biases"
+        )
+    if rollout.prompts_per_shard > first // allocation.rounds:
+        raise ValueError(
+            f"{name} needs one Phase B rollout of every prompt in the first round, which has "
+            f"{first // allocation.rounds} for {rollout.prompts_per_shard} prompts: lower allocation.rounds "
+            f"({allocation.rounds})"
         )

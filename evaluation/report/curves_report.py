@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.report.curves_figures import curves_figure, forest_figure, frontier_figure, power_figure
+from evaluation.report.curves_figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
 from evaluation.report.figures import save
 from evaluation.report.paired import (
     Difference,
@@ -81,7 +81,7 @@ def write_curves_report(out: Path, title: str, cells: Mapping[str, Mapping[int, 
     compared = compare(curves, rules)
     out.mkdir(parents=True, exist_ok=True)
     drawn = {
-        "curves": curves_figure(_watched(curves, rules), rules.pass_at),
+        "curves": pass_rates_figure(_watched(curves, rules), rules.pass_at),
         "frontier": frontier_figure(_watched(curves, rules), rules.pass_at),
         "forest": forest_figure([(f"{c.arm} − {c.baseline}", c.primary) for c in compared]),
         "power": power_figure([c.deviation for c in compared if c.deviation > 0.0]),

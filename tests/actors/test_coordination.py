@@ -291,7 +291,7 @@ def test_a_coordinator_names_the_requests_that_hold_it_up_and_not_the_learner(
 
     monkeypatch.setattr("tests.support.simulated.score", slow_score)
     fleet = Fleet(
-        seconds_of=lambda request, _: 60.0 if part == "generators" and request.order == 0 else 0.0,
+        seconds_of=lambda request, _: 60.0 if part == "generators" and request.priority == 0 else 0.0,
         lengths_of=lambda n: np.full(n, 2),
     )
     client.hset(keys.state, "paused", "1")
@@ -446,7 +446,7 @@ def test_requests_are_numbered_by_their_shards_place_in_the_run_so_that_the_olde
     fleet = Fleet(
         seconds_of=lambda request, lengths: 0.0,
         lengths_of=lambda n: np.full(n, 2),
-        fault=lambda request: seen.add((request.prompt.index, request.order)),
+        fault=lambda request: seen.add((request.prompt.index, request.priority)),
     )
 
     async def scenario() -> None:
@@ -473,10 +473,10 @@ class Together(Fleet):
         )
 
     async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
-        self.asked[request.order] += 1
-        if self.asked[request.order] == self.expected:
-            self.all_there[request.order].set()
-        await self.all_there[request.order].wait()
+        self.asked[request.priority] += 1
+        if self.asked[request.priority] == self.expected:
+            self.all_there[request.priority].set()
+        await self.all_there[request.priority].wait()
         return await super().__call__(request, version)
 
 

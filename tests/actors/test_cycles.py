@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -401,3 +402,17 @@ def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(r
             await cycles.complete(report(config, 0, 1))
 
     play(redis_url, config, scenario)
+
+
+def test_weights_by_phase_give_every_prompt_a_phase_b(redis_url: str) -> None:
+    objective = {"learner.objective.advantage": "rloo", "learner.objective.phase_weight": "unbiased"}
+    gate = {"allocation.warmup.enabled": "false"}
+    for name, more, least in (("pooled", {}, 0), ("unbiased", objective, 1)):
+        config = config_of(name, **gate, **more)
+
+        async def scenario(coordinator: Callable[[], Cycles], config: Config, least: int) -> None:
+            cycles = coordinator()
+            assert await knows(cycles, 0)
+            assert shared_out(cycles, config, 0, 0, (0, G0)).extra.min() == least
+
+        play(redis_url, config, partial(scenario, config=config, least=least), lambda: FixedPrior(0.01, 3.0))

@@ -68,6 +68,43 @@ def test_one_round_without_a_stop_is_allocate_bit_for_bit(rule: str) -> None:
         np.testing.assert_array_equal(session.ask(), allocate(c, 8, budget, prior, rule, cap))
 
 
+@pytest.mark.parametrize("rule", ["hit_utility", "first_hit", "mixed", "hit_or_miss(0.75)"])
+def test_a_least_share_leaves_the_optimum_of_the_rest(rule: str) -> None:
+    rng = np.random.default_rng(3)
+    starved = 0
+    for case in range(40):
+        n, rounds, least = int(rng.integers(1, 9)), int(rng.integers(1, 3)), int(rng.integers(1, 3))
+        rates, c, g0 = phase_a(rng, n)
+        budget = rounds * n * least + int(rng.integers(0, 8 * n))
+        each = (rng.uniform(0.2, 3, n), rng.uniform(0.2, 3, n))
+        prior = each if case % 2 else (np.ones(n), np.ones(n))
+        session = Session(n, budget, rule, prior if case % 2 else (1.0, 1.0), rounds, least_extra=least)
+        session.tell(c, g0)
+        first = session.ask()
+        counts = c.tolist(), g0.tolist(), [0] * n
+        assert first.tolist() == one_by_one(rule, *counts, prior, budget // rounds, least=least)
+        starved += min(one_by_one(rule, *counts, prior, budget // rounds)) < least
+        while not session.done:
+            extra = session.ask()
+            session.tell(rng.binomial(extra, rates), extra)
+        assert (session.trials - g0).min() >= least
+    assert starved, "no case in which the rule alone gives a prompt less"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"rule": "knapsack"}, "needs a rule that is a marginal gain and stop none, not rule knapsack"),
+        ({"stop": "hit"}, "not rule hit_utility with stop hit"),
+        ({"rounds": 3}, "for 3 prompts exceeds the first round's 2 rollouts"),
+        ({"least_extra": -1}, "least_extra must be a whole number from 0, not -1"),
+    ],
+)
+def test_a_least_share_that_cannot_be_promised_is_refused(options: dict[str, object], line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        Session(3, 6, **{"least_extra": 1, **options})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_budget_is_spent_exactly_in_equal_rounds_and_a_replayed_session_goes_on_alike(

@@ -103,7 +103,13 @@ def test_weights_that_keep_the_expectation_need_a_phase_b_of_every_prompt() -> N
     assert with_objective(unbiased).learner.objective.phase_weight == "unbiased"
     for sections, line in (
         ({"allocation": {"rule": "hard_first"}}, "needs a Phase B of every prompt, and rule hard_first"),
-        ({"allocation": {"stop": "hit", "rounds": 4}}, "rule hit_utility with stop hit leaves some without"),
+        ({"allocation": {"rule": "knapsack"}}, "needs a Phase B of every prompt, and rule knapsack"),
+        ({"allocation": {"stop": "hit", "rounds": 4}}, "rule hit_utility with stop hit"),
+        ({"allocation": {"budget": "tokens"}}, "budget tokens leaves some without"),
+        (
+            {"allocation": {"rounds": 64}, "rollout": {"shards": 1}},
+            "lower allocation.rounds (64)",
+        ),
         ({"rollout": {"pre_rollouts": 1}}, "rollout.pre_rollouts is 1: use at least 2"),
     ):
         with pytest.raises(ConfigError) as caught:

@@ -19,6 +19,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
+from common.model_files import weights_digest
 from common.redis import connect
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
 from deploy.launch.evaluation import (
@@ -28,7 +29,6 @@ from deploy.launch.evaluation import (
     load_benchmark,
     newest_version,
     on_version,
-    weights_digest,
 )
 from deploy.launch.local import evaluate_local
 from deploy.launch.redis_server import RedisServer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from allocator import allocate
+from allocator import Session
 from common.config.objective import GroupWeight
 from common.errors import RunError
 from common.types import Group
@@ -53,20 +53,21 @@ def test_as_if_takes_the_size_that_the_other_rule_would_have_given() -> None:
         group_weight(with_hits(1, G), settings, G)
 
 
-def sizes_of_phase_b(shards: int) -> np.ndarray:
-    """Δ (shards, G0 + 1) of a prompt with c = 0 .. G0 successes, among 14 others whose rates are the paper's
-    mix."""
+def sizes_of_phase_b(shards: int, prompts: int, each: int, least: int) -> np.ndarray:
+    """Δ (shards, G0 + 1) of a prompt with c = 0 .. G0 successes among prompts whose rates are the paper's
+    mix, at `each` Phase B rollouts a prompt and at least `least`."""
     rng = np.random.default_rng(0)
-    others = rng.binomial(G0, rng.beta(0.323, 0.143, (shards, 14)))
-    return np.array(
-        [
-            [int(allocate(np.array([c, *counts]), G0, 15 * (G - G0))[0]) for c in range(G0 + 1)]
-            for counts in others
-        ]
-    )
+    others = rng.binomial(G0, rng.beta(0.323, 0.143, (shards, prompts - 1)))
+
+    def size(counts: np.ndarray, c: int) -> int:
+        session = Session(prompts, prompts * each, least_extra=least)
+        session.tell(np.array([c, *counts]), G0)
+        return int(session.ask()[0])
+
+    return np.array([[size(counts, c) for c in range(G0 + 1)] for counts in others])
 
 
-SIZES = sizes_of_phase_b(12)
+PAPER = sizes_of_phase_b(12, 15, G - G0, 0)
 
 
 def mean_update(p: float, extra: int, c: int, unbiased: bool) -> float:
@@ -79,19 +80,30 @@ def mean_update(p: float, extra: int, c: int, unbiased: bool) -> float:
     return total
 
 
-def bias(p: float, unbiased: bool) -> float:
+def bias(p: float, unbiased: bool, sizes_by_shard: np.ndarray = PAPER) -> float:
     """Expected update over p(1 - p): over Phase A, the others of the shard and Phase B."""
     chance = binom.pmf(np.arange(G0 + 1), G0, p)
     total = 0.0
     for c in range(G0 + 1):
-        sizes, counts = np.unique(SIZES[:, c], return_counts=True)
+        sizes, counts = np.unique(sizes_by_shard[:, c], return_counts=True)
         values = [mean_update(p, int(extra), c, unbiased) for extra in sizes]
         total += chance[c] * float(np.average(values, weights=counts))
     return total / (p * (1 - p))
 
 
 def test_every_prompt_of_the_papers_mix_gets_a_phase_b() -> None:
-    assert SIZES.min() >= 1
+    assert PAPER.min() >= 1
+
+
+def test_with_few_rollouts_a_least_share_keeps_the_expectation() -> None:
+    """Three prompts with two Phase B rollouts each: one without a success may get none."""
+    few = (12, 3, 2)
+    assert sizes_of_phase_b(*few, least=0).min() == 0
+    with pytest.raises(ValueError, match="a group of 8 rollouts has no Phase B"):
+        bias(0.9, unbiased=True, sizes_by_shard=sizes_of_phase_b(*few, least=0))
+    for p in (0.03, 0.5, 0.9, 0.995):
+        sizes = sizes_of_phase_b(*few, least=1)
+        assert bias(p, unbiased=True, sizes_by_shard=sizes) == pytest.approx(1.0, abs=1e-10)
 
 
 @pytest.mark.parametrize(("p", "pooled"), [(0.03, 1.05), (0.5, 1.00), (0.995, 0.93)])
