@@ -23,6 +23,7 @@ from common.wire import SCHEMA
 # Where the parts are, how many there are, how much they do at a time, and how long it may take.
 MAY_CHANGE = (
     "run.folder",
+    "run.resources",
     "rollout.shards_in_flight",
     "rollout.samples_per_request",
     "rollout.time_limit_s",
@@ -41,6 +42,7 @@ MAY_CHANGE = (
     "queue.",
     "learner.steps",
     "learner.workers",
+    "learner.gpus",
     "learner.threads",
     "learner.tokens_per_microbatch",
     "learner.logit_chunk",

@@ -290,6 +290,11 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
     # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use
     # offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
+    on_gpu: dict[str, Any] = {}
+    if generator.gpu_kv_cache_gib is not None:
+        on_gpu["kv_cache_memory_bytes"] = int(generator.gpu_kv_cache_gib * 2**30)
+    if generator.max_batched_tokens is not None:
+        on_gpu["max_num_batched_tokens"] = generator.max_batched_tokens
     adapter = adapter_settings(config)
     with_adapter: dict[str, Any] = {}
     if adapter is not None:
@@ -313,7 +318,7 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         worker_extension_cls=f"{__package__}.worker_extension.WorkerExtension",
         enable_log_requests=False,
         **with_adapter,
-        **(whole_prompts if current_platform.is_cpu() else {}),
+        **(whole_prompts if current_platform.is_cpu() else on_gpu),
     )
 
 

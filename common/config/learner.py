@@ -27,6 +27,13 @@ class Learner(Section):
     steps: Count = Field(200, description="Optimizer steps of the run.")
     workers: Count = Field(1, description="Data-parallel ranks.")
     threads: Count = Field(1, description="CPU threads of one rank.")
+    gpus: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of a GPU reserved per rank; none: 1 where there are GPUs. Below 1 on one card "
+        "that generator and learner share.",
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
     tokens_per_microbatch: Count = Field(
         16384, description="Prompt and completion tokens of one micro-batch."

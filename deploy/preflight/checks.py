@@ -18,6 +18,7 @@ from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
+from deploy.preflight.memory import card_memory, run_target
 from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
 
@@ -31,6 +32,7 @@ CONFIGURATION: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     rollouts,
+    card_memory,
 )
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
@@ -45,6 +47,7 @@ CHECKS: tuple[Check, ...] = (
     machine.gpu_count,
     services.ray_token,
     services.ray_cluster,
+    card_memory,
     machine.memory,
     machine.shared_memory,
     machine.limits,
@@ -66,8 +69,10 @@ SHOWN_BY_CHECK = (
     "right answer",
     "wrong answer",
     "rollouts",
+    "resources",
+    "memory per part",
 )
-SHOWN_BY_RUN = ("evaluation", "rollouts")
+SHOWN_BY_RUN = ("evaluation", "rollouts", "resources")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -146,7 +151,7 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
     config = load(source, overrides)
     raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
     if "applications" not in raw:
-        return Target(config)
+        return run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
     try:

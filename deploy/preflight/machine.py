@@ -100,11 +100,11 @@ def enough_gpus(target: Target, have: float, who: str) -> Finding:
     asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
     key = "tensor_parallel" if generator.gpus is None else "gpus"
     each = getattr(generator, key) * asked
-    ranks = learner.workers * asked * target.trains
+    ranks = learner.workers * (learner.gpus or 1.0) * asked * target.trains
     need = generator.replicas * each + ranks
     says = (
         f"{who} {have:g}, the configuration asks for {need:g} = generator.replicas {generator.replicas} · "
-        f"generator.{key} {each:g} + learner.workers {ranks}"
+        f"generator.{key} {each:g} + learner.workers {ranks:g}"
     )
     fix = "lower these keys, use more GPUs, or none (generator.gpus null, weights.transport file or gloo)"
     return must(need <= have, "GPUs", says, fix)
@@ -127,15 +127,18 @@ def memory(target: Target) -> Iterator[Finding]:
 
 def memory_gib(target: Target) -> float:
     """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an
-    optimizer that was sent here, and the copy of the weights that rank 0 publishes from."""
+    optimizer that was sent here, and the copies of the weights that rank 0 publishes from and of the states
+    that checkpoints are written from. An adapter's are small."""
     config, learner = target.config, target.config.learner
-    weights = model_gib(config.model.path)
-    replica, rank, once = REPLICA_GIB, RANK_GIB, weights
+    weights, optimizer = model_gib(config.model.path), OPTIMIZER[config.model.dtype]
+    full = learner.lora is None
+    replica, rank = REPLICA_GIB, RANK_GIB
+    once = weights * (1 + (1 + optimizer) * learner.checkpoint_aside) * full
     if gpus():
-        once += weights * OPTIMIZER[config.model.dtype] * learner.offload_optimizer
+        once += weights * optimizer * learner.offload_optimizer * full
     else:
         replica += config.generator.kv_cache_gib + weights
-        rank += 4 * weights
+        rank += (4 if full else 1.5) * weights
     return BASE_GIB + config.generator.replicas * replica + target.trains * (learner.workers * rank + once)
 
 
@@ -197,8 +200,8 @@ def disk(target: Target) -> Iterator[Finding]:
     existing = next(p for p in (path, *path.parents) if p.exists())
     # Checkpoints kept, one being written, two weight versions and the final model; with keep_best the best,
     # what is being evaluated, what is due next, and one being written.
-    checkpoint = 1 + OPTIMIZER[config.model.dtype]
-    models = 3 + 4 * (config.learner.keep_best is not None)
+    checkpoint = (1 + OPTIMIZER[config.model.dtype]) * (config.learner.lora is None)
+    models = (3 if config.learner.lora is None else 1) + 4 * (config.learner.keep_best is not None)
     need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + models) + 1
     need += expected_gib(config)
     free = shutil.disk_usage(existing).free / GIB

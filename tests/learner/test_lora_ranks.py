@@ -72,8 +72,10 @@ for number, (stage, checkpointing, kl) in enumerate(cases):
     engine = Engine(config, rank, 2)
     norms = [step(engine), step(engine)]
     place = folder / str(number)
-    engine.save(place, "state")
-    norms.append(step(engine))
+    write = engine.save(place, "state")
+    norms.append(step(engine))  # what is written aside is the state before this step
+    write()
+    torch.distributed.barrier()
     after = published(engine)
     again = Engine(config, rank, 2)
     again.load(place, "state")
