@@ -90,6 +90,11 @@ class _Plan:
 
 
 def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
+    if plan.config.weights.transport == "nccl":
+        raise ConfigError(
+            "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file, "
+            "or gloo"
+        )
     plan.put("generator", replicas=1, gpus=0.5)
     plan.put("learner", workers=1, gpus=0.5)
     usable = card.gib * (1 - SPARE)

@@ -115,12 +115,7 @@ def test_settings_that_came_with_a_newer_version_are_no_change(redis_server: Red
     assert stored(client) == config_of()
 
 
-SET = {
-    "learner__wandb": "project",
-    "environment__max_replicas": 2,
-    "learner__gpus": 0.5,
-    "learner__keep_best": "pass@1",
-}  # null by default
+SET = {"learner__wandb": "project", "environment__max_replicas": 2, "learner__gpus": 0.5}  # null by default
 
 
 @pytest.mark.parametrize("key", MAY_CHANGE)
