@@ -1,8 +1,8 @@
 """The tutorial "your own task" as a new user does it: its files and its commands, in a folder of their own.
 
-What is changed, and why: ports are free ones and Ray's folder is a temporary one, because other tests and runs
-use the usual ones; `source` and `mkdir` are what the test does itself; the comparison with GRPO takes two
-steps; `ray start` stays in the foreground of a job, because `ray stop` would end every Ray of the machine.
+What is changed, and why: ports are free ones and Ray's folder is a temporary one, because other tests and
+runs use the usual ones; `source` and `mkdir` are what the test does itself; the comparison with GRPO takes
+two steps; `ray start` is a job of the shell, because `ray stop` would end every Ray of the machine.
 """
 
 import json
