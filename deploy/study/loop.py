@@ -14,6 +14,7 @@ import json
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -71,14 +72,15 @@ def run_cell(config: Config, every: int) -> Path:
     parts = _prepare(config)
     curves: dict[str, list[dict[str, float]]] = {name: [] for name in parts.watched}
     steps, began = [], time.monotonic()
-    with (folder / "groups.jsonl").open("w") as records:
+    # asyncio.run for each step would ask what handles SIGINT, which prints the result of the step before.
+    with (folder / "groups.jsonl").open("w") as records, closing(asyncio.new_event_loop()) as loop:
         for step in range(config.learner.steps + 1):
             if step % every == 0 or step == config.learner.steps:
                 for name, success in parts.watched.items():
                     curves[name].append({"step": step, **_figures(success(parts.engine.hf))})
             if step == config.learner.steps:
                 break
-            groups = asyncio.run(_batch(parts, step))
+            groups = loop.run_until_complete(_batch(parts, step))
             rates = _success_rates(parts, groups)
             steps.append(_train(parts, step, groups))
             lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
