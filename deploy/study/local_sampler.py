@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from actors.coordinator.shard import Draw
 from common.answers import format_reward
 from common.config import Config
 from common.types import Prompt, Rollout, VersionSpan
-from common.user_rewards import load_reward
+from common.user_rewards import Answer, user_reward
 from deploy.tasks.recall import one_of
 
 Sampled = list[tuple[list[int], list[float]]]
@@ -127,4 +128,8 @@ def _reward(name: str) -> Callable[[str, str, str], float]:
     math-verify."""
     if name == "format":
         return lambda prompt, text, gold: format_reward(text)
-    return one_of if name == "accuracy" else load_reward(name)
+    return one_of if name == "accuracy" else partial(_own, name)
+
+
+def _own(name: str, prompt: str, text: str, gold: str) -> float:
+    return user_reward(name, Answer(prompt, text, gold))

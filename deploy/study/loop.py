@@ -40,6 +40,7 @@ from deploy.study.merging import merged
 from deploy.tasks.recall import TRAINED, ExactSuccess, RecallTask, load_task
 from learner.batch import micro_batches
 from learner.engine import Engine, set_device
+from learner.extensions import compile_extensions
 from learner.records import group_record
 from learner.train import estimator_of, samples_at
 
@@ -125,6 +126,7 @@ def _prepare(config: Config) -> Parts:
     prompts = training_prompts(config, task, tokenizer)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     set_device(config, 0)
+    compile_extensions(lambda _: None)  # under a lock: cells of other processes compile the same
     if not is_initialized():
         init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     engine = Engine(config, rank=0, world=1)
