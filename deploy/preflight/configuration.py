@@ -149,9 +149,11 @@ def packages(target: Target) -> Iterator[Finding]:
     if learner.attention == "flash_attention_2" and target.trains:
         fix = "neither flash_attn nor kernels is installed: .venv/bin/pip install kernels, or use sdpa"
         yield must(bool(flash), "learner.attention", learner.attention, fix)
-    if learner.wandb and target.trains:
-        fix = "wandb is not installed: .venv/bin/pip install wandb, then wandb login, or set it to null"
-        yield must(find_spec("wandb") is not None, "learner.wandb", learner.wandb, fix)
+    trackers = (("wandb", learner.wandb, "wandb"), ("mlflow", learner.mlflow, "mlflow-skinny"))
+    for name, project, package in trackers if target.trains else ():
+        if project:
+            fix = f"{name} is not installed: .venv/bin/pip install '{package}', or set it to null"
+            yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
 
 
 def data(target: Target) -> Iterator[Finding]:
