@@ -92,8 +92,8 @@ class Wandb:
 
 class MLflow:
     """A run of MLflow, continued where RUN/mlflow-run names one. MLFLOW_TRACKING_URI says where; else it is
-    kept in RUN/mlflow. Names are `length.mean` for `length/mean`, as MLflow's folders hold no `reward` beside a
-    `reward/format`, and `pass_at_8` for `pass@8`."""
+    kept in RUN/mlflow. Names are `length.mean` for `length/mean`, as a folder of MLflow's cannot hold both
+    `reward` and `reward/format`, and `pass_at_8` for `pass@8`."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._config, self._run_dir = config, run_dir
