@@ -101,7 +101,7 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
     """What the run keeps of one trained group."""
     rollouts, old_new = group.rollouts, group.versions
     n = len(rollouts)
-    return {
+    record: GroupRecord = {
         "step": step,
         "batch": group.batch,
         "shard": group.shard,
@@ -127,6 +127,10 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
         "version_max": old_new[1],
         "mixed_phases": _versions(group, "A") != _versions(group, "B") if group.extra else False,
     }
+    if config.environment.path is not None:
+        record["turns"] = sum(len(r.turns) or 1 for r in rollouts)
+        record["given"] = sum(r.given for r in rollouts)
+    return record
 
 
 def _versions(group: Group, phase: str) -> set[int]:

@@ -107,9 +107,19 @@ class Texts:
         return spoken(self._tokenizer, frozenset(), tokens.tolist())
 
     def completion(self, rollout: Rollout) -> str:
-        """Without the token that ended it, and without special tokens."""
+        """Without the token that ended it, and without special tokens. Of several turns all, with what was
+        given between them as the model got it."""
+        if rollout.turns:
+            return "".join(self._turns(rollout))
         ids = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
         return spoken(self._tokenizer, self._silent, ids.tolist())
+
+    def _turns(self, rollout: Rollout) -> Iterator[str]:
+        at = 0
+        for turn in rollout.turns:
+            yield spoken(self._tokenizer, frozenset(), turn.given.tolist())
+            yield spoken(self._tokenizer, self._silent, rollout.tokens[at : at + turn.sampled].tolist())
+            at += turn.sampled
 
 
 def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -> pa.Table:

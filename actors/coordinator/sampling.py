@@ -77,6 +77,7 @@ def _rollout(completion: Completion, draw: Draw, scored: Scored, now: float) -> 
         rewards=scored.rewards,
         success=scored.success,
         round=draw.round,
+        turns=completion.turns,
         origin=replace(origin, scored=now) if origin else None,
     )
 

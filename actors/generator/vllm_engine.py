@@ -229,8 +229,7 @@ def _set_cpu_limits(config: Config) -> None:
 
 
 def _engine_args(config: Config) -> AsyncEngineArgs:
-    rollout, generator = config.rollout, config.generator
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    generator, longest = config.generator, config.longest
     # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use
     # offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}

@@ -19,11 +19,19 @@ from deploy.monitor.progress import working
 from deploy.preflight import configuration, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.rollouts import rollouts
+from deploy.preflight.sandbox import sandbox
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data, *TASK, rollouts)
+CONFIGURATION: tuple[Check, ...] = (
+    *NAMES,
+    configuration.family,
+    configuration.data,
+    configuration.evaluation,
+    *TASK,
+    rollouts,
+)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -43,12 +51,23 @@ CHECKS: tuple[Check, ...] = (
     machine.port,
     machine.disk,
     machine.build_lock,
+    sandbox,
     configuration.data,
+    configuration.evaluation,
     *TASK,
     rollouts,
 )
-SHOWN_BY_CHECK = ("allocation", "stop tokens", "prompt", "right answer", "wrong answer", "rollouts")
-SHOWN_BY_RUN = ("rollouts",)
+SHOWN_BY_CHECK = (
+    "allocation",
+    "evaluation",
+    "sandbox",
+    "stop tokens",
+    "prompt",
+    "right answer",
+    "wrong answer",
+    "rollouts",
+)
+SHOWN_BY_RUN = ("evaluation", "rollouts")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
