@@ -29,7 +29,8 @@ from common.load import load
 from common.types import Prompt
 from deploy.launch.evaluation import in_flight, load_benchmark
 from evaluation.benchmarks import find_benchmark
-from evaluation.evaluate import evaluate, request_seed
+from evaluation.evaluate import evaluate
+from evaluation.sampling import request_seed
 
 WARM_UP = 16
 

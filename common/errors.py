@@ -32,6 +32,11 @@ class Unavailable(Exception):
     `reward.wait_limit_s`."""
 
 
+class EnvironmentFault(Exception):
+    """An environment did what an episode cannot be made of: it failed, hung, changed the history, or gave no
+    success. The episode is sampled again, and after `environment.attempts` tries the run stops."""
+
+
 class NoRoom(RuntimeError):
     """A replica is full: nothing failed, the request waits for another place."""
 

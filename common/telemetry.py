@@ -27,7 +27,7 @@ HISTORY = 100_000
 FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
 SILENT_S = 10.0
 """A part that has not reported for so long counts as down."""
-TELEMETRY = 2
+TELEMETRY = 3
 """Version of what parts write about themselves; bump it on an incompatible change."""
 
 
@@ -53,11 +53,11 @@ class Telemetry:
         ):
             self.add(name, amount)
 
-    def allocation(self, successes: Sequence[int], extra: Sequence[int]) -> None:
-        """One shard was allocated: Phase A counts c_i, and what each received of Phase B."""
+    def allocation(self, rule: str, successes: Sequence[int], extra: Sequence[int]) -> None:
+        """`rule` divided one shard of n prompts: c_i and Δ_i, both (n,)."""
         for c, e in zip(successes, extra, strict=True):
-            self.add(f"phase_a:{c}", 1)
-            self.add(f"phase_b:{c}", e)
+            self.add(f"phase_a:{rule}:{c}", 1)
+            self.add(f"phase_b:{rule}:{c}", e)
 
     async def flush(self) -> None:
         added, self._added = self._added, {}

@@ -1,47 +1,26 @@
-"""Sample every problem N times and count what is correct: streaming, resumable, on the shard's own callables.
+"""Sample every problem N times and count what is correct: streaming, resumable, one JSON line per sample.
 
-    requests (problem, first sample, seed) ─► generate ─► score ─► one JSON line per sample ─► counts c(q)
-
-Knows neither Ray nor vLLM: `generate` and `score` are those of the shard (`actors.calls` makes them from
-Serve handles). A request draws up to `samples_per_request` completions. Its seed is the problem's seed plus
-the number of its first sample; vLLM adds the place within the request, so that sample j of a problem is the
-same however the samples are cut into requests, and what an interruption lost is drawn again as it was.
+missing samples ─► evaluation.sampling.draw ─► one JSON line per sample ─► counts c(q)
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Completion, Prompt, SamplingRequest, Scored
+from common.types import Completion, Prompt, Scored
 from evaluation.samples import Sample, append, open_samples
-
-Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
-Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Samples `done` of `total`; `tokens` and `seconds` of this call alone; `left_s` None before the first
-    result."""
-
-    done: int
-    total: int
-    tokens: int
-    seconds: float
-    left_s: float | None
+from evaluation.sampling import Generate, Meter, Progress, Request, Score, draw, request_seed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems."""
+    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems.
+    `versions` are the oldest and the newest weights that any token of them came from."""
 
     samples: int
     problems: NDArray[np.int64]
@@ -49,6 +28,7 @@ class Counts:
     formatted: NDArray[np.int64]
     tokens: NDArray[np.int64]
     cut: NDArray[np.int64]
+    versions: tuple[int, int] = (0, 0)
 
 
 async def evaluate(
@@ -76,19 +56,22 @@ async def evaluate(
     tally = _Tally(problems, samples)
     for sample in open_samples(out, identity, problems):
         tally.add(sample)
-    run = _Run(generate, score, out, seed, tally, progress)
-    todo = iter(_missing(problems, samples, samples_per_request, tally))
-    try:
-        async with asyncio.TaskGroup() as group:  # `in_flight` requests at a time, from one shared list
-            for _ in range(in_flight):
-                group.create_task(run.work(todo))
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+    meter = Meter(tally.done, tally.total, progress)
+
+    def take(request: Request, completions: Sequence[Completion], scored: Sequence[Scored]) -> None:
+        drawn = [
+            _sample(request, place, c, r)
+            for place, (c, r) in enumerate(zip(completions, scored, strict=True))
+        ]
+        new = [s for s in drawn if not tally.has(s.problem, s.sample)]
+        append(out, map(asdict, new))
+        for sample in new:
+            tally.add(sample)
+        meter.add(len(new), sum(s.length for s in drawn))
+
+    missing = _missing(problems, samples, samples_per_request, seed, tally)
+    await draw(missing, generate, score, take, in_flight)
     return tally.counts()
-
-
-Request = tuple[Prompt, int, int]
-"""Problem, first sample, number of samples."""
 
 
 class _Tally:
@@ -98,6 +81,7 @@ class _Tally:
         self._row = {p.index: i for i, p in enumerate(problems)}
         self._known = np.zeros((len(problems), samples), dtype=bool)
         self._sums = np.zeros((4, len(problems)), dtype=np.int64)
+        self._versions: tuple[int, int] | None = None
 
     def add(self, s: Sample) -> None:
         row = self._row[s.problem]
@@ -106,6 +90,8 @@ class _Tally:
         self._known[row, s.sample] = True
         formatted = s.rewards.get("format", 0.0) >= 1.0
         self._sums[:, row] += [s.success, formatted, s.length, s.finish_reason == "length"]
+        (old, new), seen = s.versions, self._versions or s.versions
+        self._versions = min(old, seen[0]), max(new, seen[1])
 
     def has(self, problem: int, sample: int) -> bool:
         return bool(self._known[self._row[problem], sample])
@@ -119,56 +105,10 @@ class _Tally:
         return self._known.size
 
     def counts(self) -> Counts:
-        return Counts(self._known.shape[1], np.array(list(self._row), dtype=np.int64), *self._sums)
-
-
-class _Run:
-    """One call: draws, scores, writes and counts."""
-
-    def __init__(
-        self,
-        generate: Generate,
-        score: Score,
-        out: Path,
-        seed: int,
-        tally: _Tally,
-        progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self._generate, self._score, self._out, self._seed = generate, score, out, seed
-        self._tally, self._progress = tally, progress
-        self._held, self._tokens, self._start = tally.done, 0, time.monotonic()
-
-    async def work(self, todo: Iterator[Request]) -> None:
-        for prompt, first, n in todo:
-            seed = request_seed(self._seed, prompt.index, first)
-            completions = await self._generate(SamplingRequest(prompt, n, seed))
-            scored = await self._score(prompt, completions)
-            self._keep(prompt, first, seed, list(zip(completions, scored, strict=True)))
-
-    def _keep(
-        self, prompt: Prompt, first: int, seed: int, scored: Sequence[tuple[Completion, Scored]]
-    ) -> None:
-        drawn = [_sample(prompt, first + j, seed, c, r) for j, (c, r) in enumerate(scored)]
-        new = [s for s in drawn if not self._tally.has(s.problem, s.sample)]
-        append(self._out, map(asdict, new))
-        for s in new:
-            self._tally.add(s)
-        self._tokens += sum(s.length for s in drawn)
-        if self._progress is not None:
-            self._progress(self._reading())
-
-    def _reading(self) -> Progress:
-        done, total = self._tally.done, self._tally.total
-        seconds, fresh = time.monotonic() - self._start, done - self._held
-        left = (total - done) * seconds / fresh if fresh else None
-        return Progress(done, total, self._tokens, seconds, left)
-
-
-def request_seed(seed: int, problem: int, first: int) -> int:
-    """Seed of the request that begins at sample `first` of a problem. No two samples of a problem share
-    theirs."""
-    digest = hashlib.blake2b(f"{seed}:{problem}".encode(), digest_size=4).digest()
-    return (int.from_bytes(digest, "big") >> 2) + first
+        problems = np.array(list(self._row), dtype=np.int64)
+        correct, formatted, tokens, cut = self._sums
+        versions = self._versions or (0, 0)
+        return Counts(self._known.shape[1], problems, correct, formatted, tokens, cut, versions)
 
 
 def _check(problems: Sequence[Prompt], samples: int, samples_per_request: int, in_flight: int) -> None:
@@ -185,22 +125,22 @@ def _check(problems: Sequence[Prompt], samples: int, samples_per_request: int, i
             raise ValueError(f"{name} must be at least 1, not {value}")
 
 
-def _missing(problems: Sequence[Prompt], samples: int, size: int, tally: _Tally) -> list[Request]:
+def _missing(problems: Sequence[Prompt], samples: int, size: int, seed: int, tally: _Tally) -> list[Request]:
     """The requests that any sample is missing of. Problems take turns, so that an interrupted run has all."""
     return [
-        (prompt, first, min(size, samples - first))
+        Request(prompt, first, min(size, samples - first), request_seed(seed, prompt.index, first))
         for first in range(0, samples, size)
         for prompt in problems
         if not all(tally.has(prompt.index, j) for j in range(first, min(first + size, samples)))
     ]
 
 
-def _sample(prompt: Prompt, number: int, seed: int, c: Completion, scored: Scored) -> Sample:
+def _sample(request: Request, place: int, c: Completion, scored: Scored) -> Sample:
     versions = [span.version for span in c.spans]
     return Sample(
-        problem=prompt.index,
-        sample=number,
-        seed=seed,
+        problem=request.prompt.index,
+        sample=request.first + place,
+        seed=request.seed,
         text=c.text,
         length=len(c.tokens),
         finish_reason=c.finish_reason,

@@ -191,7 +191,7 @@ class Coordination:
                 plan = await self._plans.remember(name, await next_round(shard, plan, sample, divide))
             await self._push(shard, plan, sample, planned=True)
         await self._services.cycles.complete(_report(shard, plan, time.monotonic() - started))
-        self._services.telemetry.allocation(plan.successes, plan.extra)
+        self._services.telemetry.allocation(plan.rule, plan.successes, plan.extra)
         await self._services.telemetry.flush()
 
     def _divide(self, shard: Shard) -> Divide:

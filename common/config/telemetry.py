@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,11 @@ from common.config.base import Count, Seconds, Section
 
 class Telemetry(Section):
     logs: Literal["text", "json"] = Field("text", description="Form of log lines.")
+    on_alert: str | None = Field(
+        None,
+        description="Where warnings and the end of a run go as JSON: an http(s) address, or a command that "
+        "gets it on standard input; none: nowhere.",
+    )
     stall_s: Seconds = Field(
         300.0, description="No progress for so long: the run says which part it waits for."
     )
@@ -21,12 +27,44 @@ class Telemetry(Section):
         (), description="Names by which the page may be asked for besides localhost and addresses."
     )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
+    rollouts: Literal["all", "sample", "none"] = Field(
+        "all",
+        description="Which trained rollouts RUN/rollouts keeps: all, those of a share of the prompts, or "
+        "none.",
+    )
+    rollouts_share: float = Field(
+        0.1, gt=0, le=1, description="Share of the prompts whose rollouts `sample` keeps."
+    )
+    rollouts_logprobs: bool = Field(
+        False, description="Keep token ids and log-probs too: about three times the size."
+    )
+    rollouts_gib: float = Field(
+        20.0, gt=0, description="RUN/rollouts holds at most so many GiB: files of the oldest steps go first."
+    )
+
+    @field_validator("on_alert")
+    @classmethod
+    def _on_alert(cls, value: str | None) -> str | None:
+        if value is None or value.startswith(("http://", "https://")):
+            return value
+        if "://" in value or not shlex.split(value):
+            raise ValueError("write an address that begins with http:// or https://, or a command")
+        return value
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems, before and after a `hora run`."""
+    """Pass@K on held-out problems: before and after a `hora run`, and with `every` during training too."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
+    every: Count | None = Field(
+        None,
+        description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
+        "the generators that train, behind the rollouts of training. none: before and after `hora run` only.",
+    )
+    max_sequences: Count = Field(
+        32,
+        description="Most completions of an evaluation during training that one replica samples at a time.",
+    )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")

@@ -7,7 +7,6 @@ Written to RUN/summary.json and printed. The evaluations are resumable sample fi
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,10 @@ from rich.table import Table
 from common.config import Config
 from common.files import replace_text
 from common.records import GroupRecord
+from deploy.launch.best import read_best
 from deploy.launch.evaluation import read_run_results
 from deploy.monitor.pace import Pace
+from evaluation.phase_b import PhaseB, counted
 from evaluation.results import Result
 
 
@@ -40,6 +41,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "rollouts_per_second": pace.per_second("rollouts_in"),
         "tokens_per_second": pace.per_second("tokens_in"),
         "evaluation": [_evaluation(r) for r in read_run_results(config, run_dir)],
+        "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
         "plain_grpo": _never_allocated(config, groups),
         "model": str(run_dir / "model"),
@@ -65,20 +67,14 @@ def _never_allocated(config: Config, groups: list[GroupRecord]) -> str:
 
 
 def phase_b_share(groups: list[GroupRecord]) -> list[dict[str, float]]:
-    """Per c_i: share of prompts with that count after Phase A, and share of Phase B they received.
-
-    Batches of the warm-up are left out: their allocation is uniform by design.
-    """
-    chosen = [g for g in groups if g["rule"] != "uniform"] or groups
-    prompts: dict[int, int] = defaultdict(int)
-    extra: dict[int, int] = defaultdict(int)
-    for g in chosen:
-        prompts[g["successes"]] += 1
-        extra[g["successes"]] += g["extra"]
-    spent = sum(extra.values()) or 1
+    """Per c_i that occurred: share of prompts with that count, and share of Phase B that they received."""
+    yes = counted([g["rule"] for g in groups])
+    chosen = [g for g, of_a_counted_cycle in zip(groups, yes, strict=True) if of_a_counted_cycle]
+    found = PhaseB.count([g["successes"] for g in chosen], [g["extra"] for g in chosen], 0)
     return [
-        {"successes": c, "prompts": prompts[c] / len(chosen), "phase_b": extra[c] / spent}
-        for c in sorted(prompts)
+        {"successes": s.low, "prompts": s.prompts, "phase_b": s.phase_b or 0.0}
+        for s in found.shares()
+        if s.prompts
     ]
 
 

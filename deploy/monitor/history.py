@@ -1,7 +1,8 @@
 """What a run was like so far, for charts: a bounded number of points however long the run, read bit by bit.
 
 Series by step come from the learner's stream, flows from the samples that readings leave behind, and the
-share of Phase B by c_i (the paper's allocation figure) from the shard reports.
+share of Phase B by c_i (the paper's allocation figure) from the shard reports; `evaluation.phase_b` says
+which batches count.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import Any
 
 from common.config import Config
 from common.keys import Keys
+from common.records import ShardReport
 from common.redis import Redis
 from common.state import read_state
 from common.telemetry import FLOWS
 from deploy.monitor.run_state import numbers
+from evaluation.phase_b import PhaseB, Share, classes, counted, total
 
 POINTS = 400
 KEPT = 4 * POINTS
@@ -48,7 +51,7 @@ class History:
         self._steps: dict[int, dict[str, float]] = {}
         self._samples: list[dict[str, float]] = []
         self._every, self._seen = 1, 0
-        self._shares: dict[int, tuple[list[int], list[int]]] = {}
+        self._phase_b: dict[int, tuple[str, PhaseB]] = {}
         self._last_step = self._last_sample = "0"
         self._next_batch = 0
 
@@ -97,12 +100,9 @@ class History:
             found = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
             if not all(found):
                 return
-            prompts, extra = [0] * (trials + 1), [0] * (trials + 1)
-            for report in (json.loads(f) for f in found if f):
-                for c, e in zip(report["successes"], report["extra"], strict=True):
-                    prompts[c] += 1
-                    extra[c] += e
-            self._shares[batch] = (prompts, extra)
+            reports: list[ShardReport] = [json.loads(f) for f in found if f]
+            of_shards = [(r["rule"], PhaseB.count(r["successes"], r["extra"], trials)) for r in reports]
+            self._phase_b[batch] = (reports[0]["rule"], total(of_shards, trials))
             self._next_batch = batch + 1
 
     def _flow(self) -> dict[str, list[float | None]]:
@@ -121,25 +121,16 @@ class History:
         }
 
     def _share_columns(self, buckets: list[tuple[int, int]]) -> dict[str, Any]:
-        batches = sorted(self._shares)
-
-        def share(column: int, low: int, high: int) -> list[float | None]:
-            rows = [self._shares[b][column] for b in batches]
-            return [sum(row[low : high + 1]) / total if (total := sum(row)) else None for row in rows]
-
+        cycles = sorted(self._phase_b.items())
+        chosen = counted([rule for _, (rule, _) in cycles])
+        shown = [(batch, found) for (batch, (_, found)), yes in zip(cycles, chosen, strict=True) if yes]
+        columns = list(zip(*(found.shares(buckets) for _, found in shown), strict=True))
         return {
-            "batch": _thin([float(b) for b in batches]),
-            "classes": [f"{low}" if low == high else f"{low}-{high}" for low, high in buckets],
-            "prompts": [_thin(share(0, low, high)) for low, high in buckets],
-            "phase_b": [_thin(share(1, low, high)) for low, high in buckets],
+            "batch": _thin([float(batch) for batch, _ in shown]),
+            "classes": [Share(low, high, None, None).name for low, high in buckets],
+            "prompts": [_thin([share.prompts for share in column]) for column in columns],
+            "phase_b": [_thin([share.phase_b for share in column]) for column in columns],
         }
-
-
-def classes(trials: int) -> list[tuple[int, int]]:
-    """The paper's classes of c_i for any G0: none right, few, many, all right (0, 1-3, 4-7, 8 of 8)."""
-    middle = trials // 2
-    few, many = (1, middle - 1), (max(1, middle), trials - 1)
-    return [(0, 0), *(b for b in (few, many) if b[0] <= b[1]), (trials, trials)]
 
 
 def _since(client: Redis, stream: str, last: str) -> list[tuple[str, dict[bytes, bytes]]]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import redis
 
 from common.config import Config
@@ -20,6 +21,7 @@ from common.queue import depth_of
 from common.state import SharedState, read_config
 from common.telemetry import FLOWS, TELEMETRY
 from deploy.monitor.warnings import Kind, Warning, warnings
+from evaluation.phase_b import PhaseB, Share, total
 
 GONE_S = 60.0
 WINDOW_S = 60.0
@@ -75,7 +77,8 @@ class RunState:
     step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
     `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
     `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
-    and `phase_b[c]` rollouts went to them. `evaluations[v]` holds pass@k by name for weight version v.
+    and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds
+    the shares for each c. `evaluations[v]` holds pass@k by name for weight version v.
     """
 
     run: str
@@ -107,6 +110,7 @@ class RunState:
     lag: dict[str, float]
     phase_a: dict[int, int]
     phase_b: dict[int, int]
+    shares: tuple[Share, ...]
     learner: dict[str, Any]
     evaluations: dict[int, dict[str, float]]
     parts: tuple[Part, ...]
@@ -170,8 +174,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         rates=_rates(samples, totals, now),
         totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
-        phase_a=_by_count(totals, "phase_a:"),
-        phase_b=_by_count(totals, "phase_b:"),
+        **_allocation(totals, config.rollout.pre_rollouts),
         learner=learner,
         evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
         parts=parts,
@@ -267,9 +270,24 @@ def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
     return {**sparks, "depth": [s["depth"] for s in samples]}
 
 
-def _by_count(totals: Mapping[str, int], prefix: str) -> dict[int, int]:
-    found = {int(k.removeprefix(prefix)): v for k, v in totals.items() if k.startswith(prefix)}
-    return dict(sorted(found.items()))
+def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
+    """Where Phase B went, from the counters of `Telemetry.allocation`; nothing before the first shard."""
+    found = {k: v for k, v in totals.items() if k.startswith(("phase_a:", "phase_b:"))}
+    rules = dict.fromkeys(k.partition(":")[2].rpartition(":")[0] for k in found)
+    phase_b = total([(rule, _of_rule(found, rule, trials)) for rule in rules], trials)
+    return {
+        "phase_a": dict(enumerate(phase_b.prompts.tolist())) if found else {},
+        "phase_b": dict(enumerate(phase_b.rollouts.tolist())) if found else {},
+        "shares": tuple(phase_b.shares()) if found else (),
+    }
+
+
+def _of_rule(counters: Mapping[str, int], rule: str, trials: int) -> PhaseB:
+    of_phase = [
+        [counters.get(f"{phase}:{rule}:{c}", 0) for c in range(trials + 1)]
+        for phase in ("phase_a", "phase_b")
+    ]
+    return PhaseB(*map(np.array, of_phase))
 
 
 def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:

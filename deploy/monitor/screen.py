@@ -11,10 +11,13 @@ from rich.text import Text
 
 from common.telemetry import SILENT_S
 from deploy.monitor.run_state import Part, RunState
+from evaluation.results import span
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110
 """Columns from which replicas and allocation stand beside each other, so that 30 rows hold everything."""
+CURVE = 8
+"""Columns of the curve of a Pass@K."""
 REPLICAS = 8
 """Of each kind; those in trouble come first, the others are added up."""
 TOLD = 0.01
@@ -26,7 +29,7 @@ def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableTyp
     """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
     parts += [Text(), _flows(state, width), Text(), _learner(state), *_evaluation(state), Text()]
-    if not state.phase_a:
+    if not state.shares:
         parts.append(_replicas(state))
     elif width < SIDE_BY_SIDE:
         parts += [_replicas(state), Text(), _allocation(state, width)]
@@ -134,16 +137,27 @@ def _learner(state: RunState) -> RenderableType:
 
 
 def _evaluation(state: RunState) -> list[Text]:
-    """The newest Pass@K, if any."""
+    """The newest Pass@K, if any, and the curves where there were evaluations during training."""
     if not state.evaluations:
         return []
-    version = max(state.evaluations)
-    shown = "  ".join(
-        f"{name} {value:.1%}"
-        for name, value in state.evaluations[version].items()
-        if name.startswith("pass@")
-    )
-    return [Text(f"held out v{version}  {shown}", no_wrap=True, overflow="ellipsis")]
+    found = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
+    lines = [f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in found.items())]
+    if len(state.evaluations) > 2:
+        curves = "  ".join(f"{k} {sparkline(_curve(state, k), CURVE)}" for k in found)
+        lines.append(f"over {len(state.evaluations)} evaluations  {curves}")
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def weights_of(state: RunState) -> str:
+    """The weights that the newest evaluation sampled: `v20`, or `v20 to v23` where they changed under it."""
+    newest = max(state.evaluations)
+    found = state.evaluations[newest]
+    return span(int(found.get("version/min", newest)), int(found.get("version/max", newest)))
+
+
+def _curve(state: RunState, name: str) -> list[float]:
+    """Pass@K of all evaluations, by step."""
+    return [found[name] for _, found in sorted(state.evaluations.items()) if name in found]
 
 
 def _replicas(state: RunState) -> RenderableType:
@@ -233,14 +247,13 @@ def _allocation(state: RunState, width: int) -> Table:
     table = Table.grid(padding=(0, 2))
     for justify in ("right", "right", "left", "right", "left"):
         table.add_column(justify=justify)  # type: ignore[arg-type]
-    prompts, extra = sum(state.phase_a.values()), sum(state.phase_b.values()) or 1
-    most = max(*(n / prompts for n in state.phase_a.values()), *(n / extra for n in state.phase_b.values()))
+    most = max(share or 0.0 for s in state.shares for share in (s.prompts, s.phase_b))
     bar = max(8, min(30, (width - 32) // 2)) / most
     table.add_row(*(Text(t, "dim") for t in ("c", "prompts", "", "Phase B", "")))
-    for c in range(state.pre_rollouts + 1):
-        a, b = state.phase_a.get(c, 0) / prompts, state.phase_b.get(c, 0) / extra
+    for s in state.shares:
+        a, b = s.prompts or 0.0, s.phase_b or 0.0
         table.add_row(
-            str(c),
+            s.name,
             f"{a:.1%}",
             Text("█" * round(a * bar), "cyan"),
             f"{b:.1%}",

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -47,7 +47,7 @@ class RunRecord:
     """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did,
     `resume` is the command that goes on with it, `seen` when its launcher last said that it was there.
     `machine` and `ticks` name the process for good (`deploy/runs/process.py`); `silent_s` is how long ago the
-    record was written when it was read."""
+    record was written when it was read; `weights` is a fingerprint of the initial policy's weights."""
 
     run: str
     state: State
@@ -59,6 +59,7 @@ class RunRecord:
     host: str = ""
     resume: str = ""
     seen: float = 0.0
+    weights: str = ""
 
     machine: str = ""
     ticks: int = 0
@@ -87,12 +88,16 @@ class RunFile:
     """`run.json` of one run folder. Written by the launcher, read by every command that is given the
     folder."""
 
-    def __init__(self, run_dir: Path | str) -> None:
+    def __init__(self, run_dir: Path | str, on_end: Callable[[State, str], None] | None = None) -> None:
+        """`on_end` is called with the state and the reason when this object says how the run ended."""
+        self._on_end = on_end
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
         self._lock = threading.Lock()
 
-    def start(self, run: str, pid: int, *, http_port: int | None = None, resume: str = "") -> None:
+    def start(
+        self, run: str, pid: int, *, http_port: int | None = None, resume: str = "", weights: str = ""
+    ) -> None:
         """Say that process `pid` of this machine runs `run` here from now on."""
         self._write(
             RunRecord(
@@ -104,6 +109,7 @@ class RunFile:
                 host=socket.gethostname(),
                 resume=resume,
                 seen=time.time(),
+                weights=weights,
                 machine=this_machine(),
                 ticks=start_ticks(pid) or 0,
             )
@@ -113,17 +119,25 @@ class RunFile:
         """Say how it ended."""
         with self._lock:  # nothing that is said later brings it back to life
             self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+        if self._on_end is not None:
+            self._on_end(state, reason)
 
     @contextmanager
     def recorded(
-        self, run: str, resume: str, console: Console, *, http_port: int | None = None
+        self,
+        run: str,
+        resume: str,
+        console: Console,
+        *,
+        http_port: int | None = None,
+        weights: str = "",
     ) -> Iterator[None]:
         """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
         self.refuse_if_alive()
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.start(run, os.getpid(), http_port=http_port, resume=resume)
+        self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
         try:
             with self._beating():
                 yield
@@ -237,9 +251,11 @@ def has_run(config: Config) -> bool:
 
 
 def write_config(run_dir: Path, config: Config) -> None:
-    """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
+    """RUN/config.yaml; where it may hold a secret (queue.url, telemetry.on_alert) its owner alone may read
+    it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    mode = 0o600 if has_password(config.queue.url or "") else 0o666
+    secret = has_password(config.queue.url or "") or config.telemetry.on_alert
+    mode = 0o600 if secret else 0o666
     replace_text(run_dir / CONFIG, dump_yaml(config), mode)
 
 

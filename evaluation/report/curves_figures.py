@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 Arms = Mapping[str, Mapping[str, Array]]
 
 
-def curves_figure(arms: Arms, k: int) -> Figure:
+def pass_rates_figure(arms: Arms, k: int) -> Figure:
     """Pass@1 and Pass@K over steps: the mean over seeds with its 95% t interval as a band."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     axes = figure.subplots(1, 2)

@@ -22,7 +22,7 @@ from evaluation.report.curves import (
     figure_of,
     load_curve,
 )
-from evaluation.report.curves_figures import curves_figure, forest_figure, frontier_figure, power_figure
+from evaluation.report.curves_figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
 from evaluation.report.figures import save
 from evaluation.report.paired import Difference, detectable, not_inferior
 from evaluation.run_folders import RunFolderError
@@ -58,7 +58,7 @@ def report_curves(
     decided = {arm for c in compared for arm in (c.arm, c.baseline)}
     shown = {arm: seeds for arm, seeds in curves.items() if arm in decided} if decided else curves
     drawn = {
-        "curves": curves_figure(_watched(shown, rules), rules.pass_at),
+        "curves": pass_rates_figure(_watched(shown, rules), rules.pass_at),
         "frontier": frontier_figure(_watched(shown, rules), rules.pass_at),
         "forest": forest_figure(
             [(_title(c), c.primary) for c in compared], [(_title(c), c.primary) for c in explored]

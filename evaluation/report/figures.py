@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from allocator.calibration import Reliability
 from evaluation.pass_at_k import Estimate
+from evaluation.phase_b import PhaseB, Share, classes
 from evaluation.report.smoothing import moving_average
 
 if TYPE_CHECKING:
@@ -84,39 +85,36 @@ def allocation_figure(*runs: Run) -> Figure:
     )
     figure, (left, right) = _grid(2, width=5.2, height=3.6)
     top = int(trials.max(initial=1))
-    _average_panel(left, counts, extra, top)
-    _dynamics_panel(right, step, counts, extra, top)
+    _average_panel(left, PhaseB.count(counts, extra, top).shares())
+    steps, first = np.unique(np.sort(step), return_index=True)
+    by_step = np.split(np.argsort(step, kind="stable"), first[1:])
+    _dynamics_panel(right, steps, [PhaseB.count(counts[of], extra[of], top) for of in by_step], classes(top))
     return figure
 
 
-def _average_panel(axis: Axes, counts: Array, extra: Array, top: int) -> None:
-    k = np.arange(top + 1)
-    seen = np.bincount(counts.astype(int), minlength=top + 1) / max(1, len(counts))
-    spent = np.bincount(counts.astype(int), weights=extra, minlength=top + 1) / max(1.0, extra.sum())
-    axis.bar(k - 0.2, seen, 0.4, label="share of prompts", color=BASE)
-    axis.bar(k + 0.2, spent, 0.4, label="share of Phase B rollouts", color=COLORS[0])
+def _average_panel(axis: Axes, shares: Sequence[Share]) -> None:
+    k = np.arange(len(shares))
+    axis.bar(k - 0.2, [s.prompts or 0.0 for s in shares], 0.4, label="share of prompts", color=BASE)
+    axis.bar(
+        k + 0.2, [s.phase_b or 0.0 for s in shares], 0.4, label="share of Phase B rollouts", color=COLORS[0]
+    )
     axis.set_xticks(k)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axis.set(title="Average over training", xlabel=r"correct pre-rollouts $c_i$", ylabel="share")
     axis.legend(frameon=False, fontsize=8)
 
 
-def _dynamics_panel(axis: Axes, step: Array, counts: Array, extra: Array, top: int) -> None:
-    half = (top + 1) // 2
-    classes = [("$c_i=0$", 0, 0), _between(1, half - 1), _between(half, top - 1), (f"$c_i={top}$", top, top)]
-    steps, place = np.unique(step, return_inverse=True)
-    whole = np.bincount(place, weights=extra, minlength=len(steps))
-    for (name, low, high), color, marker in zip(classes, COLORS, MARKERS, strict=False):
-        if high < low:
-            continue
-        inside = (counts >= low) & (counts <= high)
-        part = np.bincount(place, weights=extra * inside, minlength=len(steps))
-        share = np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole > 0)
-        every = max(1, len(steps) // 8)
+def _dynamics_panel(
+    axis: Axes, steps: Array, by_step: Sequence[PhaseB], classes_of_c: Sequence[tuple[int, int]]
+) -> None:
+    columns = zip(*(found.shares(classes_of_c) for found in by_step), strict=True)
+    every = max(1, len(steps) // 8)
+    for column, color, marker in zip(columns, COLORS, MARKERS, strict=False):
+        share = np.array([s.phase_b for s in column], dtype=np.float64)
         axis.plot(
             steps,
             moving_average(share, 6),
-            label=name,
+            label=f"$c_i$ = {column[0].name}",
             color=color,
             marker=marker,
             markevery=every,
@@ -130,11 +128,7 @@ def _dynamics_panel(axis: Axes, step: Array, counts: Array, extra: Array, top: i
     axis.legend(frameon=False, fontsize=8)
 
 
-def _between(low: int, high: int) -> tuple[str, int, int]:
-    return (f"$c_i={low}$" if low == high else f"$c_i={low}$ to ${high}$"), low, high
-
-
-def curves_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -> Figure:
+def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -> Figure:
     """Step metrics over training, one panel per (metric, axis label), one line per run.
 
     Smoothed as in the paper's appendix: centred average of window max(5, n/30), shrinking at the ends.
@@ -158,10 +152,25 @@ def curves_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) -
     return figure
 
 
+def curves_figure(
+    lines: Mapping[str, tuple[Array, Array, Array]], names: Sequence[str], metric: str, over: str
+) -> Figure:
+    """One metric of several runs, each (x, smoothed, as measured); a run keeps its colour over all figures of
+    `names`."""
+    figure, [axis] = _grid(1, width=9.2, height=3.4)
+    for name, (x, smooth, measured) in lines.items():
+        color = COLORS[names.index(name) % len(COLORS)]
+        axis.plot(x, measured, color=color, alpha=0.25, linewidth=0.8)
+        axis.plot(x, smooth, color=color, label=name)
+    axis.set(xlabel=over, ylabel=metric)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, str]]) -> Figure:
     """Step metrics of the arms of a study: mean over seeds with their range from least to most as a band.
 
-    Smoothed as `curves_figure`. A step counts when every seed of its arm reached it.
+    Smoothed as `metrics_figure`. A step counts when every seed of its arm reached it.
     """
     figure, axes = _grid(len(metrics), width=4.6, height=3.2)
     styles = _styles(list(arms))

@@ -1,29 +1,23 @@
-"""Prompts with a hit by difficulty: what the posterior promised when the budget was divided, and what
-came."""
+"""Prompts with a hit, by Phase A's count: expected by the posterior when Phase B was divided, and realised.
+
+Every cycle counts, those of the warm-up too: the expectation holds for any division.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, lgamma
 
 import numpy as np
 
+from evaluation.phase_b import Share, classes
 from evaluation.run_folders import Run
-
-CLASSES: tuple[tuple[str, Callable[[float], bool]], ...] = (
-    ("no hit in Phase A", lambda share: share == 0.0),
-    ("up to a quarter right", lambda share: 0.0 < share <= 0.25),
-    ("up to three quarters", lambda share: 0.25 < share < 0.75),
-    ("more", lambda share: 0.75 <= share < 1.0),
-    ("all right", lambda share: share == 1.0),
-    ("all prompts", lambda share: True),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class HitRow:
-    """Groups of one class of difficulty: how many, their mean size, and shares with a hit, in the whole group
+    """Groups of one class of c_i: how many, their mean size, and shares with a hit, in the whole group
     and in Phase B."""
 
     title: str
@@ -36,7 +30,7 @@ class HitRow:
 
 
 def hits_by_difficulty(run: Run) -> list[HitRow]:
-    """One row for each class that has groups, the class being Phase A's share of successes c/G0."""
+    """One row for each class of c_i (`evaluation.phase_b.classes`) that has groups, and one for all."""
     if not len(run.rules):
         return []
     c, trials, size = (run.groups[name] for name in ("successes", "trials", "size"))
@@ -48,8 +42,10 @@ def hits_by_difficulty(run: Run) -> list[HitRow]:
     )
     more = run.groups["hits"] > c
     rows = []
-    for title, belongs in CLASSES:
-        of = np.array([belongs(share) for share in c / trials])
+    top = int(trials.max())
+    for low, high in [*classes(top), (0, top)]:
+        title = "all" if high - low == top else Share(low, high, None, None).name
+        of = (low <= c) & (c <= high)
         if of.any():
             expected, realised = np.where(c > 0, 1.0, promised)[of], (run.groups["hits"] > 0)[of]
             means = (float(x.mean()) for x in (size[of], expected, realised, promised[of], more[of]))

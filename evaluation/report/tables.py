@@ -9,8 +9,9 @@ import numpy as np
 
 from evaluation.benchmarks import BENCHMARKS
 from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
+from evaluation.phase_b import PhaseB
 from evaluation.results import Result
-from evaluation.run_folders import Run, RunFolderError, check_same_problems, short_names
+from evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Summary:
 
     name: str
     method: str
+    started: str
     steps: int
     groups: int
     rollouts: int
@@ -71,10 +73,12 @@ def summarise(name: str, run: Run) -> Summary:
     extra, counts, trials = (
         run.groups[field][run.outside_warm_up] for field in ("extra", "successes", "trials")
     )
-    spent, signal = float(extra.sum()), run.steps.get("groups/zero_signal", np.array([]))
+    none, *_, all_right = PhaseB.count(counts, extra, int(trials.max(initial=1))).shares()
+    signal = run.steps.get("groups/zero_signal", np.array([]))
     return Summary(
         name=name,
         method=run.method,
+        started=run.started or "–",
         steps=len(next(iter(run.steps.values()), np.unique(run.groups["step"]))),
         groups=len(size),
         rollouts=int(size.sum()),
@@ -82,8 +86,8 @@ def summarise(name: str, run: Run) -> Summary:
         tokens=int(run.groups["tokens"].sum()),
         share_hit=float((hits > 0).mean()) if len(hits) else None,
         share_zero_signal=float(np.nanmean(signal)) if len(signal) else None,
-        phase_b_to_none=float(extra[counts == 0].sum()) / spent if spent else None,
-        phase_b_to_all=float(extra[counts == trials].sum()) / spent if spent else None,
+        phase_b_to_none=none.phase_b,
+        phase_b_to_all=all_right.phase_b,
     )
 
 
@@ -120,8 +124,7 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
     RunFolderError where the results of a model on one benchmark are of different problems.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
-    for path, model in short_names(dict.fromkeys(run.model for run in runs)).items():
-        mine = [run for run in runs if run.model == path]
+    for model, mine in by_model(runs).items():
         found = [("Base", r) for run in mine for r in run.base()]
         found += [
             (run.method, r) for run in sorted(mine, key=lambda r: "HORA" in r.method) for r in run.latest()

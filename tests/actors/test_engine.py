@@ -25,14 +25,24 @@ def test_a_completion_that_outlives_its_limit_is_cut_and_counted() -> None:
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
 
     async def run() -> None:
-        engine = Engine(config)
+        engine = Engine(config, "a1b2")
         try:
             await engine.label(3)
+            began = time.time()
             whole = await engine.generate(prompt, 8, seed=1, temperature=1.0)
+            for origin in (c.origin for c in whole):
+                assert origin is not None
+                assert origin.replica == "a1b2"
+                assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
+            longest = max(whole, key=lambda c: len(c.tokens))
+            assert longest.origin is not None
+            assert longest.origin.done >= max(c.origin.done for c in whole if c.origin) - 1e-3
             assert engine.cut == 0
             short = await _hurried(engine, prompt)
             cut = [s for s, w in zip(short, whole, strict=True) if len(s.tokens) < len(w.tokens)]
             assert engine.cut == len(cut) > 0
+            assert all(s.origin for s in short)
+            assert not engine._sequences._ended  # what nobody takes must not pile up
             assert {s.finish_reason for s in cut} == {"length"}
             for s, w in zip(short, whole, strict=True):
                 n = len(s.tokens)

@@ -1,4 +1,4 @@
-"""A study's measurements in one file: what comes out is what was measured, and all figures are drawn of it."""
+"""A study in one file: what comes out is what was measured, and all figures are drawn of it."""
 
 import json
 from pathlib import Path

@@ -17,9 +17,9 @@ from common.load import load
 from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from deploy.cli import app
 from deploy.launch.counting import choose
-from evaluation.evaluate import Progress
 from evaluation.plan.collect import collect
 from evaluation.plan.counts import CountsError, read_counts
+from evaluation.sampling import Progress
 
 ABOUT = {"model": "dice", "temperature": 1.0}
 SAMPLES = 20

@@ -16,8 +16,9 @@ from common.config import Config, Data
 from common.datasets import DataError, Leak, load_dataset
 from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, known_leaks, parse_ks
-from evaluation.evaluate import Counts, Progress, evaluate
+from evaluation.evaluate import Counts, evaluate
 from evaluation.samples import SampleFileError
+from evaluation.sampling import Progress
 
 ABOUT = {"model": "dice", "temperature": 1.0}
 

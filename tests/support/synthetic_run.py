@@ -40,10 +40,15 @@ def config_of(run: str, **sections: Any) -> Config:
 
 class SyntheticRun:
     """Walks `config`'s run batch by batch. Everything it writes goes through the modules the real parts
-    use."""
+    use. The first `warm_up` batches are divided uniformly; `groups` are those pushed so far."""
 
-    def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0) -> None:
-        self.config, self.keys = config, Keys(config.run.name)
+    def __init__(self, url: str, config: Config, length: int = 24, seed: int = 0, warm_up: int = 0) -> None:
+        self.config, self.keys, self.groups, self._warm_up = (
+            config,
+            Keys(config.run.name),
+            list[Group](),
+            warm_up,
+        )
         self.redis: Any = connect(url)
         self._url, self._length = url, length
         self._random = np.random.default_rng(seed)
@@ -65,11 +70,14 @@ class SyntheticRun:
                     if await producer.push(group):
                         telemetry.group_in(group)
                         self.pushed += 1
+                        self.groups.append(group)
                     await telemetry.flush()
                 successes, extra = [g.successes for g in groups], [g.extra for g in groups]
-                report = {"batch": batch, "shard": shard, "successes": successes, "extra": extra}
+                rule = groups[0].rule
+                report = {"batch": batch, "shard": shard, "rule": rule}
+                report |= {"successes": successes, "extra": extra}
                 await client.hset(self.keys.shards, f"{batch}:{shard}", json.dumps(report))
-                telemetry.allocation(successes, extra)
+                telemetry.allocation(rule, successes, extra)
                 await telemetry.flush()
         finally:
             await client.aclose()
@@ -168,7 +176,8 @@ class SyntheticRun:
         rollout = self.config.rollout
         n, trials = rollout.prompts_per_shard, rollout.pre_rollouts
         counts = self._random.binomial(trials, self._random.beta(0.4, 0.3, n))
-        weight = (trials + 1 - counts).astype(float) ** min(2.0, batch / 8)
+        power = 0.0 if batch < self._warm_up else min(2.0, (batch + 1) / 8)
+        weight = (trials + 1 - counts).astype(float) ** power
         share = np.floor(rollout.shard_budget * weight / weight.sum()).astype(int)
         share[: rollout.shard_budget - int(share.sum())] += 1
         first = batch * rollout.prompts_per_batch + shard * n
@@ -195,16 +204,16 @@ class SyntheticRun:
             run=self.config.run.name,
             batch=batch,
             shard=shard,
-            rule="hit_utility",
+            rule="uniform" if batch < self._warm_up else "hit_utility",
             tokenizer="none",
             pre_rollouts=trials,
             prompt=np.arange(8),
         )
 
 
-def play(run: SyntheticRun, batches: int) -> None:
-    """`batches` whole cycles at once: generated, trained, evaluated every ten."""
-    for batch in range(batches):
+def play(run: SyntheticRun, batches: int, begin: int = 0) -> None:
+    """Whole cycles `begin` to `batches` at once: generated, trained, evaluated every ten."""
+    for batch in range(begin, batches):
         asyncio.run(run.generate(batch))
         if batch % 10 == 0:
             run.evaluate(batch)

@@ -1,0 +1,93 @@
+"""The sampling loop of evaluation and of `hora sample`, on the shard's own callables.
+
+    requests (prompt, first sample, number) ─► generate ─► score ─► take
+
+It imports neither Ray nor vLLM: `actors.calls` makes `generate` and `score` from Serve handles. A request's
+seed is its prompt's seed plus the number of its first sample, and vLLM adds the place within the request. So
+sample j of a prompt is the same however the samples are cut into requests, and a resumed call draws what was
+lost as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from common.types import Completion, Prompt, SamplingRequest, Scored
+
+Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
+Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """`n` samples of `prompt`, the first of them number `first`, drawn from `seed`."""
+
+    prompt: Prompt
+    first: int
+    n: int
+    seed: int
+
+
+Take = Callable[[Request, Sequence[Completion], Sequence[Scored]], None]
+"""Called with each answered request, its completions and their scores, both (n,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Samples `done` of `total`; `tokens` and `seconds` of this call alone; `left_s` None before the first
+    result."""
+
+    done: int
+    total: int
+    tokens: int
+    seconds: float
+    left_s: float | None
+
+
+class Meter:
+    """Counts the samples of one call, of which `held` were drawn before, and reports each addition."""
+
+    def __init__(self, held: int, total: int, report: Callable[[Progress], None] | None) -> None:
+        self._held, self._total, self._report = held, total, report
+        self._tokens, self._fresh, self._start = 0, 0, time.monotonic()
+
+    def add(self, samples: int, tokens: int) -> None:
+        """`samples` new ones were drawn, of `tokens` completion tokens in all."""
+        self._fresh += samples
+        self._tokens += tokens
+        if self._report is None:
+            return
+        done, seconds = self._held + self._fresh, time.monotonic() - self._start
+        left = (self._total - done) * seconds / self._fresh if self._fresh else None
+        self._report(Progress(done, self._total, self._tokens, seconds, left))
+
+
+async def draw(
+    requests: Iterable[Request], generate: Generate, score: Score, take: Take, in_flight: int
+) -> None:
+    """Answer all `requests`, `in_flight` at a time, in order of the list. Raises what `generate`, `score` or
+    `take` raise first, after cancelling the others."""
+    left = iter(requests)
+
+    async def work() -> None:
+        for request in left:
+            completions = await generate(SamplingRequest(request.prompt, request.n, request.seed))
+            take(request, completions, await score(request.prompt, completions))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(in_flight):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
+
+
+def request_seed(seed: int, prompt: int, first: int) -> int:
+    """Seed of the request that begins at sample `first` of a prompt. No two samples of a prompt share
+    theirs."""
+    digest = hashlib.blake2b(f"{seed}:{prompt}".encode(), digest_size=4).digest()
+    return (int.from_bytes(digest, "big") >> 2) + first

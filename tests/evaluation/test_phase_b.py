@@ -1,0 +1,123 @@
+"""Where Phase B went: every view and report counts the same cycles and cuts the same classes."""
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from deploy.launch.summary import phase_b_share
+from deploy.monitor.history import History
+from deploy.monitor.prometheus import gauges
+from deploy.monitor.run_state import read_run
+from evaluation.phase_b import PhaseB, classes, counted, total
+from evaluation.report.figures import allocation_figure
+from evaluation.report.tables import summarise
+from evaluation.run_folders import Run, load_run
+from learner.records import group_record
+from tests.support.synthetic_run import SyntheticRun, config_of
+
+WARM_UP, BATCHES = 2, 5
+POINT = 1e-4
+
+
+@pytest.mark.parametrize("trials", range(1, 12))
+def test_the_classes_hold_every_count_once_and_split_at_half(trials: int) -> None:
+    found = classes(trials)
+    assert [c for low, high in found for c in range(low, high + 1)] == list(range(trials + 1))
+    assert all(high + 1 == low for (_, high), (low, _) in pairwise(found))
+    few = [c for low, high in found[1:-1] if 2 * low < trials for c in range(low, high + 1)]
+    assert few == [c for c in range(1, trials) if 2 * c < trials]
+
+
+def test_the_papers_classes() -> None:
+    assert classes(8) == [(0, 0), (1, 3), (4, 7), (8, 8)]
+
+
+def test_uniform_cycles_count_only_where_there_are_no_others() -> None:
+    assert counted(["uniform", "hit_utility", "uniform"]).tolist() == [False, True, False]
+    assert counted(["uniform", "uniform"]).tolist() == [True, True]
+    warm_up, own = PhaseB.count([0, 2], [1, 1], 2), PhaseB.count([0, 1], [2, 0], 2)
+    assert total([("uniform", warm_up), ("mixed", own)], 2).rollouts.tolist() == [2, 0, 0]
+    assert total([("uniform", warm_up)], 2).rollouts.tolist() == [1, 0, 1]
+
+
+def test_shares_without_a_prompt_or_a_rollout_are_none() -> None:
+    [nothing] = PhaseB.count([], [], 0).shares()
+    assert nothing.prompts is None
+    assert nothing.phase_b is None
+
+
+@pytest.fixture
+def run(redis_url: str) -> SyntheticRun:
+    run = SyntheticRun(redis_url, config_of("phase-b"), warm_up=WARM_UP)
+    for batch in range(BATCHES):
+        asyncio.run(run.generate(batch))
+        run.train(batch)
+    return run
+
+
+def expected(run: SyntheticRun) -> list[tuple[float, float]]:
+    """Shares of prompts and of Phase B for each c, of the cycles after the warm-up, counted by hand."""
+    groups = [g for g in run.groups if g.batch >= WARM_UP]
+    spent = sum(g.extra for g in groups)
+    of_c = [[g for g in groups if g.successes == c] for c in range(9)]
+    return [(len(of) / len(groups), sum(g.extra for g in of) / spent) for of in of_c]
+
+
+def recorded(run: SyntheticRun, folder: Path) -> Run:
+    lines = [json.dumps(group_record(g.batch, g, run.config)) + "\n" for g in run.groups]
+    (folder / "groups.jsonl").write_text("".join(lines))
+    return load_run(folder)
+
+
+def test_terminal_page_prometheus_summary_tables_and_figures_agree(run: SyntheticRun, tmp_path: Path) -> None:
+    wanted = [pytest.approx(pair, abs=POINT) for pair in expected(run)]
+    state = read_run(run.redis, "phase-b")
+    assert [(s.prompts, s.phase_b) for s in state.shares] == wanted
+
+    shown = {(name, tags["successes"]): v for name, tags, v in gauges(state) if "successes" in tags}
+    by_phase = [
+        [shown[name, str(c)] for c in range(9)] for name in ("hora_phase_a_prompts", "hora_phase_b_rollouts")
+    ]
+    assert [(a / sum(by_phase[0]), b / sum(by_phase[1])) for a, b in zip(*by_phase, strict=True)] == wanted
+
+    folder = recorded(run, tmp_path)
+    rows = {row["successes"]: (row["prompts"], row["phase_b"]) for row in phase_b_share(_lines(tmp_path))}
+    assert [rows.get(c, (0.0, 0.0)) for c in range(9)] == wanted
+    left, right = allocation_figure(folder).axes
+    heights = [bar.get_height() for bar in left.patches]  # type: ignore[attr-defined]
+    assert list(zip(heights[:9], heights[9:], strict=True)) == wanted
+    assert right.lines[0].get_xdata().tolist() == [2, 3, 4]  # type: ignore[union-attr]
+    summary = summarise("phase-b", folder)
+    assert (summary.phase_b_to_none, summary.phase_b_to_all) == (wanted_b(run, 0), wanted_b(run, 8))
+    check_chart(run)
+
+
+def wanted_b(run: SyntheticRun, c: int) -> object:
+    return pytest.approx(expected(run)[c][1], abs=POINT)
+
+
+def check_chart(run: SyntheticRun) -> None:
+    """The page's chart over batches leaves the warm-up out."""
+    history = History("phase-b")
+    history.read(run.redis, run.config)
+    shares = history.to_dict({}, 8)["shares"]
+    assert shares["batch"] == [2, 3, 4]
+    assert shares["classes"] == ["0", "1-3", "4-7", "8"]
+    groups = [g for g in run.groups if g.batch == 3]
+    few = sum(g.extra for g in groups if 1 <= g.successes <= 3) / sum(g.extra for g in groups)
+    assert shares["phase_b"][1][1] == pytest.approx(few, abs=POINT)
+
+
+def test_the_warm_up_shows_while_there_is_nothing_else(redis_url: str) -> None:
+    run = SyntheticRun(redis_url, config_of("warming"), warm_up=WARM_UP)
+    assert read_run(run.redis, "warming").shares == ()
+    asyncio.run(run.generate(0))
+    state = read_run(run.redis, "warming")
+    assert sum(state.phase_b.values()) == 8 * (16 - 8)
+
+
+def _lines(folder: Path) -> list:  # type: ignore[type-arg]
+    return [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
