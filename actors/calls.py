@@ -51,8 +51,8 @@ def generator_calls(
             return await method.remote(lean, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
-        # The replica cuts at the limit itself, and one that stands still is replaced. This is for what
-        # neither sees; a request may have to wait in line for a few others.
+        # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
+        # may have to wait in line for a few others.
         limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
