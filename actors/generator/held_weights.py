@@ -179,18 +179,26 @@ class HeldWeights:
         `may_break_off`: over files or Gloo one worker that fails in time has left the model as it was. One
         failed join may be a dead learner's invitation. Two in a row mean that this replica is faulty.
         """
+        task = asyncio.ensure_future(work)
         try:
-            done = await asyncio.wait_for(work, self._config.weights.update_limit_s)
-        except Exception as error:  # vLLM passes on its workers' errors as plain Exception
-            unreached, before = UNREACHED in str(error), self._unreached
-            self._unreached = unreached
-            lost = isinstance(error, TimeoutError) or (unreached and before)
-            broken_off = isinstance(error, StaleWeights) or (may_break_off and self._receives_aside())
-            if lost or not broken_off:
-                self.failure = f"{what} failed: {type(error).__name__}: {error}"
-            raise
-        self._unreached = False
-        return done
+            await asyncio.wait({task}, timeout=self._config.weights.update_limit_s)
+        finally:
+            task.cancel()  # a finished task ignores it
+        error = (
+            task.exception()
+            if task.done()
+            else TimeoutError(f"it took {self._config.weights.update_limit_s:g} s")
+        )
+        if error is None:
+            self._unreached = False
+            return task.result()
+        unreached, before = UNREACHED in str(error), self._unreached
+        self._unreached = unreached
+        lost = isinstance(error, TimeoutError) or (unreached and before)
+        broken_off = isinstance(error, StaleWeights) or (may_break_off and self._receives_aside())
+        if lost or not broken_off:
+            self.failure = f"{what} failed: {type(error).__name__}: {error}"
+        raise error
 
     def _receives_aside(self) -> bool:
         """Whether weights that do not arrive leave the replica unchanged, with no worker ahead of another."""
