@@ -36,6 +36,11 @@ class UnhealthyError(RuntimeError):
     """A replica cannot complete its requests any more and must be replaced."""
 
 
+class EnvironmentFault(Exception):
+    """An environment did what an episode cannot be made of: it failed, hung, changed the history, or gave no
+    success. The episode is sampled again, and after `environment.attempts` tries the run stops."""
+
+
 class NoRoom(RuntimeError):
     """A replica is full. No part failed; the request waits for a place."""
 

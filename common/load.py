@@ -78,6 +78,14 @@ def differences(a: Config | Mapping[str, Any], b: Config | Mapping[str, Any]) ->
     ]
 
 
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Keys (section.key) whose values are not the same in all configurations, with the value of each."""
+    flat = [_flat(_plain(config)) for config in configs]
+    keys = dict.fromkeys(key for each in flat for key in each)
+    rows = [(key, [each.get(key) for each in flat]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
 def dump_yaml(config: Config) -> str:
     return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
 

@@ -39,7 +39,8 @@ class ShardReport(TypedDict):
 
 class GroupRecord(TypedDict):
     """A trained group: one line of groups.jsonl. `size` is G_i = G0 + Δ_i, `hits` its successes; `rounds` and
-    `round_hits` hold Δ and hits of each round of Phase B."""
+    `round_hits` hold Δ and hits of each round of Phase B. `tokens` were sampled; `turns` and `given`, of
+    episodes, are the policy's turns and the tokens that were given between them."""
 
     step: int
     batch: int
@@ -65,3 +66,5 @@ class GroupRecord(TypedDict):
     version_min: int
     version_max: int
     mixed_phases: bool
+    turns: NotRequired[int]
+    given: NotRequired[int]

@@ -25,10 +25,12 @@ Value = bytes | bytearray | memoryview | str | int | float
 
 @dataclass(frozen=True, slots=True)
 class PromptsUsed:
-    """The prompts of the run's first coordinator: their number and their fingerprint (16 hex digits)."""
+    """The prompts of the run's first coordinator: their number and their fingerprint (16 hex digits); and the
+    schema of its groups (`common/wire.py`), 0 for older runs."""
 
     n: int
     fingerprint: str
+    schema: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class SharedState:
     """Written once, by the first coordinator."""
     unplaced: str = ""
     """Which parts find no place on the cluster, in words; written by whoever started the learner."""
+    folder: str = ""
+    """Absolute folder of the run's records; written by learner rank 0, on whose machine it is."""
 
     @classmethod
     def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
@@ -83,6 +87,7 @@ class SharedState:
             token_sha256=text.get("token_sha256"),
             prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
+            folder=text.get("folder", ""),
         )
 
 
@@ -99,6 +104,7 @@ class Changes(TypedDict, total=False):
     gate_mean: float
     token_sha256: str
     unplaced: str
+    folder: str
 
 
 def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:

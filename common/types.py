@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,15 +26,25 @@ LogProbs = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts.
+    `answer` is the gold answer: text, or any other JSON value.
     `prefill` is the opening of the thought that the template wrote at its end: completions are judged with it
-    in front. `row` is the row as it was read, for a user's own rewards."""
+    in front. `row` is the row as it was read, for a user's own rewards. `source` names the data set that it
+    is from, where a run has several."""
 
     index: int
     text: str
-    answer: str
+    answer: Any
     tokens: Tokens
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def judged_by(self) -> object:
+        """What its completions are judged by, for fingerprints: the gold answer, or where there is none the
+        whole row, which holds tests then."""
+        return dict(self.row) if self.answer is None else self.answer
+
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +56,46 @@ class VersionSpan:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where and when a completion was sampled: name of the replica, and in seconds since the epoch when the
+    replica took the request (`queued`), when it sampled the first and the last token, and when the rewards
+    were there (`scored`, by the coordinator's clock; 0 before)."""
+
+    replica: str
+    queued: float
+    first_token: float
+    done: float
+    scored: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One of several turns of a rollout: `sampled` tokens of its `tokens`, after those of the turns before.
+    `given` (M,) stands before them, was not sampled and is not trained on. It continues the sequence of the
+    turn before or, with `anew`, is the whole context of a sequence of its own."""
+
+    sampled: int
+    given: Tokens
+    anew: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One sampled answer. `logprobs[t]` is log π_gen(token t | before) at the sampling temperature."""
+    """One sampled answer. `logprobs[t]` is log π_gen(token t | before) at the sampling temperature.
+
+    Of an episode of several turns `tokens` are all that were sampled, in order, `turns` say what was given
+    between them, and `text` is the last turn's. `rewards` are those that an environment gave, by name.
+    """
 
     text: str
     tokens: Tokens
     logprobs: LogProbs
     finish_reason: FinishReason
     spans: tuple[VersionSpan, ...]
+    origin: Origin | None = None
+    turns: tuple[Turn, ...] = ()
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +110,12 @@ class Scored:
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout:
     """A completion with its rewards by name (each finite). `success` is what Phase A counts
-    (`reward.success`). `round` is the round of Phase B in which it was drawn, from 1; 0 in Phase A."""
+    (`reward.success`). `round` is the round of Phase B in which it was drawn, from 1; 0 in Phase A.
+
+    `tokens`, `logprobs` and `spans` are of sampled tokens alone. `turns` is empty where all of them follow
+    the group's prompt; else there are at least two, the first of them follows the prompt, and their `sampled`
+    sum to the number of tokens.
+    """
 
     tokens: Tokens
     logprobs: LogProbs
@@ -79,6 +125,13 @@ class Rollout:
     rewards: dict[str, float]
     success: bool
     round: int = 1
+    origin: Origin | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def given(self) -> int:
+        """Tokens between its turns that were not sampled."""
+        return sum(len(turn.given) for turn in self.turns)
 
 
 def group_id(epoch: int, prompt_index: int) -> str:
@@ -95,7 +148,7 @@ class Group:
     fingerprint of the vocabulary in which the tokens are written. `sampling` names the drawing of its
     pre-rollouts, which may be repeated: additional rollouts belong to those that their number was worked out
     from. `size_as_if` is the size that another rule would have given it
-    (`learner.objective.group_weight.as_if`), 0 where none was asked.
+    (`learner.objective.group_weight.as_if`), 0 where none was asked. `source` is the prompt's.
     """
 
     run: str
@@ -111,6 +164,7 @@ class Group:
     rollouts: tuple[Rollout, ...]
     sampling: str = ""
     size_as_if: int = 0
+    source: str = ""
 
     @property
     def id(self) -> str:
@@ -150,7 +204,7 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """Completion tokens of the whole group."""
+        """Sampled tokens of the whole group."""
         return sum(len(r.tokens) for r in self.rollouts)
 
     @property
@@ -158,6 +212,10 @@ class Group:
         """Oldest and newest weight version that any of its tokens came from."""
         seen = [s.version for r in self.rollouts for s in r.spans]
         return min(seen), max(seen)
+
+
+BELOW_TRAINING = 2**40
+"""Priority of requests that wait behind every rollout of training."""
 
 
 @dataclass(frozen=True, slots=True)

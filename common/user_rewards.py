@@ -21,17 +21,23 @@ UserReward = Callable[..., Any]
 
 
 class Answer(NamedTuple):
-    """What a reward judges: a completion with what it answers. `row` holds every column of the data set,
+    """What a reward judges: a completion with what it answers. `gold` is the gold answer: text, or any other
+    JSON value. `row` holds every column of the data set,
     `prompt_index` is the prompt's number in the run, `tokens` the completion's length, `finish_reason` stop
     or length."""
 
     problem: str
     completion: str
-    gold: str
+    gold: Any
     row: Mapping[str, Any] = {}
     prompt_index: int = 0
     tokens: int = 0
     finish_reason: str = "stop"
+
+    @property
+    def place(self) -> str:
+        """Which row this is, for a message."""
+        return f"row {self.prompt_index}, problem {self.problem!r:.60}"
 
 
 def load_reward(name: str) -> UserReward:
@@ -47,7 +53,7 @@ def user_reward(name: str, answer: Answer) -> float:
     """Value of a plain reward. Raises ValueError when it fails or returns no finite number, and Unavailable
     when the reward does."""
     reward = load_reward(name)
-    with failures_named(f"reward {name!r}", f" ({_place(answer)})"):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = reward(*_arguments(reward, answer))
     return _number(name, answer, value)
 
@@ -55,7 +61,7 @@ def user_reward(name: str, answer: Answer) -> float:
 async def user_reward_async(name: str, answer: Answer) -> float:
     """`user_reward` for an `async` one."""
     reward = load_reward(name)
-    with failures_named(f"reward {name!r}", f" ({_place(answer)})"):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = await reward(*_arguments(reward, answer))
     return _number(name, answer, value)
 
@@ -75,9 +81,5 @@ def _number(name: str, answer: Answer, value: Any) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     raise ValueError(
-        f"reward {name!r} returned {value!r:.80} ({_place(answer)}): it must return one finite number"
+        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number"
     )
-
-
-def _place(answer: Answer) -> str:
-    return f"row {answer.prompt_index}, problem {answer.problem!r:.60}"

@@ -17,13 +17,14 @@ import numpy as np
 
 from common.errors import WireError
 from common.msgpack_count import count_objects
-from common.types import FinishReason, Group, LogProbs, Phase, Rollout, Tokens, VersionSpan
+from common.types import FinishReason, Group, LogProbs, Origin, Phase, Rollout, Tokens, Turn, VersionSpan
 
-SCHEMA = 3
+SCHEMA = 4
 MAX_BYTES = 256 * 2**20
 MAX_OBJECTS = 4 * 2**20  # of one message: less than 400 MiB, where a full one of empty maps would be 20 GiB
 MAX_ROLLOUTS = 65_536
 MAX_ROUNDS = MAX_ROLLOUTS  # a round has a rollout at least
+MAX_TURNS = 4_096
 MAX_TEXT = 1_024
 MAX_REWARDS = 64
 
@@ -76,7 +77,8 @@ def decode_group(
         raise WireError(f"{where}: was written with tokenizer {group.tokenizer!r}, not {tokenizer!r}")
     if sum(r.phase == "A" for r in group.rollouts) != group.pre_rollouts:
         raise WireError(f"{where}: must hold exactly G0 = {group.pre_rollouts} rollouts of Phase A")
-    for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts)):
+    given = (turn.given for r in group.rollouts for turn in r.turns)
+    for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts), *given):
         top = int(tokens.max()) if len(tokens) else 0
         if len(tokens) and (int(tokens.min()) < 0 or (vocabulary is not None and top >= vocabulary)):
             raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}")
@@ -85,7 +87,7 @@ def decode_group(
 
 def _pack(value: dict[str, object], rollouts: Sequence[Rollout]) -> bytes:
     # Room for all of it at once: growing would copy what is there each time.
-    room = 4096 + sum(9 * len(r.tokens) + 512 for r in rollouts)
+    room = 4096 + sum(9 * len(r.tokens) + 512 + 4 * r.given + 24 * len(r.turns) for r in rollouts)
     return cast(bytes, msgpack.packb(value, use_bin_type=True, buf_size=room))
 
 
@@ -124,13 +126,18 @@ def _group_out(g: Group) -> dict[str, object]:
         "pre_rollouts": g.pre_rollouts,
         "sampling": g.sampling,
         "size_as_if": g.size_as_if,
+        **({"source": g.source} if g.source else {}),
         "prompt": _buffer(g.prompt_tokens, "<i4"),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
 
 
 def _rollout_out(r: Rollout) -> dict[str, object]:
-    later = {"round": r.round} if r.round > 1 else {}
+    later: dict[str, object] = {"round": r.round} if r.round > 1 else {}
+    if r.turns:
+        later["turns"] = [[t.sampled, _buffer(t.given, "<i4"), t.anew] for t in r.turns]
+    if (o := r.origin) is not None:
+        later["origin"] = [o.replica, o.queued, o.first_token, o.done, o.scored]
     return {
         "tokens": _buffer(r.tokens, "<i4"),
         "logprobs": _buffer(r.logprobs, "<f4"),
@@ -186,6 +193,7 @@ def _group_in(raw: dict[str, object], additional: list[object]) -> Group:
         prompt_tokens=prompt,
         sampling=_name(raw.get("sampling"), "sampling", where),
         size_as_if=_int(raw.get("size_as_if", 0), "size_as_if", where),
+        source=_name(raw.get("source", ""), "source", where),
         rollouts=tuple(_rollout_in(r, f"{where} rollout {i}") for i, r in enumerate(rollouts)),
     )
 
@@ -211,7 +219,37 @@ def _rollout_in(raw: object, where: str) -> Rollout:
         rewards=_rewards(raw.get("rewards"), where),
         success=_flag(raw.get("success"), "success", where),
         round=_round(raw.get("round", 1), where) if phase == "B" else 0,
+        turns=_turns(_list(raw, "turns", where), len(tokens), where) if "turns" in raw else (),
+        origin=_origin(raw["origin"], where) if "origin" in raw else None,
     )
+
+
+def _turns(raw: list[object], length: int, where: str) -> tuple[Turn, ...]:
+    if not 2 <= len(raw) <= MAX_TURNS:
+        raise WireError(f"{where}: turns must be 2 to {MAX_TURNS}, or not there, not {len(raw)}")
+    turns = tuple(_turn(item, i, where) for i, item in enumerate(raw))
+    if sum(turn.sampled for turn in turns) != length:
+        raise WireError(f"{where}: turns cover {sum(t.sampled for t in turns)} of {length} tokens")
+    if len(turns[0].given) or turns[0].anew:
+        raise WireError(f"{where}: the first of its turns must follow the prompt")
+    return turns
+
+
+def _turn(raw: object, number: int, where: str) -> Turn:
+    if not isinstance(raw, list) or len(raw) != 3:
+        raise WireError(f"{where}: turns must be [sampled, given, anew]")
+    sampled, anew = _int(raw[0], "turns", where), _flag(raw[2], "turns", where)
+    given = _tokens(raw[1], "turns", where)
+    if not sampled or (anew and not len(given)):
+        raise WireError(f"{where}: turn {number} has no {'context' if sampled else 'sampled token'}")
+    return Turn(sampled, given, anew)
+
+
+def _origin(raw: object, where: str) -> Origin:
+    if not isinstance(raw, list) or len(raw) != 5:
+        raise WireError(f"{where}: origin must be [replica, queued, first token, done, scored]")
+    queued, first_token, done, scored = (_float(value, "origin", where) for value in raw[1:])
+    return Origin(_text(raw[0], "origin", where), queued, first_token, done, scored)
 
 
 def _round(value: object, where: str) -> int:

@@ -14,7 +14,7 @@ def main() -> None:
 
         run()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in OURS:
+        if error.name is None or error.name.partition(".")[0] in (*OURS, "hora_rl"):
             raise
         sys.exit(
             f"hora: the package {error.name} is not installed: `hora` needs the whole system. Run `make "

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from actors.coordinator.deployment import Coordinator
 from actors.coordinator.memory import KEEP_FREED_MEMORY
-from actors.generator.router import RESERVED
+from actors.generator.router import RESERVED, BalanceRouter
 from actors.verifier.deployment import Verifier
 from common.config import Config
 from common.load import from_args
@@ -28,7 +28,7 @@ from deploy.runs.record import redis_url
 
 APP = "hora"
 LEAVING_S = 10.0
-ROUTER = "actors.generator.router.BalanceRouter"
+ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
 
 
 def build(args: dict[str, object]) -> Application:

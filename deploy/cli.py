@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from common.errors import HoraError
+from deploy.cli_results import app as results
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -127,7 +128,8 @@ def page(
     from deploy.runs.past import source_of
 
     with source_of(config, set_ or ()) as source:
-        serve_page(source.url, source.run, host, port, source.read, name or ())
+        folder = source.file.folder if source.file.folder.is_dir() else None
+        serve_page(source.url, source.run, host, port, source.read, name or (), folder)
 
 
 @app.command()
@@ -194,19 +196,7 @@ def evaluate(
         evaluate_local(chosen, names, samples, ks, out, step)
 
 
-@app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
-    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
-) -> None:
-    """The paper's tables and figures for any set of runs: one HTML file and PNGs."""
-    from deploy.monitor.progress import working
-
-    with working(f"report of {len(runs)} runs"):
-        from evaluation.report.runs_report import write_report
-
-        written = write_report(runs, out)
-    print(written)
+app.add_typer(results)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ class Run:
     has its prior (α0, β0) in `priors` and (Δ, hits) of each round of Phase B in `rounds`.
 
     `config` is the run's configuration as plain values, {} where the folder has none. `results` are its
-    evaluations, by rising step.
+    evaluations, by rising step. `weights` is a fingerprint of the initial policy's weights, empty where its
+    record has none; `started` is the day on which the run began, empty likewise.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Run:
     rounds: tuple[tuple[tuple[int, int], ...], ...]
     steps: dict[str, Array]
     results: tuple[Result, ...]
+    weights: str = ""
+    started: str = ""
 
     def setting(self, path: str, default: Any = None) -> Any:
         """`allocation.rule` of the configuration."""
@@ -119,8 +123,10 @@ class Run:
         return [r for r in self.results if r.step == 0 and not self._initial(r)]
 
     def _initial(self, result: Result) -> bool:
-        """By the model, for it may itself be an exported one; by the step where the configuration is not
-        there."""
+        """By the weights, or the model's name where they are unknown, for it may itself be an exported one;
+        by the step where the configuration is not there."""
+        if result.weights and self.weights:
+            return result.weights == self.weights
         path = self.setting("model.path")
         return result.step == 0 if path is None else result.model == path
 
@@ -136,6 +142,7 @@ def load_run(folder: Path) -> Run:
             f"{folder}: holds neither groups.jsonl, steps.jsonl nor evaluation/*-step*.json; is it a run "
             "folder?"
         )
+    record = _record(folder / "run.json")
     return Run(
         name=folder.resolve().name,
         config=_config(folder / "config.yaml"),
@@ -145,6 +152,8 @@ def load_run(folder: Path) -> Run:
         rounds=tuple(_rounds(g) for g in groups),
         steps=_metrics(steps),
         results=tuple(sorted(results, key=lambda r: r.step)),
+        weights=str(record.get("weights", "")),
+        started=time.strftime("%Y-%m-%d", time.localtime(record["started"])) if "started" in record else "",
     )
 
 
@@ -170,6 +179,23 @@ def short_names(paths: Iterable[str]) -> dict[str, str]:
         )
         for path, own in parts.items()
     }
+
+
+def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs of one initial policy under its name: of the same weights, whatever their paths; of the same path
+    where a record does not know the weights."""
+    known: dict[str, set[str]] = {}
+    for run in runs:
+        known.setdefault(run.model, set()).update({run.weights} - {""})
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        [only] = known[run.model] if len(known[run.model]) == 1 else [run.model]
+        groups.setdefault(run.weights or only, []).append(run)
+    paths = {key: group[0].model for key, group in groups.items()}
+    short = short_names(dict.fromkeys(paths.values()))
+    twice = {path for path in paths.values() if list(paths.values()).count(path) > 1}
+    names = {key: short[path] + (f" ({key[:6]})" if path in twice else "") for key, path in paths.items()}
+    return {names[key]: group for key, group in groups.items()}
 
 
 def check_same_problems(results: Sequence[Result]) -> None:
@@ -224,6 +250,17 @@ def _metrics(records: Sequence[dict[str, Any]]) -> dict[str, Array]:
 
 def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """run.json, {} where the folder has none."""
+    if not path.exists():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{path}: not JSON: {error}") from error
+    return record if isinstance(record, dict) else {}
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def fingerprint(problems: Sequence[Prompt]) -> str:
     """16 hex digits of the problems, their tokens and gold answers: equal exactly when these are."""
     digest = hashlib.blake2b(digest_size=8)
     for p in problems:
-        digest.update(json.dumps([p.index, p.text, p.answer, p.tokens.tolist()]).encode())
+        content = json.dumps([p.index, p.text, p.judged_by, p.tokens.tolist()], default=str)
+        digest.update(content.encode())
     return digest.hexdigest()
 
 
@@ -131,3 +132,13 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         raise SampleFileError(
             f"{path}:{number}: not a sample ({error}): delete this line and all after it to go on from there"
         ) from error
+
+
+def newest_version(path: Path) -> int:
+    """The newest weight version in a file of samples, 0 where it holds none that can be read."""
+    newest = 0
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            with suppress(ValueError, TypeError, KeyError):
+                newest = max(newest, int(json.loads(line)["versions"][1]))
+    return newest

@@ -15,6 +15,7 @@ from common.errors import WireError
 from common.queue import Entry
 from common.types import Group
 from common.wire import decode_group
+from learner.turns import sequences as sequences_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ def _check_lengths(group: Group, config: Config) -> None:
         raise WireError(f"group {group.id}: {longest} tokens exceed rollout.max_response_tokens")
     if len(group.prompt_tokens) > config.rollout.max_prompt_tokens:
         raise WireError(f"group {group.id}: its prompt exceeds rollout.max_prompt_tokens")
+    if any(r.turns for r in group.rollouts) and config.environment.path is None:
+        raise WireError(f"group {group.id}: it has several turns, and environment.path is null")
+    sequences = (s for r in group.rollouts if r.turns for s in sequences_of(group.prompt_tokens, r))
+    if any(len(s.prompt) + len(s.tokens) > config.longest for s in sequences):
+        raise WireError(f"group {group.id}: a sequence exceeds {config.longest_in_words} tokens")
 
 
 def _check_rewards(group: Group, config: Config) -> None:

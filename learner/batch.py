@@ -1,6 +1,6 @@
 """From groups to what the policy is run on: samples with advantages and weights, packed into micro-batches.
 
-Letters: B rows of T tokens of a micro-batch, N completion tokens in it, G_i rollouts of a group.
+Letters: B rows of T tokens of a micro-batch, N sampled tokens in it, G_i rollouts of a group.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 from common.types import Group, LogProbs, Rollout, Tokens
 from learner.estimator import Estimator
 from learner.packing import pack, rows
+from learner.turns import sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One rollout to learn from. `scale` is a token's weight in the loss; `match` (L,) marks tokens of the
-    learner's own version."""
+    """One sequence to learn from: a rollout, or one of those of several turns. `tokens` (L,) follow `prompt`,
+    and `places` are those of the N sampled ones in `tokens`; None: all are (N = L). `logprobs` and `match`
+    have (N,): log π_gen, and whether the token is of the learner's own version. `scale` is a sampled token's
+    weight in the loss; those given between turns are not in the loss."""
 
     prompt: Tokens
     tokens: Tokens
@@ -29,17 +32,29 @@ class Sample:
     advantage: float
     scale: float
     match: NDArray[np.bool_]
+    places: NDArray[np.int64] | None = None
 
     @property
     def length(self) -> int:
         return len(self.prompt) + len(self.tokens)
+
+    @property
+    def sources(self) -> NDArray[np.int64]:
+        """Places in the whole sequence (N,) whose hidden states predict the sampled tokens."""
+        places = np.arange(len(self.tokens)) if self.places is None else self.places
+        return places + (len(self.prompt) - 1)
+
+    @property
+    def targets(self) -> Tokens:
+        """The sampled tokens (N,)."""
+        return self.tokens if self.places is None else self.tokens[self.places]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """Samples as B rows of T tokens: one row end to end (`packed`), or one row each, padded at the right.
 
-    `input_ids`, `position_ids` (B, T); all others (N,), one entry per completion token. `sources[k]` is the
+    `input_ids`, `position_ids` (B, T); all others (N,), one entry per sampled token. `sources[k]` is the
     place in the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the samples.
     """
 
@@ -73,23 +88,40 @@ def samples_of(
         for rollout, a in zip(group.rollouts, estimator.advantages(group), strict=True):
             if (a != 0.0 or every) and estimator.trains(rollout):
                 scale = estimator.scale(group, rollout, prompts_per_batch)
-                samples.append(_sample(group, rollout, float(a), scale, version))
+                samples += _samples(group, rollout, float(a), scale, version)
     return samples
 
 
 def measurable(groups: Iterable[Group], version: int, most: int) -> list[Sample]:
-    """At most `most` rollouts with tokens of `version`, without weight: to be measured and not learned
-    from."""
+    """At most `most` sequences of rollouts with tokens of `version`, without weight: to be measured and not
+    learned from."""
     rollouts = ((group, rollout) for group in groups for rollout in group.rollouts)
     fresh = ((g, r) for g, r in rollouts if any(s.version == version for s in r.spans))
-    return [_sample(g, r, 0.0, 0.0, version) for g, r in islice(fresh, most)]
+    return [s for g, r in islice(fresh, most) for s in _samples(g, r, 0.0, 0.0, version)][:most]
 
 
-def _sample(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> Sample:
+def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> list[Sample]:
+    """The sequences of one rollout: one, and one more for each turn whose context is its own."""
     match = np.zeros(len(rollout.tokens), dtype=bool)
     for span in rollout.spans:
         match[span.start : span.end] = span.version == version
-    return Sample(group.prompt_tokens, rollout.tokens, rollout.logprobs, advantage, scale, match)
+    if not rollout.turns:
+        return [Sample(group.prompt_tokens, rollout.tokens, rollout.logprobs, advantage, scale, match)]
+    samples = []
+    for sequence in sequences(group.prompt_tokens, rollout):
+        own = slice(sequence.start, sequence.start + len(sequence.places))
+        samples.append(
+            Sample(
+                prompt=sequence.prompt,
+                tokens=sequence.tokens,
+                logprobs=rollout.logprobs[own],
+                advantage=advantage,
+                scale=scale,
+                match=match[own],
+                places=sequence.places,
+            )
+        )
+    return samples
 
 
 def micro_batches(
@@ -118,8 +150,8 @@ def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
     for sample, start in zip(samples, starts, strict=False):
         flat[start : start + sample.length] = np.concatenate([sample.prompt, sample.tokens])
         places[start : start + sample.length] = np.arange(sample.length)
-        sources.append(np.arange(len(sample.tokens)) + start + len(sample.prompt) - 1)
-    counts = [len(s.tokens) for s in samples]
+        sources.append(sample.sources + start)
+    counts = [len(s.logprobs) for s in samples]
 
     def per_token(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
         return torch.from_numpy(np.repeat(np.asarray(values), counts)).to(dtype)
@@ -128,7 +160,7 @@ def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         input_ids=torch.from_numpy(ids),
         position_ids=torch.from_numpy(positions),
         sources=torch.from_numpy(np.concatenate(sources)).long(),
-        targets=torch.from_numpy(np.concatenate([s.tokens for s in samples])).long(),
+        targets=torch.from_numpy(np.concatenate([s.targets for s in samples])).long(),
         logprobs=torch.from_numpy(np.concatenate([s.logprobs for s in samples])).float(),
         advantage=per_token([s.advantage for s in samples], torch.float32),
         scale=per_token([s.scale for s in samples], torch.float32),

@@ -52,7 +52,7 @@ class Shape:
     def flops(self, samples: Iterable[Sample]) -> float:
         """Forward and backward over `samples`."""
         return 6.0 * sum(
-            self.body * s.length + self.head * len(s.tokens) + self.width * s.length**2 for s in samples
+            self.body * s.length + self.head * len(s.logprobs) + self.width * s.length**2 for s in samples
         )
 
 

@@ -55,6 +55,7 @@ def step_metrics(
         "drift": sums.get("drift", math.nan) / matched,
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
+        **_turns(groups, config),
         "length/cut": float(np.mean([r.finish_reason == "length" for r in rollouts])),
         "rollouts": len(rollouts),
         "tokens": int(lengths.sum()),
@@ -74,6 +75,17 @@ def _coefficient(sums: Mapping[str, float]) -> dict[str, float]:
     """Coefficient of the entropy bonus, where there is one."""
     found = sums.get("entropy_coefficient_max")
     return {} if found is None else {"entropy/coefficient": found}
+
+
+def _turns(groups: Sequence[Group], config: Config) -> dict[str, float]:
+    """The policy's turns, and the tokens given between them, in the mean over rollouts; of episodes alone."""
+    if config.environment.path is None:
+        return {}
+    rollouts = [r for g in groups for r in g.rollouts]
+    return {
+        "turns/mean": float(np.mean([len(r.turns) or 1 for r in rollouts])),
+        "turns/given_tokens": float(np.mean([r.given for r in rollouts])),
+    }
 
 
 def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:

@@ -21,23 +21,40 @@ from common.rewards import total
 from common.state import changed
 from common.telemetry import count_now, record_step
 from common.types import Group
+from learner.rollouts import RolloutFiles
 
 
 class Records:
-    """Rank 0's files in `run_dir`. Lines of steps from `start` on, left by a crash, are cut off first."""
+    """Rank 0's files in `run_dir`. Lines of steps from `start` on, left by a crash, are cut off first.
+    `rollouts` are its files of rollouts; None: none are written."""
 
-    def __init__(self, config: Config, client: redis.Redis, run_dir: Path, start: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        client: redis.Redis,
+        run_dir: Path,
+        start: int,
+        rollouts: RolloutFiles | None = None,
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._config, self._redis = config, client
+        self._config, self._redis, self._rollouts = config, client, rollouts
         self._groups, self._steps = run_dir / "groups.jsonl", run_dir / "steps.jsonl"
         for path in (self._groups, self._steps):
             cut_from(path, start)
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start)
         self._wandb = _wandb(config, run_dir, config.run.name) if config.learner.wandb else None
 
-    def step(self, step: int, groups: Sequence[GroupRecord], metrics: Mapping[str, float]) -> None:
-        """`groups` are the records of all Γ of the step, made by `records_of`."""
+    def step(
+        self,
+        step: int,
+        groups: Sequence[GroupRecord],
+        metrics: Mapping[str, float],
+        trained: Sequence[Group] = (),
+    ) -> None:
+        """`groups` are the records of all Γ of the step, made by `records_of`; `trained` are these groups."""
+        if self._rollouts is not None:
+            self._rollouts.write(step, trained)
         _append(self._groups, groups)
         _append(self._steps, [dict(metrics)])
         for name, value in metrics.items():
@@ -55,12 +72,16 @@ class Records:
         self._redis.hset(Keys(name).state, mapping=changed(step=step + 1))
 
     def sync(self) -> None:
-        """Lines of steps that a checkpoint is about to contain cannot be written again: they are on the disk
-        before it."""
+        """Lines and rollouts of steps that a checkpoint is about to contain cannot be written again: they are
+        on the disk before it."""
+        if self._rollouts is not None:
+            self._rollouts.flush()
         sync(*(path for path in (self._groups, self._steps) if path.exists()))
 
     def close(self) -> None:
         self._board.close()
+        if self._rollouts is not None:
+            self._rollouts.close()
         if self._wandb is not None:
             self._wandb.finish()
 
@@ -97,7 +118,7 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
     """What the run keeps of one trained group."""
     rollouts, old_new = group.rollouts, group.versions
     n = len(rollouts)
-    return {
+    record: GroupRecord = {
         "step": step,
         "batch": group.batch,
         "shard": group.shard,
@@ -123,6 +144,10 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
         "version_max": old_new[1],
         "mixed_phases": _versions(group, "A") != _versions(group, "B") if group.extra else False,
     }
+    if config.environment.path is not None:
+        record["turns"] = sum(len(r.turns) or 1 for r in rollouts)
+        record["given"] = sum(r.given for r in rollouts)
+    return record
 
 
 def _versions(group: Group, phase: str) -> set[int]:

@@ -27,7 +27,7 @@ from actors.coordinator.scheduler import Coordination, Services
 from common import logs
 from common.config import Config
 from common.datasets import load_dataset
-from common.errors import HoraError
+from common.errors import ConfigError, HoraError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, make_prompt
 from common.queue import Producer
@@ -70,6 +70,8 @@ class Coordinator:
 
     def _build(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
         config = self._config
+        if config.environment.path is not None:
+            raise ConfigError(f"environment.path ({config.environment.path}): no part of hora runs it yet")
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)
         services = Services(

@@ -18,6 +18,7 @@ from common.load import differences
 from common.redis import AsyncRedis
 from common.state import read_config
 from common.types import Prompt
+from common.wire import SCHEMA
 
 # Where the parts are, how many there are, how much they do at a time, and how long it may take.
 MAY_CHANGE = (
@@ -26,6 +27,12 @@ MAY_CHANGE = (
     "rollout.samples_per_request",
     "rollout.time_limit_s",
     "rollout.attempts",
+    "environment.replicas",
+    "environment.max_replicas",
+    "environment.episodes",
+    "environment.cpus",
+    "environment.attempts",
+    "environment.time_limit_s",
     "reward.time_limit_s",
     "reward.wait_limit_s",
     "generator.",
@@ -40,6 +47,7 @@ MAY_CHANGE = (
     "learner.gradient_checkpointing",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
+    "learner.keep_best",
     "learner.group_cache_gib",
     "learner.max_",
     "learner.wait_limit_s",
@@ -75,9 +83,14 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
     stored = await redis.get(keys.config)
     if stored is not None and await redis.exists(keys.plans):
         _refuse_changes(name, read_config(stored, name), config)
-    here = {"n": len(prompts), "fingerprint": fingerprint(prompts)}
+    here = {"n": len(prompts), "fingerprint": fingerprint(prompts), "schema": SCHEMA}
     args = [config.model_dump_json(), json.dumps(here)]
     begun = json.loads(await redis.eval(SETTLE, 3, keys.config, keys.plans, keys.state, *args))
+    if begun.get("schema") != SCHEMA:
+        raise RunError(
+            f"run {name!r} was begun by another version of hora, whose groups have a schema older or newer "
+            f"than {SCHEMA}: end it with that version, or start anew under another run.name"
+        )
     if begun != here:
         raise RunError(
             f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the "
@@ -89,10 +102,10 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """16 hex digits that two lists of prompts share if and only if they ask the same, in the same tokens and
-    order, for the same answers."""
+    order, for the same answers or tests."""
     digest = hashlib.blake2b(digest_size=8)
     for p in prompts:
-        digest.update(json.dumps([p.text, p.answer, p.tokens.tolist()]).encode())
+        digest.update(json.dumps([p.text, p.judged_by, p.tokens.tolist()], default=str).encode())
     return digest.hexdigest()
 
 

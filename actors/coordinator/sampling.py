@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.coordinator.concurrency import all_of, cancel
 from actors.coordinator.shard import Draw, Sample, Shard
@@ -42,7 +43,8 @@ class Sampler:
         if len(completions) != n:
             raise ValueError(f"prompt {prompt.index}: asked for {n} completions, got {len(completions)}")
         scored = await self.score(prompt, completions)
-        return [_rollout(c, draw, s) for c, s in zip(completions, scored, strict=True)]
+        now = time.time()
+        return [_rollout(c, draw, s, now) for c, s in zip(completions, scored, strict=True)]
 
 
 @asynccontextmanager
@@ -64,7 +66,8 @@ async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
         await cancel(tasks.values())
 
 
-def _rollout(completion: Completion, draw: Draw, scored: Scored) -> Rollout:
+def _rollout(completion: Completion, draw: Draw, scored: Scored, now: float) -> Rollout:
+    origin = completion.origin
     return Rollout(
         tokens=completion.tokens,
         logprobs=completion.logprobs,
@@ -74,6 +77,8 @@ def _rollout(completion: Completion, draw: Draw, scored: Scored) -> Rollout:
         rewards=scored.rewards,
         success=scored.success,
         round=draw.round,
+        turns=completion.turns,
+        origin=replace(origin, scored=now) if origin else None,
     )
 
 

@@ -217,6 +217,7 @@ def _groups(
             rollouts=tuple(rollouts),
             sampling=sampling,
             size_as_if=size_as_if,
+            source=prompt.source,
         )
         for epoch, prompt, rollouts, prior, size_as_if in zip(
             shard.epochs, shard.prompts, pre_rollouts, allocation.priors, sizes_as_if, strict=True

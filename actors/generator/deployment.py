@@ -16,9 +16,10 @@ import structlog
 from ray import serve
 
 from actors.generator.held_weights import HeldWeights
+from actors.generator.places import Places
 from common import logs
 from common.config import Config
-from common.errors import NoRoom, StaleWeights, UnhealthyError
+from common.errors import StaleWeights, UnhealthyError
 from common.redis import connect_async
 from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
@@ -40,10 +41,12 @@ class Generator:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
         self._redis = connect_async(redis_url)
-        self._engine = vllm_engine.Engine(self._config)
-        self._sampling = 0
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
+        self._engine = vllm_engine.Engine(self._config, self._name.partition("/")[2])
         self._weights = HeldWeights(self._config, self._engine, self._redis, self._name)
+        self._places = Places(
+            self._name, self._config.generator.max_requests, self._config.evaluation.max_sequences
+        )
         await self._engine.label(0)
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # a request that needs newer weights pulls them later
@@ -56,20 +59,16 @@ class Generator:
     ) -> list[Completion]:
         """Sample on weights of version `min_version` or newer. Raises StaleWeights when they do not come in
         time, and NoRoom when this replica already serves as many requests as it may."""
-        if self._sampling >= self._config.generator.max_requests:
-            raise NoRoom(f"{self._name} has {self._sampling} requests")
-        self._sampling += 1
         try:
-            await self._weights.reach(min_version)
-            return await self._engine.generate(
-                request.prompt.tokens, request.n, request.seed, temperature, request.priority
-            )
+            with self._places.held(request):
+                await self._weights.reach(min_version)
+                return await self._engine.generate(
+                    request.prompt.tokens, request.n, request.seed, temperature, request.priority
+                )
         except UnhealthyError:
             # A replica that fails at once looks idle, and would attract every request.
             exit_soon()
             raise
-        finally:
-            self._sampling -= 1
 
     # The learner broadcasts these: a roll call, and the calls of vLLM's weight-sync client.
 

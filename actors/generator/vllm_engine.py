@@ -27,11 +27,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from actors.generator.progress import Progress
+from actors.generator.timeline import Sequences, origin_of
 from common.config import Config
 from common.errors import UnhealthyError
 from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
-from common.types import Completion, FinishReason, Tokens, VersionSpan
+from common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -80,8 +81,9 @@ class Load(StatLoggerBase):
 class Engine:
     """An `AsyncLLM` with the project's sampling and weight-update settings."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, name: str = "generator") -> None:
         self._config = config
+        self._name = name  # of the replica, recorded with its samples
         self._progress = Progress()
         self.load = Load(progress=self._progress)
         self.paused_since: float | None = None
@@ -91,6 +93,8 @@ class Engine:
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
         self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
+        processor = self._llm.output_processor
+        self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0
@@ -112,16 +116,20 @@ class Engine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        final = None
+        final, name = None, uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens.tolist()}
-        with self._progress.request(), _named_when_dead():
-            async for output in self._llm.generate(
-                prompt, params, request_id=uuid.uuid4().hex, priority=priority
-            ):
-                final = output
+        try:
+            with self._progress.request(), _named_when_dead():
+                async for output in self._llm.generate(prompt, params, request_id=name, priority=priority):
+                    final = output
+        finally:
+            stats = self._sequences.take(name)
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
-        return [_completion(o, self._text(o)) for o in sorted(final.outputs, key=lambda o: o.index)]
+        return [
+            _completion(o, self._text(o), origin_of(self._name, stats.get(o.index)))
+            for o in sorted(final.outputs, key=lambda o: o.index)
+        ]
 
     def _text(self, output: CompletionOutput) -> str:
         """The answer's text without the token that ended it, and without special tokens."""
@@ -216,8 +224,7 @@ def _set_cpu_limits(config: Config) -> None:
 
 
 def _engine_args(config: Config) -> AsyncEngineArgs:
-    rollout, generator = config.rollout, config.generator
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
+    generator, longest = config.generator, config.longest
     # On CPU chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
     return AsyncEngineArgs(
@@ -235,13 +242,13 @@ def _engine_args(config: Config) -> AsyncEngineArgs:
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
-        worker_extension_cls="actors.generator.weight_engine.WorkerExtension",
+        worker_extension_cls=f"{__package__}.weight_engine.WorkerExtension",
         enable_log_requests=False,
         **(whole_prompts if current_platform.is_cpu() else {}),
     )
 
 
-def _completion(output: CompletionOutput, text: str) -> Completion:
+def _completion(output: CompletionOutput, text: str, origin: Origin | None) -> Completion:
     tokens = np.asarray(output.token_ids, dtype=np.int32)
     flat = cast("FlatLogprobs", output.logprobs)
     # With `logprobs=0` a position holds only the sampled token; its start index is that token's entry.
@@ -256,4 +263,5 @@ def _completion(output: CompletionOutput, text: str) -> Completion:
         logprobs=np.minimum(logprobs, np.float32(0.0)),
         finish_reason=cast(FinishReason, output.finish_reason),
         spans=spans,
+        origin=origin,
     )

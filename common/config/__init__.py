@@ -14,9 +14,10 @@ from common.answers import instructions
 from common.config.allocation import Allocation, WarmUp
 from common.config.base import Section
 from common.config.data import Data, Model, Run
+from common.config.environment import Environment
 from common.config.learner import Learner, Optimizer, Weights
 from common.config.objective import Objective, check_sampling
-from common.config.reward import BUILT_IN, Reward, Verifier
+from common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
 from common.config.rollout import Rollout
 from common.config.services import Coordinator, Generator, Queue
 from common.config.telemetry import Evaluation, Telemetry
@@ -26,6 +27,7 @@ __all__ = [
     "Config",
     "Coordinator",
     "Data",
+    "Environment",
     "Evaluation",
     "Generator",
     "Learner",
@@ -49,6 +51,7 @@ class Config(Section):
     data: Data
     rollout: Rollout = Rollout()
     allocation: Allocation = Allocation()
+    environment: Environment = Environment()
     reward: Reward = Reward()
     generator: Generator = Generator()
     verifier: Verifier = Verifier()
@@ -69,12 +72,10 @@ class Config(Section):
                 f"{self.rollout.max_staleness + 1}·{self.rollout.prompts_per_batch} = {needed}, or the "
                 "oldest batch could wait behind newer ones for ever"
             )
-        longest = self.rollout.max_prompt_tokens + self.rollout.max_response_tokens
-        if self.learner.tokens_per_microbatch < longest:
+        if self.learner.tokens_per_microbatch < self.longest:
             raise ValueError(
                 f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest "
-                "completion: rollout.max_prompt_tokens + rollout.max_response_tokens = "
-                f"{self.rollout.max_prompt_tokens} + {self.rollout.max_response_tokens} = {longest}"
+                f"completion: {self.longest_in_words}"
             )
         if self.learner.attention == "flash_attention_2" and self.model.dtype == "float32":
             raise ValueError(
@@ -124,6 +125,28 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _evaluations(self) -> Self:
+        evaluation, best = self.evaluation, self.learner.keep_best
+        if evaluation.every is not None and evaluation.path is None:
+            raise ValueError(
+                f"evaluation.every ({evaluation.every}) needs held-out problems: name them in "
+                "evaluation.path, or set evaluation.every: null"
+            )
+        if best is None:
+            return self
+        if evaluation.every is None:
+            raise ValueError(
+                f"learner.keep_best ({best}) compares evaluations during training: set evaluation.every, or "
+                "learner.keep_best: null"
+            )
+        known = [f"pass@{k}" for k in evaluation.k]
+        if best not in known:
+            raise ValueError(
+                f"learner.keep_best ({best}) is not measured: it is one of {', '.join(known)} (evaluation.k)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _successes(self) -> Self:
         rule, weights = self.allocation.rule, ", ".join(self.reward.weights)
         if self.reward.success is None:
@@ -160,6 +183,46 @@ class Config(Section):
                 "allocation.warmup.enabled: false"
             )
         return self
+
+    @model_validator(mode="after")
+    def _episodes(self) -> Self:
+        of_episodes = [name for name in self.reward.names if name.startswith(EPISODE)]
+        objective = self.learner.objective
+        if self.environment.path is None:
+            if of_episodes:
+                raise ValueError(
+                    f"reward {of_episodes[0]!r} is given by an environment, and environment.path is null: "
+                    "name the environment, or another reward"
+                )
+        elif self.environment.history == "render":
+            whole = [
+                key
+                for key, value in (("ratio", objective.ratio), ("importance", objective.importance))
+                if value in ("sequence", "sequence_mask")
+            ]
+            if whole:
+                raise ValueError(
+                    f"learner.objective.{whole[0]} ({getattr(objective, whole[0])}) takes a rollout as one "
+                    "sequence, and with environment.history (render) each turn is one: use "
+                    "environment.history: append, or the objective's default"
+                )
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one sequence: what the engine must hold, and one micro-batch."""
+        given = 0 if self.environment.path is None else self.environment.max_given_tokens
+        return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens + given
+
+    @property
+    def longest_in_words(self) -> str:
+        """Where `longest` comes from: the keys, their values and the sum."""
+        keys = ["rollout.max_prompt_tokens", "rollout.max_response_tokens"]
+        values = [self.rollout.max_prompt_tokens, self.rollout.max_response_tokens]
+        if self.environment.path is not None:
+            keys.append("environment.max_given_tokens")
+            values.append(self.environment.max_given_tokens)
+        return f"{' + '.join(keys)} = {' + '.join(map(str, values))} = {self.longest}"
 
     @property
     def gate(self) -> str | None:

@@ -21,12 +21,35 @@ class Telemetry(Section):
         (), description="Names by which the page may be asked for besides localhost and addresses."
     )
     http_port: int = Field(8000, ge=0, le=65535, description="Port of the HTTP endpoint; 0: a free one.")
+    rollouts: Literal["all", "sample", "none"] = Field(
+        "all",
+        description="Which trained rollouts RUN/rollouts keeps: all, those of a share of the prompts, or "
+        "none.",
+    )
+    rollouts_share: float = Field(
+        0.1, gt=0, le=1, description="Share of the prompts whose rollouts `sample` keeps."
+    )
+    rollouts_logprobs: bool = Field(
+        False, description="Keep token ids and log-probs too: about three times the size."
+    )
+    rollouts_gib: float = Field(
+        20.0, gt=0, description="RUN/rollouts holds at most so many GiB: files of the oldest steps go first."
+    )
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems, before and after a `hora run`."""
+    """Pass@K on held-out problems: before and after a `hora run`, and with `every` during training too."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
+    every: Count | None = Field(
+        None,
+        description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
+        "the generators that train, behind the rollouts of training. none: before and after `hora run` only.",
+    )
+    max_sequences: Count = Field(
+        32,
+        description="Most completions of an evaluation during training that one replica samples at a time.",
+    )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")

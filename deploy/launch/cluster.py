@@ -15,13 +15,17 @@ from common.load import differences
 from common.redis import Redis, connect
 from common.state import read_state
 from deploy.app import APP
+from deploy.launch.best import settle_last
+from deploy.launch.evaluation import evaluate_run
+from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.signals import starting_ray
 from deploy.monitor.progress import progress, working
-from deploy.preflight.checks import require
+from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
+from evaluation.model_weights import model_digest
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -44,7 +48,7 @@ def train_on_cluster(config: Config) -> None:
     from learner import launch
 
     console = Console()
-    require(Target(config, "train"), console)
+    show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
     url = redis_url(config)
     check_agreement(config, url)
     keep_token_private()
@@ -52,11 +56,19 @@ def train_on_cluster(config: Config) -> None:
         ray.init(address="auto", log_to_driver=False, configure_logging=False)
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
-    with RunFile(run_dir).recorded(config.run.name, f"hora train {run_dir / CONFIG}", console):
+    again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
+    with RunFile(run_dir).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
         try:
-            with progress(config, url, console), telling_unplaced(config, url):
+            with (
+                progress(config, url, console),
+                telling_unplaced(config, url),
+                evaluating(config, url, run_dir, console),
+            ):
                 launch.run(config, url, str(run_dir))
+            if config.evaluation.every is not None:
+                evaluate_run(config, url, run_dir, config.learner.steps, console)
+                settle_last(config, run_dir, console)
         finally:
             ray.shutdown()
     console.print(f"done; model: {run_dir / 'model'}", markup=False)

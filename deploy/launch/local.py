@@ -26,7 +26,9 @@ from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import differences, load
 from common.redis import connect
+from deploy.launch.best import settle_last
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
 from deploy.launch.ray_node import watched_node
@@ -38,11 +40,12 @@ from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
-from deploy.preflight.checks import require
+from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
 from evaluation.benchmarks import find_benchmarks
+from evaluation.model_weights import model_digest
 from learner.origin import step_of
 
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
@@ -61,17 +64,21 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
     asked, config = config, with_port(config)
-    require(Target(config), console)
+    show(require(Target(config), console), SHOWN_BY_RUN, console)
     if not resume:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
     file = RunFile(run_dir)
-    with file.recorded(config.run.name, again, console, http_port=config.telemetry.http_port):
+    weights = model_digest(config.model.path)
+    with file.recorded(
+        config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
+    ):
         with stack(config, run_dir, console, file=file) as url:
             evaluate_run(config, url, run_dir, 0, console)
             pace = _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
+            settle_last(config, run_dir, console)
             with working("showing the end to who watches", console=console):
                 time.sleep(LAST_LOOK_S)
         summarise(config, run_dir, pace, console)
@@ -227,7 +234,7 @@ def _start_ray(config: Config) -> None:
                 configure_logging=False,
                 object_store_memory=256 * 2**20,
             )
-    except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
+    except Exception as error:  # broad: Ray raises plain Exception when its processes take over 30 s
         raise RunError(
             f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it "
             "is less so"
@@ -237,7 +244,11 @@ def _start_ray(config: Config) -> None:
 def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
     from learner import launch
 
-    with progress(config, url, console) as pace, telling_unplaced(config, url):
+    with (
+        progress(config, url, console) as pace,
+        telling_unplaced(config, url),
+        evaluating(config, url, run_dir, console),
+    ):
         launch.run(config, url, str(run_dir))
     return pace
 

@@ -18,11 +18,20 @@ from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
+from deploy.preflight.rollouts import rollouts
+from deploy.preflight.sandbox import sandbox
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data, *TASK)
+CONFIGURATION: tuple[Check, ...] = (
+    *NAMES,
+    configuration.family,
+    configuration.data,
+    configuration.evaluation,
+    *TASK,
+    rollouts,
+)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -42,10 +51,23 @@ CHECKS: tuple[Check, ...] = (
     machine.port,
     machine.disk,
     machine.build_lock,
+    sandbox,
     configuration.data,
+    configuration.evaluation,
     *TASK,
+    rollouts,
 )
-SHOWN_BY_CHECK = ("allocation", "stop tokens", "prompt", "right answer", "wrong answer")
+SHOWN_BY_CHECK = (
+    "allocation",
+    "evaluation",
+    "sandbox",
+    "stop tokens",
+    "prompt",
+    "right answer",
+    "wrong answer",
+    "rollouts",
+)
+SHOWN_BY_RUN = ("evaluation", "rollouts")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -76,6 +98,12 @@ def require(target: Target, console: Console, checks: Sequence[Check] | None = N
     return found
 
 
+def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> None:
+    """Print the findings of these names that are in order."""
+    for finding in (f for f in found if f.level == "ok" and f.what in names):
+        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
+
+
 def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
     """`hora check`: print what a run of this configuration would use. Raises on what would stop it.
 
@@ -93,8 +121,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
         markup=False,
         soft_wrap=True,
     )
-    for finding in (f for f in found if f.level == "ok" and f.what in SHOWN_BY_CHECK):
-        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
+    show(found, SHOWN_BY_CHECK, console)
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:

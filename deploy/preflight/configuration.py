@@ -105,18 +105,16 @@ def context(target: Target) -> Iterator[Finding]:
     """Prompt and response limits against the model's positions: vLLM would not start."""
     from transformers import AutoConfig
 
-    model, rollout = target.config.model, target.config.rollout
+    model = target.config.model
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError):
         return  # the part that loads the model says why it cannot be
     positions = getattr(found, "max_position_embeddings", None)
-    needed = rollout.max_prompt_tokens + rollout.max_response_tokens
+    needed = target.config.longest
     if positions is not None and needed > positions:
         raise ConfigError(
-            f"rollout.max_prompt_tokens + rollout.max_response_tokens = {rollout.max_prompt_tokens} + "
-            f"{rollout.max_response_tokens} = {needed} exceed the {positions} positions of {model.path}: "
-            "lower one"
+            f"{target.config.longest_in_words} exceed the {positions} positions of {model.path}: lower one"
         )
     _check_entropy_target(target.config, getattr(found, "vocab_size", None))
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
@@ -181,6 +179,33 @@ def data(target: Target) -> Iterator[Finding]:
             f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
         )
     yield ok("data", f"{plural(len(usable), 'prompt')} of {min(usable)} to {max(usable)} tokens")
+
+
+def evaluation(target: Target) -> Iterator[Finding]:
+    """What an evaluation during training costs, against what is trained between two of them."""
+    config, settings = target.config, target.config.evaluation
+    if settings.every is None or not target.trains:
+        return
+    longest, rollout = config.rollout.max_response_tokens, config.rollout
+    mine = min(settings.prompts, len(load_held_out(config, gold_test(config.reward)))) * settings.samples
+    theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
+    best = (
+        f"; the weights of the best {config.learner.keep_best} are kept" if config.learner.keep_best else ""
+    )
+    yield ok(
+        "evaluation",
+        f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
+        f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
+        f"behind these, at most {settings.max_sequences} at a time on a replica{best}",
+    )
+    if mine > theirs:
+        yield Finding(
+            "warn",
+            "evaluation",
+            f"it samples more than is trained in evaluation.every = {settings.every} steps, so it may take "
+            "longer than the time between two, and some will be left out",
+            "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
+        )
 
 
 def _leaks(config: Config, dataset: Dataset) -> list[str]:

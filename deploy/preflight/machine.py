@@ -17,8 +17,10 @@ import psutil
 import common
 from common.errors import ConfigError, RunError
 from common.load import ROOT
+from deploy.__main__ import OURS
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
+from deploy.preflight.rollouts import expected_gib
 from deploy.runs.record import RunFile
 from learner import extensions
 
@@ -63,10 +65,24 @@ def versions(target: Target) -> Iterator[Finding]:
 
 
 def import_origin(target: Target) -> Iterator[Finding]:
-    """A folder of the user's may be called `common` too; that one would be imported instead."""
+    """A folder of the user's may have a name of ours. An installed wheel keeps both; in a checkout Ray's
+    workers, which look in the working folder first, would import the user's."""
     found = Path(str(common.__path__[0])).resolve()
     fix = f"this hora is in {ROOT}: start it from a folder that has no `common` of its own"
     yield must(found.parent == ROOT, "package `common`", f"imported from {found}", fix)
+    for name in OURS if ROOT.name != "hora_rl" else ():
+        if theirs := _package_here(name):
+            says = f"{theirs} has the name of {ROOT / name}, and Ray's workers would import yours"
+            fix = f"install HORA as a wheel, which keeps both (pip install --no-deps {ROOT}), or rename yours"
+            yield Finding("fail", f"package `{name}`", says, fix)
+
+
+def _package_here(name: str) -> Path | None:
+    """The module or folder with Python files of this name in the working folder, where it is not ours."""
+    path = next((p for p in (Path(name), Path(f"{name}.py")) if p.exists()), None)
+    if path is None or path.resolve().parent == ROOT:
+        return None
+    return path.resolve() if path.is_file() or any(path.glob("*.py")) else None
 
 
 def gpu_count(target: Target) -> Iterator[Finding]:
@@ -179,12 +195,15 @@ def check_writable(path: Path, keys: str) -> None:
 def disk(target: Target) -> Iterator[Finding]:
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
-    # Checkpoints kept, one being written, two weight versions and the final model.
+    # Checkpoints kept, one being written, two weight versions and the final model; with keep_best the best,
+    # what is being evaluated, what is due next, and one being written.
     checkpoint = 1 + OPTIMIZER[config.model.dtype]
-    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
+    models = 3 + 4 * (config.learner.keep_best is not None)
+    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + models) + 1
+    need += expected_gib(config)
     free = shutil.disk_usage(existing).free / GIB
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
-    fix = "lower learner.keep_checkpoints or set run.folder to a larger disk"
+    fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
 
 

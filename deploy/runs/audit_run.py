@@ -12,6 +12,7 @@ from deploy.launch.redis_server import RedisServer
 from deploy.monitor.progress import working
 from deploy.runs.record import RunFile, redis_url
 from evaluation.audit import audit, gather
+from evaluation.audit_rollouts import rollout_rows
 
 
 def audit_run(run: Path) -> bool:
@@ -36,7 +37,7 @@ def audit_run(run: Path) -> bool:
             url = exits.enter_context(RedisServer(run / "redis")).url
         begin("comparing records, ledger and stream")
         facts = gather(connect(url), record.run, lambda: _lines(groups))
-        found = audit(config, facts)
+        found = audit(config, facts) + rollout_rows(facts, run)
     order = (
         "prompts in order" if facts.prompts else "order of prompts unknown (the run did not note how many)"
     )

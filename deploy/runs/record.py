@@ -48,7 +48,7 @@ class RunRecord:
     """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did,
     `resume` is the command that goes on with it, `seen` when its launcher last said that it was there.
     `machine` and `ticks` name the process for good (`deploy/runs/process.py`); `silent_s` is how long ago the
-    record was written when it was read."""
+    record was written when it was read; `weights` is a fingerprint of the initial policy's weights."""
 
     run: str
     state: State
@@ -60,6 +60,7 @@ class RunRecord:
     host: str = ""
     resume: str = ""
     seen: float = 0.0
+    weights: str = ""
 
     machine: str = ""
     ticks: int = 0
@@ -93,7 +94,9 @@ class RunFile:
         self.path = self.folder / RUN
         self._lock = threading.Lock()
 
-    def start(self, run: str, pid: int, *, http_port: int | None = None, resume: str = "") -> None:
+    def start(
+        self, run: str, pid: int, *, http_port: int | None = None, resume: str = "", weights: str = ""
+    ) -> None:
         """Say that process `pid` of this machine runs `run` here from now on."""
         self._write(
             RunRecord(
@@ -105,6 +108,7 @@ class RunFile:
                 host=socket.gethostname(),
                 resume=resume,
                 seen=time.time(),
+                weights=weights,
                 machine=this_machine(),
                 ticks=start_ticks(pid) or 0,
             )
@@ -117,14 +121,20 @@ class RunFile:
 
     @contextmanager
     def recorded(
-        self, run: str, resume: str, console: Console, *, http_port: int | None = None
+        self,
+        run: str,
+        resume: str,
+        console: Console,
+        *,
+        http_port: int | None = None,
+        weights: str = "",
     ) -> Iterator[None]:
         """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
         self.refuse_if_alive()
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.start(run, os.getpid(), http_port=http_port, resume=resume)
+        self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
         with ExitStack() as ending:
             ending.push(partial(self._record_end, resume, console))
             with self._beating():

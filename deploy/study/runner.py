@@ -24,6 +24,7 @@ from evaluation.report.study_report import write_study_report
 
 STOP_LIMIT_S = 120.0
 POLL_S = 0.5
+CLI = __name__.removesuffix("study.runner") + "cli"
 
 
 def study(source: str, out: Path | None, parallel: int | None) -> bool:
@@ -119,7 +120,7 @@ def _start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
     folder = cell.folder(out)
     source = out / "logs" / f"{cell.name}.yaml"
     source.write_text(dump_yaml(cell.config))
-    command = [sys.executable, "-m", "deploy.cli", "run", str(source)]
+    command = [sys.executable, "-m", CLI, "run", str(source)]
     if (folder / "config.yaml").exists():
         command.append("--resume")
     with _log(cell, out).open("ab") as log:

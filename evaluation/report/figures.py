@@ -152,6 +152,21 @@ def metrics_figure(runs: Mapping[str, Run], metrics: Sequence[tuple[str, str]]) 
     return figure
 
 
+def curves_figure(
+    lines: Mapping[str, tuple[Array, Array, Array]], names: Sequence[str], metric: str, over: str
+) -> Figure:
+    """One metric of several runs, each (x, smoothed, as measured); a run keeps its colour over all figures of
+    `names`."""
+    figure, [axis] = _grid(1, width=9.2, height=3.4)
+    for name, (x, smooth, measured) in lines.items():
+        color = COLORS[names.index(name) % len(COLORS)]
+        axis.plot(x, measured, color=color, alpha=0.25, linewidth=0.8)
+        axis.plot(x, smooth, color=color, label=name)
+    axis.set(xlabel=over, ylabel=metric)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def arms_figure(arms: Mapping[str, Sequence[Run]], metrics: Sequence[tuple[str, str]]) -> Figure:
     """Step metrics of the arms of a study: mean over seeds with their range from least to most as a band.
 

@@ -5,19 +5,9 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>HORA report</title>
-<style>
- body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 68rem; padding: 0 1rem; color: #1a1a1a }
- .wide { overflow-x: auto }
- table { border-collapse: collapse; font-variant-numeric: tabular-nums }
- th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap }
- th:first-child, td:first-child, th:nth-child(2), td:nth-child(2) { text-align: left }
- thead tr { border-bottom: 2px solid #444 }
- tbody tr { border-bottom: 1px solid #ddd }
- .best { font-weight: 700; background: #d8f0d8 }
- small { color: #555; font-weight: 400 }
- img { max-width: 100%; height: auto }
-</style>
+<style>{{ css | safe }}</style>
 <h1>HORA report</h1>
+<p>Written on {{ date }}.</p>
 <h2>Pass@1 and Pass@K (%)</h2>
 {% if table %}
 <p>Accuracy alone, unbiased estimate; below each value its 95% interval (bootstrap over problems). Rows of several
@@ -38,12 +28,12 @@ runs are their mean. The best value of a column within each model is marked.</p>
 <h2>Runs</h2>
 <p>Runs are compute-matched when their rollouts per batch are equal.</p>
 <div class="wide"><table>
-<thead><tr><th>Run</th><th>Method</th><th>Steps</th><th>Groups</th><th>Rollouts</th><th>Rollouts<br>per batch</th>
+<thead><tr><th>Run</th><th>Method</th><th>Started</th><th>Steps</th><th>Groups</th><th>Rollouts</th><th>Rollouts<br>per batch</th>
 <th>Tokens</th><th>Groups<br>with a hit</th><th>Groups without<br>signal</th><th>Phase B<br>to c=0</th><th>Phase B<br>to c=G0</th></tr></thead>
 <tbody>
 {% macro share(x) %}{% if x is none %}–{% else %}{{ "%.1f"|format(100 * x) }}%{% endif %}{% endmacro %}
 {% for s in summaries %}
-<tr><td>{{ s.name }}</td><td>{{ s.method }}</td><td>{{ s.steps }}</td><td>{{ "{:,}".format(s.groups) }}</td>
+<tr><td>{{ s.name }}</td><td>{{ s.method }}</td><td>{{ s.started }}</td><td>{{ s.steps }}</td><td>{{ "{:,}".format(s.groups) }}</td>
 <td>{{ "{:,}".format(s.rollouts) }}</td><td>{{ s.rollouts_per_batch }}</td><td>{{ "{:,}".format(s.tokens) }}</td>
 <td>{{ share(s.share_hit) }}</td><td>{{ share(s.share_zero_signal) }}</td><td>{{ share(s.phase_b_to_none) }}</td>
 <td>{{ share(s.phase_b_to_all) }}</td></tr>
@@ -63,9 +53,27 @@ and realised. Under the likelihood objective this is the share of the gradient t
 {% endfor %}
 </tbody></table></div>
 {% endfor %}
+{% for name, (ks, rows) in evaluated.items() %}
+<h2>Evaluations during training: {{ name }}</h2>
+<p>Pass@K (%) by the step of the evaluation. Weights change under an evaluation during training: the second column says which
+versions were sampled.</p>
+<div class="wide"><table>
+<thead><tr><th>Benchmark</th><th>Weights</th><th>Step</th>{% for k in ks %}<th>Pass@{{ k }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for r in rows %}
+<tr><td>{{ r.benchmark }}</td><td>{{ r.weights }}</td><td>{{ r.step }}</td>{% for k in ks %}<td>{% for e in r.estimates if e.k == k %}{{ "%.1f"|format(100 * e.value) }}<br>
+<small>{{ "%.1f"|format(100 * e.low) }} to {{ "%.1f"|format(100 * e.high) }}</small>{% else %}–{% endfor %}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endfor %}
 {% for title, image in figures.items() %}
 <h2>{{ title }}</h2>
-<img alt="{{ title }}" src="data:image/png;base64,{{ image }}">
+<figure role="img" aria-label="{{ title }}">{{ image | safe }}</figure>
+{% endfor %}
+<h2>Configurations</h2>
+{% for name, run in runs.items() %}
+<details><summary>{{ name }}{% if run.weights %}, initial weights {{ run.weights }}{% endif %}</summary>
+<pre>{{ configuration(run) }}</pre></details>
 {% endfor %}
 </html>
 """

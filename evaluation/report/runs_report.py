@@ -6,17 +6,20 @@ policy ("Base") comes from the evaluations at step 0.
 
 from __future__ import annotations
 
-import base64
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import yaml
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
+from evaluation.report.during_training import columns, evaluated, training_figure
 from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
 from evaluation.report.hits import hits_by_difficulty
 from evaluation.report.runs_page import PAGE
 from evaluation.report.tables import curves, summarise, table_1
+from evaluation.report.theme import CSS, inline_svg
 from evaluation.results import csv_table
 from evaluation.run_folders import Run, RunFolderError, load_run
 
@@ -31,12 +34,12 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     """
     if not folders:
         raise RunFolderError("no run to report on: name at least one run folder")
-    runs = _named([load_run(folder) for folder in folders])
+    runs = by_name([load_run(folder) for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
     figures = {}
     for name, (title, figure) in _figures(runs).items():
         save(figure, out, name)
-        figures[title] = base64.b64encode((out / f"{name}.png").read_bytes()).decode()
+        figures[title] = inline_svg(figure)
     results = [r for run in runs.values() for r in run.results]
     if results:
         (out / "pass_at_k.csv").write_text(csv_table(results), encoding="utf-8")
@@ -45,14 +48,25 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         table=table_1(list(runs.values())),
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
+        evaluated={name: (columns(rows), rows) for name, rows in evaluated(runs).items()},
         figures=figures,
+        css=CSS,
+        date=time.strftime("%Y-%m-%d %H:%M"),
+        runs=runs,
+        configuration=_configuration,
     )
     path = out / "report.html"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def _named(runs: Sequence[Run]) -> dict[str, Run]:
+def _configuration(run: Run) -> str:
+    """config.yaml without the address of its Redis, which may hold a password."""
+    shown = {section: values for section, values in run.config.items() if section != "queue"}
+    return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True) if shown else "no config.yaml"
+
+
+def by_name(runs: Sequence[Run]) -> dict[str, Run]:
     """Runs by folder name; a name that occurs twice gets a number."""
     named: dict[str, Run] = {}
     for run in runs:
@@ -66,6 +80,11 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
     figures: dict[str, tuple[str, Figure]] = {}
     for model, panels in curves(list(runs.values())).items():
         figures[f"pass_at_k_{_slug(model)}"] = (f"Pass@K: {model}", pass_at_k_figure(panels))
+    for name in evaluated(runs):
+        figures[f"during_training_{_slug(name)}"] = (
+            f"Pass@K during training: {name}",
+            training_figure(name, runs[name]),
+        )
     for name, run in runs.items():
         if len(run.rules):
             figures[f"allocation_{_slug(name)}"] = (f"Allocation dynamics: {name}", allocation_figure(run))

@@ -11,7 +11,7 @@ from evaluation.benchmarks import BENCHMARKS
 from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
 from evaluation.phase_b import PhaseB
 from evaluation.results import Result
-from evaluation.run_folders import Run, RunFolderError, check_same_problems, short_names
+from evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Summary:
 
     name: str
     method: str
+    started: str
     steps: int
     groups: int
     rollouts: int
@@ -77,6 +78,7 @@ def summarise(name: str, run: Run) -> Summary:
     return Summary(
         name=name,
         method=run.method,
+        started=run.started or "–",
         steps=len(next(iter(run.steps.values()), np.unique(run.groups["step"]))),
         groups=len(size),
         rollouts=int(size.sum()),
@@ -122,8 +124,7 @@ def _grouped(runs: Sequence[Run]) -> dict[tuple[str, str], list[Result]]:
     RunFolderError where the results of a model on one benchmark are of different problems.
     """
     groups: dict[tuple[str, str], list[Result]] = {}
-    for path, model in short_names(dict.fromkeys(run.model for run in runs)).items():
-        mine = [run for run in runs if run.model == path]
+    for model, mine in by_model(runs).items():
         found = [("Base", r) for run in mine for r in run.base()]
         found += [
             (run.method, r) for run in sorted(mine, key=lambda r: "HORA" in r.method) for r in run.latest()

@@ -1,6 +1,7 @@
 """A real vLLM engine: a hung one is noticed, and a completion ends with its turn."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,35 @@ from common.load import load
 from common.prompts import load_tokenizer, render
 from common.types import Completion
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+def test_every_completion_says_where_and_when_it_was_sampled() -> None:
+    from actors.generator.vllm_engine import Engine
+
+    config = load("tiny", [])
+    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+
+    async def run() -> None:
+        engine = Engine(config, "a1b2")
+        try:
+            await engine.label(3)
+            began = time.time()
+            whole = await engine.generate(prompt, 8, seed=1, temperature=1.0)
+            for completion in whole:
+                origin = completion.origin
+                assert origin is not None
+                assert origin.replica == "a1b2"
+                assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
+                assert [(v.version, v.start) for v in completion.spans] == [(3, 0)]
+            longest = max(whole, key=lambda c: len(c.tokens))
+            assert longest.origin is not None
+            assert longest.origin.done >= max(c.origin.done for c in whole if c.origin) - 1e-3
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
 
 
 @pytest.mark.system

@@ -115,6 +115,18 @@ def test_settings_that_came_with_a_newer_version_are_no_change(redis_server: Red
     assert stored(client) == config_of()
 
 
+SET = {"learner__wandb": "project", "environment__max_replicas": 2}  # null by default
+
+
 @pytest.mark.parametrize("key", MAY_CHANGE)
 def test_what_may_change_is_the_name_of_a_setting(key: str) -> None:
-    assert [d for d in differences({}, config_of(learner__wandb="project")) if d.startswith(key)]
+    assert [d for d in differences({}, config_of(**SET)) if d.startswith(key)]
+
+
+def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: RedisServer) -> None:
+    client = begin(redis_server.url)
+    known = json.loads(client.hget(KEYS.state, "prompts"))
+    client.hset(KEYS.state, "prompts", json.dumps({k: v for k, v in known.items() if k != "schema"}))
+    with pytest.raises(RunError, match="run 'r' was begun by another version of hora") as refused:
+        start(redis_server.url, config_of(), prompts())
+    assert "\n" not in str(refused.value)

@@ -10,7 +10,7 @@ import pytest
 
 from common.errors import WireError
 from common.msgpack_count import count_objects
-from common.types import Group, Phase, Rollout, VersionSpan
+from common.types import Group, Origin, Phase, Rollout, Turn, VersionSpan
 from common.wire import MAX_OBJECTS, decode_group, encode_additional, encode_group, encode_pre_rollouts
 from tests.support.groups import group, rollout
 
@@ -49,6 +49,17 @@ def damaged(change, message: bytes | None = None) -> bytes:  # type: ignore[no-u
 
 def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
     return damaged(change, encode_additional(whole_group()))
+
+
+def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() -> None:
+    origin = Origin("generator-7", 1.5, 2.0, 3.25, 4.0)
+    noted = replace(
+        whole_group(), source="sums", rollouts=(replace(sampled(), origin=origin), sampled(), sampled("B"))
+    )
+    found = decode_group(encode_pre_rollouts(noted), encode_additional(noted))
+    assert [r.origin for r in found.rollouts] == [origin, None, None]
+    assert found.source == "sums"
+    assert decode_group(encode_group(whole_group())).source == ""
 
 
 @pytest.mark.parametrize("encodings", [(encode_group,), (encode_pre_rollouts, encode_additional)])
@@ -112,6 +123,45 @@ def test_a_round_that_cannot_be_is_refused(number: object) -> None:
         decode_group(encode_pre_rollouts(whole_group()), damaged_additional(lambda r: first(r, round=number)))
 
 
+def test_turns_come_back_as_they_were_and_a_rollout_of_one_turn_says_nothing_of_them() -> None:
+    given = np.array([7, 8], np.int32)
+    turns = (Turn(2, given[:0]), Turn(1, given), Turn(2, given, anew=True))
+    whole = replace(whole_group(), rollouts=(replace(sampled(), turns=turns), *whole_group().rollouts[1:]))
+    found = decode_group(encode_group(whole), vocabulary=9).rollouts[0]
+    assert [(t.sampled, t.given.tolist(), t.anew) for t in found.turns] == [
+        (2, [], False),
+        (1, [7, 8], False),
+        (2, [7, 8], True),
+    ]
+    assert (found.given, len(found.tokens)) == (4, 5)
+    assert "turns" not in msgpack.unpackb(encode_group(whole_group()))["rollouts"][0]
+
+
+TWO = [[2, b"", False], [3, b"\7\0\0\0", False]]
+
+
+@pytest.mark.parametrize(
+    ("turns", "message"),
+    [
+        ([], "turns must be 2 to 4096, or not there, not 0"),
+        (TWO[:1], "turns must be 2 to 4096, or not there, not 1"),
+        ([[1, b"", False]] * 5000, "turns must be 2 to 4096"),
+        (5, "turns must be a list"),
+        ([TWO[0], [2, b"", False]], "turns cover 4 of 5 tokens"),
+        ([[2, b"\7\0\0\0", False], TWO[1]], "the first of its turns must follow the prompt"),
+        ([TWO[0], [0, b"", False], TWO[1]], "turn 1 has no sampled token"),
+        ([TWO[0], [3, b"", True]], "turn 1 has no context"),
+        ([TWO[0], [3, b"abc", False]], "turns must be a buffer of 4-byte values"),
+        ([TWO[0], [3, b"\x09\0\0\0", False]], "a token id is outside the vocabulary of 9"),
+        ([TWO[0], [3, b""]], r"turns must be \[sampled, given, anew\]"),
+        ([TWO[0], [True, b"", False]], "turns must be a whole number"),
+    ],
+)
+def test_turns_that_cannot_be_are_refused(turns: object, message: str) -> None:
+    with pytest.raises(WireError, match=message):
+        decode_group(damaged(lambda r: first(r, turns=turns)), vocabulary=9)
+
+
 def test_additional_rollouts_of_another_group_or_of_both_phases_are_refused() -> None:
     other = encode_additional(replace(whole_group(), prompt_index=18))
     with pytest.raises(WireError, match="group 2:17: its additional rollouts are of group '2:18'"):
@@ -136,7 +186,7 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
     ("change", "message"),
     [
         (lambda r: r.update(schema=99), "schema version 99"),
-        (lambda r: r.update(schema=2), "schema version 2, this reader knows 3: use one version of hora"),
+        (lambda r: r.update(schema=3), "schema version 3, this reader knows 4: use one version of hora"),
         (lambda r: r.pop("schema"), "schema version None"),
         (lambda r: r.update(epoch=-1), "epoch must be a whole number"),
         (lambda r: r.update(prompt=b""), "the prompt is empty"),
@@ -158,6 +208,10 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
             "rewards must be 1 to 64 values by name",
         ),
         (lambda r: r["rollouts"][0].pop("success"), "success must be true or false, not None"),
+        (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "origin must be"),
+        (lambda r: first(r, origin=["", 1.0, 2.0, 3.0, 4.0]), "origin must be text"),
+        (lambda r: first(r, origin=["g", 1.0, 2.0, float("nan"), 4.0]), "origin must be a finite number"),
+        (lambda r: r.update(source=7), "source must be text"),
         (lambda r: first(r, success=1), "success must be true or false, not 1"),
         (lambda r: first(r, rewards={"accuracy": float("nan"), "format": 1.0}), "a finite number"),
         (

@@ -19,7 +19,9 @@ DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
 COMMANDS = {name.removeprefix("hora "): command for name, command in command_docs.commands()}
 SECTIONS = "|".join(Config.model_fields)
-ROOMS = "actors|allocator|common|deploy|learner|evaluation|tests|examples|benchmarks|requirements|docs"
+ROOMS = (
+    "actors|allocator|common|deploy|learner|evaluation|hora_rl|tests|examples|benchmarks|requirements|docs"
+)
 MADE = {"deploy/demo/model"}
 UNLISTED = {"results/trl-cross-check.md"}
 """Reached from a page, and no page of its own."""

@@ -100,6 +100,21 @@ def test_common_from_another_folder_is_found(
     assert str(tmp_path) in finding.says
 
 
+def test_a_checkout_refuses_a_project_with_a_package_of_our_name(
+    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ray's workers would import it instead of ours."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evaluation").mkdir()  # a folder of data is nobody's package
+    assert [f.level for f in machine.import_origin(Target(config()))] == ["ok"]
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "__init__.py").touch()
+    _, found = machine.import_origin(Target(config()))
+    assert found.level == "fail"
+    for words in (str(tmp_path / "deploy"), str(ROOT / "deploy"), "wheel"):
+        assert words in found.line
+
+
 def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
     config: Make, cards: Callable[[int], None]
 ) -> None:
@@ -263,6 +278,27 @@ def test_checkpoints_that_do_not_fit_the_disk_are_found(
     [finding] = one(machine.disk, Target(config())).values()
     assert finding.level == "fail"
     assert "keep_checkpoints" in finding.fix
+
+
+def test_the_price_of_evaluations_during_training_is_said_and_one_too_long_is_a_warning(config: Make) -> None:
+    settings: dict[str, object] = {"path": "arithmetic", "prompts": 100, "samples": 64, "every": 10}
+    rollout: dict[str, object] = {
+        "prompts_per_batch": 40,
+        "group_size": 16,
+        "max_prompt_tokens": 32,
+        "max_response_tokens": 128,
+    }
+
+    def found(every: int) -> list[Finding]:
+        made = config(evaluation={**settings, "every": every}, rollout=rollout)
+        return list(configuration.evaluation(Target(made)))
+
+    [said] = found(10)
+    assert "every 10 steps 6,400 completions (at most 819,200 tokens), 100% of the 6,400" in said.says
+    said, warned = found(5)
+    assert "200% of the 3,200 rollouts" in said.says
+    assert (warned.level, "may take longer than the time between two" in warned.says) == ("warn", True)
+    assert not list(configuration.evaluation(Target(config())))
 
 
 @pytest.mark.parametrize("folder", ["/proc/self/fdinfo/runs", "{file}", "{file}/runs"])

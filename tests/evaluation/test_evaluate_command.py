@@ -28,12 +28,12 @@ from deploy.launch.evaluation import (
     load_benchmark,
     newest_version,
     on_version,
-    weights_digest,
 )
 from deploy.launch.local import evaluate_local
 from deploy.launch.redis_server import RedisServer
 from evaluation.benchmarks import find_benchmark
 from evaluation.evaluate import Counts
+from evaluation.model_weights import weights_digest
 from evaluation.results import Result, make_result
 from learner.origin import write_origin
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.types import FinishReason, Group, Phase, Rollout, Tokens, VersionSpan
+from common.types import FinishReason, Group, Phase, Rollout, Tokens, Turn, VersionSpan
 
 
 def rollout(
@@ -19,9 +19,10 @@ def rollout(
     phase: Phase = "A",
     success: bool = True,
     rewards: dict[str, float] | None = None,
+    turns: Sequence[Turn] = (),
 ) -> Rollout:
-    """A rollout of these tokens (L,), all of them sampled by `version` unless `spans` says otherwise. One
-    number as `logprobs` holds for every token. `rewards`: by default `accuracy` as `success` says, and
+    """A rollout of these sampled tokens (L,), all by `version` unless `spans` says otherwise. One number as
+    `logprobs` holds for every token. `rewards`: by default `accuracy` as `success` says, and
     `format` 1."""
     ids = np.asarray(tokens, np.int32)
     return Rollout(
@@ -32,6 +33,7 @@ def rollout(
         phase=phase,
         rewards={"accuracy": float(success), "format": 1.0} if rewards is None else rewards,
         success=success,
+        turns=tuple(turns),
     )
 
 

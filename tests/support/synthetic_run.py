@@ -211,9 +211,9 @@ class SyntheticRun:
         )
 
 
-def play(run: SyntheticRun, batches: int) -> None:
-    """`batches` whole cycles at once: generated, trained, evaluated every ten."""
-    for batch in range(batches):
+def play(run: SyntheticRun, batches: int, begin: int = 0) -> None:
+    """Whole cycles `begin` to `batches` at once: generated, trained, evaluated every ten."""
+    for batch in range(begin, batches):
         asyncio.run(run.generate(batch))
         if batch % 10 == 0:
             run.evaluate(batch)

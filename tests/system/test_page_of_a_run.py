@@ -50,7 +50,7 @@ class Run:
             steps = self.folder / "steps.jsonl"
             return steps.exists() and len(steps.read_text().splitlines()) >= 2
 
-        until(trained, 140)
+        until(trained, 300)
 
     @property
     def url(self) -> str:

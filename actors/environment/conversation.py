@@ -1,0 +1,151 @@
+"""A conversation that owns its tokens: what the policy sampled is what the learner trains on.
+
+It only grows. A turn's tokens are kept as they were sampled, and what others say is appended as tokens, with
+what the chat template writes around it. Nothing that was sampled is ever decoded and encoded again: for most
+sequences of tokens that gives others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from actors.environment.template import Message, Template
+from common.errors import EnvironmentFault
+from common.types import Completion, Tokens, Turn, VersionSpan
+
+History = Literal["append", "render"]
+EMPTY: Tokens = np.zeros(0, dtype=np.int32)
+
+
+class Conversation:
+    """One episode's turns after `prompt` (P,), the tokens of `opening`.
+
+    With `history` append all turns are one sequence. With render the context of each later turn is what the
+    template shows of the messages so far, which may leave out thoughts: a sequence of its own.
+    """
+
+    def __init__(
+        self, template: Template, opening: Sequence[Message], prompt: Tokens, history: History = "append"
+    ) -> None:
+        self._template, self._history = template, history
+        self._messages = [_kept(message) for message in opening]
+        self._context = prompt
+        self._given = EMPTY
+        self._answers: list[Completion] = []
+        self._turns: list[Turn] = []
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Everything that was said, read-only. What the policy said stands here as text."""
+        return tuple(self._messages)
+
+    @property
+    def turns(self) -> int:
+        """Turns of the policy so far."""
+        return len(self._answers)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of all turns so far."""
+        return sum(len(answer.tokens) for answer in self._answers)
+
+    @property
+    def given(self) -> int:
+        """Tokens of the longest sequence so far that were given after the prompt."""
+        return sum(len(turn.given) for turn in self._turns if not turn.anew)
+
+    def context(self, new: Sequence[Message]) -> Tokens:
+        """What the policy is to continue once `new` was said (T,). Nothing changes before `take`.
+
+        Raises EnvironmentFault for what cannot be appended: a message of the assistant, nothing new after a
+        turn that ended, or an order of roles that the template refuses.
+        """
+        if any(message.get("role") == "assistant" for message in new):
+            raise EnvironmentFault("changes the history: what the assistant says is the policy's to sample")
+        if not self._answers:
+            if new:
+                raise EnvironmentFault(
+                    "changes the history: the first turn follows the row's prompt, which data.template and "
+                    "data.system write"
+                )
+            return self._context
+        if not new:
+            if self._answers[-1].finish_reason == "stop":
+                raise EnvironmentFault("asks for another turn and says nothing after one that ended")
+            return self._context
+        if self._history == "render":
+            return self._template.whole([*self._messages, *new])
+        piece = self._template.piece(new, last=int(self._answers[-1].tokens[-1]))
+        return np.concatenate([self._context, piece])
+
+    def take(self, new: Sequence[Message], context: Tokens, answer: Completion) -> None:
+        """Keep what the policy sampled in `context`, which `context(new)` gave."""
+        anew = bool(self._answers) and self._history == "render" and bool(new)
+        given = context if anew else context[len(self._context) :]
+        self._turns.append(Turn(len(answer.tokens), given, anew))
+        self._messages += [_kept(message) for message in new]
+        if self._answers and not new:  # it continues a turn that was cut
+            said = {**self._messages.pop(), "content": f"{self._said()}{answer.text}"}
+        else:
+            said = {"role": "assistant", "content": answer.text}
+        self._messages.append(_kept(said))
+        self._answers.append(answer)
+        self._context = np.concatenate([context, answer.tokens])
+
+    def rest(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """What `messages`, a whole conversation, says beyond this one. Raises EnvironmentFault where it does
+        not begin with everything that was said here."""
+        for number, (theirs, ours) in enumerate(zip(messages, self._messages, strict=False)):
+            if dict(theirs) != dict(ours):
+                raise EnvironmentFault(f"changes the history: message {number} is not what was said")
+        if len(messages) < len(self._messages):
+            raise EnvironmentFault(
+                f"changes the history: it holds {len(messages)} messages, and {len(self._messages)} were said"
+            )
+        return messages[len(self._messages) :]
+
+    def completion(self, rewards: Mapping[str, float], *, cut: bool) -> Completion:
+        """The episode as one completion with these rewards. `cut`: a limit ended it. Raises EnvironmentFault
+        where the policy had no turn."""
+        if not self._answers:
+            raise EnvironmentFault("ends before the policy had a turn: there is nothing to learn from")
+        first, last = self._answers[0], self._answers[-1]
+        origin = last.origin
+        if origin is not None and first.origin is not None:
+            origin = replace(origin, queued=first.origin.queued, first_token=first.origin.first_token)
+        return Completion(
+            text=last.text,
+            tokens=np.concatenate([answer.tokens for answer in self._answers]),
+            logprobs=np.concatenate([answer.logprobs for answer in self._answers]),
+            finish_reason="length" if cut else last.finish_reason,
+            spans=_spans(self._answers),
+            origin=origin,
+            turns=tuple(self._turns) if len(self._turns) > 1 else (),
+            rewards=dict(rewards),
+        )
+
+    def _said(self) -> str:
+        return str(self._answers[-1].text)
+
+
+def _spans(answers: Sequence[Completion]) -> tuple[VersionSpan, ...]:
+    """Version spans of all sampled tokens: those of the turns, one after the other."""
+    spans: list[VersionSpan] = []
+    at = 0
+    for answer in answers:
+        for span in answer.spans:
+            start, end = at + span.start, at + span.end
+            if spans and spans[-1].version == span.version:
+                start = spans.pop().start
+            spans.append(VersionSpan(span.version, start, end))
+        at += len(answer.tokens)
+    return tuple(spans)
+
+
+def _kept(message: Message) -> Message:
+    return MappingProxyType(dict(message))

@@ -1,0 +1,87 @@
+"""What a chat template writes between a turn of the assistant and the next one, as tokens.
+
+The difference of two renderings is not it: templates strip white space, leave thoughts out of what was said
+before, or write an empty thought. So a conversation is rendered whose assistant says one mark, and what
+follows the mark is the piece.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.errors import EnvironmentFault
+from common.stop_tokens import silent_tokens
+from common.types import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Message = Mapping[str, object]
+MARK = "assistant-said-this-5f0c2e"  # no white space, which templates strip, and nothing that they look for
+
+
+class Template:
+    """The chat template of `tokenizer`; without `chat` messages are joined as they are."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = True) -> None:
+        self._tokenizer, self._chat = tokenizer, chat
+        special = map(str, tokenizer.convert_ids_to_tokens(sorted(silent_tokens(tokenizer))))
+        words = sorted((re.escape(word) for word in special if len(word) > 1), key=len, reverse=True)
+        self._special = re.compile("|".join(words)) if words else None
+
+    def piece(self, new: Sequence[Message], last: int) -> Tokens:
+        """Tokens (M,) that follow a turn whose last token is `last`, up to where the next one begins: the end
+        of the turn if it is not `last` itself, the messages `new`, and the header of the assistant's turn."""
+        harmless = [self._plain(message) for message in new]
+        if not self._chat:
+            return self._encode("".join(str(message["content"]) for message in harmless))
+        said: list[Message] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+        _, found, after = self._render([*said, *harmless]).partition(MARK)
+        if not found:
+            raise EnvironmentFault(
+                f"the chat template of {self._tokenizer.name_or_path} does not show what the assistant said: "
+                "use environment.history: render"
+            )
+        ids = self._encode(after)
+        return ids[1:] if len(ids) and int(ids[0]) == last else ids
+
+    def whole(self, messages: Sequence[Message]) -> Tokens:
+        """Tokens (T,) of a conversation up to where the assistant's next turn begins."""
+        harmless = [self._plain(message) for message in messages]
+        if not self._chat:
+            return self._encode("".join(str(message["content"]) for message in harmless))
+        return self._encode(self._render(harmless))
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        from jinja2 import TemplateError
+
+        plain = [dict(message) for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise EnvironmentFault(
+                f"says what the chat template of {self._tokenizer.name_or_path} refuses: "
+                f"{' '.join(str(error).split())[:200]}"
+            ) from None
+        return str(text)
+
+    def _encode(self, text: str) -> Tokens:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def _plain(self, message: Message) -> Message:
+        """The message with a space inside every special token that its text spells: what a tool or a game
+        says must not end a turn or begin another."""
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise EnvironmentFault(f"says {type(content).__name__} where a message's content must be text")
+        if self._special is None:
+            return message
+        return {**message, "content": self._special.sub(_broken, content)}
+
+
+def _broken(found: re.Match[str]) -> str:
+    return f"{found.group()[0]} {found.group()[1:]}"

@@ -1,0 +1,210 @@
+"""Runs untrusted programs, one at a time, behind every layer that this machine allows.
+
+    box = Sandbox()
+    box.run("print(int(input()) + 1)", b"3\n")   # Outcome(kind="ok", out=b"4\n", …)
+
+A program is Python with its standard library. It reads stdin and the interpreter's own files, and writes
+stdout and stderr; there is no folder to write to, no network and no second process. `layers.py` says what
+keeps it there. A sandbox belongs to one thread at a time; use one for each program that is to run at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from actors.verifier.sandbox.limits import Kind, Limits, Outcome
+from actors.verifier.sandbox.zygote import LAUNCH, STOP
+from common.errors import RunError
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
+"""All that a program's environment holds. Each arena of the C library's is 64 MiB of address space."""
+SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
+START_S = 60.0
+"""A zygote that says nothing for so long does not start on this machine."""
+GRACE_S = 30.0
+"""Beyond a program's limit by the clock: a zygote that has not answered by then is lost."""
+SEALS = 0x2 | 0x4 | 0x8  # F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
+
+
+DEFAULT = Limits()
+
+
+class SandboxError(RunError):
+    """No program can be run safely on this machine; the reason in one line."""
+
+
+class SandboxLost(RuntimeError):
+    """The sandbox itself failed and its program was not judged. Nobody's fault: start another."""
+
+
+class Sandbox:
+    """One zygote. `preload` names modules of ours that its programs may import; `without` layers that are not
+    to be used (for tests). `layers` says by name why one does not hold, empty where it does.
+
+    Raises SandboxError where the layers that hold do not suffice.
+    """
+
+    def __init__(self, preload: Sequence[str] = (), without: Collection[str] = ()) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            words = [str(ROOT), str(theirs.fileno()), " ".join(preload), " ".join(without)]
+            self._process = subprocess.Popen(
+                [interpreter(), "-I", "-S", "-B", "-c", LAUNCH, *words],
+                pass_fds=[theirs.fileno()],
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        self.layers: Mapping[str, str] = {}
+        try:
+            self.layers = self._hello()["layers"]
+            if why := unsafe(self.layers):
+                raise SandboxError(why)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
+    ) -> Outcome:
+        """Run a program to its end. `pipes` become its descriptors 3 and on. Raises SandboxLost."""
+        self.start(source, stdin, limits, pipes)
+        return self.wait()
+
+    def start(
+        self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
+    ) -> None:
+        """Begin a program; `wait` for it before the next. Raises SandboxLost."""
+        self._limits = limits
+        files = [_sealed(stdin), _memory(), _memory(), _sealed(source.encode("utf-8", "surrogatepass"))]
+        self._out, self._err = files[1:3]
+        request = json.dumps(asdict(limits) | {"wall": limits.wall}).encode()
+        try:
+            socket.send_fds(self._socket, [request], [*files, *pipes])
+        except OSError as error:
+            self._forget()
+            raise SandboxLost(f"the sandbox's process is gone: {error}") from error
+        finally:
+            os.close(files[0])
+            os.close(files[3])
+
+    def wait(self) -> Outcome:
+        """How the program ended. Raises SandboxLost."""
+        try:
+            answer = self._receive(self._limits.wall + GRACE_S)
+            if answer["trouble"]:
+                raise SandboxLost(f"the sandbox could not be closed around a program: {answer['trouble']}")
+            out, err = (os.pread(file, self._limits.output, 0) for file in (self._out, self._err))
+        finally:
+            self._forget()
+        kind = self._kind(answer, max(len(out), len(err)))
+        return Outcome(kind, answer["status"], out, err, answer["cpu_s"], answer["wall_s"])
+
+    def stop(self) -> None:
+        """End the program that runs; `wait` still tells of it."""
+        try:
+            self._socket.send(STOP)
+        except OSError as error:
+            raise SandboxLost(f"the sandbox's process is gone: {error}") from error
+
+    def close(self) -> None:
+        """End the zygote, and with it its program."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _kind(self, answer: dict[str, float], written: int) -> Kind:
+        if answer["cpu_s"] > self._limits.seconds:
+            return "time"
+        if answer["over"]:
+            return "wall"
+        if written >= self._limits.output:
+            return "output"
+        return "ok" if answer["status"] == 0 else "error"
+
+    def _hello(self) -> dict:
+        try:
+            return self._receive(START_S)
+        except SandboxLost as error:
+            self._process.kill()
+            said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
+            why = said[-1] if said else str(error)
+            raise SandboxError(f"no sandbox can be made with {interpreter()}: {why}") from None
+
+    def _receive(self, limit_s: float) -> dict:
+        self._socket.settimeout(limit_s)
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError as error:
+            raise SandboxLost(f"the sandbox's process does not answer: {error}") from error
+        finally:
+            self._socket.settimeout(None)
+        if not data:
+            raise SandboxLost("the sandbox's process ended")
+        return json.loads(data)
+
+    def _forget(self) -> None:
+        os.close(self._out)
+        os.close(self._err)
+
+
+def unsafe(layers: Mapping[str, str]) -> str:
+    """Why programs must not be run behind these layers alone; empty where they may."""
+    if layers["seccomp"]:
+        return (
+            f"programs cannot be run safely: seccomp does not hold ({layers['seccomp']}); allow it in the "
+            "container's profile, or use another host"
+        )
+    if layers["landlock"] and layers["uid"]:
+        return (
+            "programs could read this user's files: neither Landlock holds "
+            f"({layers['landlock']}) nor a user of their own ({layers['uid']}); use Linux 5.13 or later with "
+            "Landlock, or start the verifier as root"
+        )
+    return ""
+
+
+def interpreter() -> str:
+    """This Python, without its virtual environment; for root the system's where only root can reach this one,
+    for programs get a user of their own."""
+    ours = os.path.realpath(sys.executable)
+    if os.geteuid() != 0:
+        return ours
+    return next((path for path in (ours, *SYSTEM) if _for_everyone(Path(path))), ours)
+
+
+def _for_everyone(path: Path) -> bool:
+    """Whether every user can reach and execute it."""
+    try:
+        real = path.resolve(strict=True)
+        return all(p.stat().st_mode & stat.S_IXOTH for p in (real, *real.parents))
+    except OSError:
+        return False
+
+
+def _memory() -> int:
+    return os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _sealed(content: bytes) -> int:
+    """A file in memory that nobody can change any more."""
+    file = _memory()
+    view = memoryview(content)
+    while view:
+        view = view[os.write(file, view) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, SEALS)
+    return file

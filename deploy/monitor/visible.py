@@ -1,0 +1,41 @@
+"""Model output for a terminal: what could move the cursor, hide or reorder text is written out."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+
+KEPT = "\n\t"
+# Control characters (C0, DEL, C1: escape sequences begin with one), formatting ones (bidirectional, zero
+# width, tags), line and paragraph separators, lone surrogates.
+WRITTEN_OUT = ("Cc", "Cf", "Zl", "Zp", "Cs")
+_PIECES = re.compile(r"[\x20-\x7e\n\t]+|.", re.DOTALL)
+
+
+def pieces(text: str) -> Iterator[tuple[str, bool]]:
+    r"""`text` in order as (piece, whether it is written out): `a\x1b[2J` gives ("a", False), ("\\x1b", True)
+    and ("[2J", False)."""
+    plain = ""
+    for found in _PIECES.finditer(text):
+        piece = found[0]
+        if len(piece) == 1 and piece not in KEPT and unicodedata.category(piece) in WRITTEN_OUT:
+            if plain:
+                yield plain, False
+            plain = ""
+            yield escape(piece), True
+        else:
+            plain += piece
+    if plain:
+        yield plain, False
+
+
+def visible(text: str) -> str:
+    """The same as one text."""
+    return "".join(piece for piece, _ in pieces(text))
+
+
+def escape(character: str) -> str:
+    r"""`\x1b`, `\u202e` or `\U000e0041`."""
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

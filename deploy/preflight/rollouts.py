@@ -1,0 +1,58 @@
+"""How much of the disk RUN/rollouts will take, said before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.config import Config
+from deploy.preflight.findings import Finding, Target, ok
+
+GIB, MIB = 2**30, 2**20
+# Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
+OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
+
+
+def expected_gib(config: Config) -> float:
+    """The most that this run's files should take: every completion as long as it may be."""
+    rollout, telemetry = config.rollout, config.telemetry
+    per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
+    per_rollout = OF_ROW + per_token * rollout.max_response_tokens
+    every = (config.learner.steps * OF_FILE + rollouts_of(config) * per_rollout) / GIB
+    return min(every * share(config), telemetry.rollouts_gib)
+
+
+def rollouts_of(config: Config) -> int:
+    """steps·Γ·G."""
+    return config.learner.steps * config.rollout.prompts_per_batch * config.rollout.group_size
+
+
+def share(config: Config) -> float:
+    telemetry = config.telemetry
+    return {"all": 1.0, "sample": telemetry.rollouts_share, "none": 0.0}[telemetry.rollouts]
+
+
+def rollouts(target: Target) -> Iterator[Finding]:
+    """What RUN/rollouts will hold and its size."""
+    config = target.config
+    if target.trains:
+        yield ok("rollouts", in_words(config))
+
+
+def in_words(config: Config) -> str:
+    telemetry, kept = config.telemetry, share(config)
+    if not kept:
+        return "none are kept (telemetry.rollouts)"
+    folder = Path(config.run.folder) / config.run.name / "rollouts"
+    which = f"all {rollouts_of(config):,}" if kept == 1 else f"those of {kept:.3g} of the prompts"
+    logprobs = " with log-probs" if telemetry.rollouts_logprobs else ""
+    need = expected_gib(config)
+    if need >= telemetry.rollouts_gib:
+        bound = f"the newest {need:g} GiB; files of older steps go (telemetry.rollouts_gib)"
+    else:
+        bound = f"at most about {_size(need)}"
+    return f"{which}{logprobs} in {folder}, {bound}"
+
+
+def _size(gib: float) -> str:
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{max(1.0, gib * GIB / MIB):.0f} MiB"

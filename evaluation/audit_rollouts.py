@@ -1,0 +1,47 @@
+"""Proof that RUN/rollouts holds every rollout of every trained group, once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from common.rollout_files import KEPT, files_of
+from evaluation.audit import RunRecords
+from evaluation.rollouts import read_rollouts
+
+
+def rollout_rows(facts: RunRecords, run: Path) -> list[str]:
+    """What is missing, doubled or foreign, in sentences. A step that no checkpoint contains may lack its
+    file: it is repeated. The oldest may have been removed because of telemetry.rollouts_gib, and of a file
+    that holds a sample, the groups that it has are checked.
+
+    Raises RunFolderError for a damaged file.
+    """
+    files = files_of(run)
+    trained: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    for record in facts.records:
+        trained[record["step"]][record["group_id"]] = record["size"]
+    expected = range(min(files), min(facts.durable, max(files) + 1)) if files else ()
+    found = [
+        f"step {step} is in a checkpoint and has no rollouts in {run}"
+        for step in expected
+        if step in trained and step not in files
+    ]
+    for step in sorted(set(files) & set(trained)):
+        found += _of_step(run, step, trained[step])
+    return found
+
+
+def _of_step(run: Path, step: int, sizes: dict[str, int]) -> list[str]:
+    table = read_rollouts(run, step=step, columns=("group", "number"))
+    rows = Counter(zip(table["group"].to_pylist(), table["number"].to_pylist(), strict=True))
+    twice = [(group, number) for (group, number), n in rows.items() if n > 1]
+    doubled = [f"rollout {i} of group {g} of step {step} is written more than once" for g, i in twice]
+    counts = Counter(group for group, _ in rows)
+    whole = (table.schema.metadata or {}).get(KEPT.encode()) == b"all"
+    return doubled + [
+        f"group {group} of step {step} has {counts[group]} rollouts in {run}, and was trained with "
+        f"{sizes.get(group, 0)}"
+        for group in sorted({*counts, *(sizes if whole else ())})
+        if counts[group] != sizes.get(group, 0)
+    ]

@@ -1,0 +1,172 @@
+"""`hora compare RUN RUN…`: curves of several runs over each other, where their configurations differ, and how
+they were judged, in the terminal and as one HTML page. Reads the folders, of runs that last or have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jinja2 import Environment
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from common.errors import ConfigError
+from common.load import differing
+from evaluation.report.compare_page import PAGE
+from evaluation.report.figures import curves_figure
+from evaluation.report.runs_report import by_name
+from evaluation.report.smoothing import moving_average
+from evaluation.report.terminal_curves import Array, chart, colour
+from evaluation.report.theme import CSS, inline_svg
+from evaluation.run_folders import Run, RunFolderError, load_run
+
+METRICS = ("success", "reward", "length/mean", "entropy")
+OVER = {"step": "optimizer step", "rollouts": "rollouts", "tokens": "tokens", "hours": "hours of training"}
+OWN = ("run.", "telemetry.", "queue.")
+"""Sections that say where a run is and not what it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs by their name in the views. `curves`: metric -> run -> (x, smoothed, as measured). `settings`:
+    keys in which the configurations differ, with each run's value."""
+
+    runs: Mapping[str, Run]
+    over: str
+    curves: Mapping[str, Mapping[str, tuple[Array, Array, Array]]]
+    settings: Sequence[tuple[str, Sequence[str]]]
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Of the table of runs: name, method, steps, rollouts, and the last success and reward."""
+        return [
+            (
+                name,
+                run.method,
+                str(len(run.steps["step"])),
+                f"{np.nansum(run.steps.get('rollouts', np.zeros(1))):,.0f}",
+                *(_last(run, metric) for metric in ("success", "reward")),
+            )
+            for name, run in self.runs.items()
+        ]
+
+    @property
+    def results(self) -> list[tuple[str, str, str, str]]:
+        """(run, benchmark, step, Pass@K in percent) of every evaluation."""
+        return [
+            (
+                name,
+                result.title,
+                str(result.step),
+                ", ".join(f"Pass@{e.k} {100 * e.value:.1f}" for e in result.estimates()),
+            )
+            for name, run in self.runs.items()
+            for result in run.results
+        ]
+
+
+HEAD = ("run", "method", "steps", "rollouts", "success", "reward")
+
+
+def compare(folders: Sequence[Path], metrics: Sequence[str], over: str) -> Comparison:
+    """Raises ConfigError for a metric that no run has or an unknown `over`, RunFolderError for a folder that
+    is no run that has trained a step."""
+    if over not in OVER:
+        raise ConfigError(f"--over {over}: none of {', '.join(OVER)}")
+    runs = by_name([load_run(folder) for folder in folders])
+    for name, run in runs.items():
+        if "step" not in run.steps:
+            raise RunFolderError(f"{name}: no optimizer step in its steps.jsonl yet, so there is no curve")
+    known = sorted({metric for run in runs.values() for metric in run.steps})
+    chosen = metrics or [metric for metric in METRICS if metric in known]
+    for metric in chosen:
+        if metric not in known:
+            raise ConfigError(f"--metric {metric}: no run has it; they have {', '.join(known)}")
+    places = {name: _places(name, run, over) for name, run in runs.items()}
+    curves = {
+        metric: {
+            name: (places[name], _smooth(run.steps[metric]), run.steps[metric])
+            for name, run in runs.items()
+            if metric in run.steps
+        }
+        for metric in chosen
+    }
+    return Comparison(runs, over, curves, _settings(runs))
+
+
+def show(found: Comparison, console: Console) -> None:
+    """Print the tables and the curves."""
+    table = _table(HEAD)
+    for number, row in enumerate(found.rows):
+        table.add_row(Text(f"━ {row[0]}", style=colour(number)), *row[1:])
+    console.print(table, Text())
+    if found.settings:
+        table = _table(("setting", *found.runs))
+        for key, values in found.settings:
+            table.add_row(key, *values)
+        console.print(table, Text())
+    for metric, lines in found.curves.items():
+        title = f"{metric} over {OVER[found.over]}"
+        empty = (np.array([]), np.array([]))
+        every = {name: lines[name][:2] if name in lines else empty for name in found.runs}
+        console.print(chart(title, every, console.width))
+    if found.results:
+        table = _table(("run", "benchmark", "step", "Pass@K (%)"))
+        for result in found.results:
+            table.add_row(*result)
+        console.print(table)
+
+
+def write(found: Comparison, path: Path) -> Path:
+    """Write the page: one file, light or dark as the reader's system is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page = Environment(autoescape=True).from_string(PAGE)
+    drawn = {metric: inline_svg(_figure(found, metric)) for metric in found.curves}
+    text = page.render(found=found, head=HEAD, over=OVER[found.over], figures=drawn, css=CSS)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _figure(found: Comparison, metric: str) -> Figure:
+    return curves_figure(found.curves[metric], list(found.runs), metric, OVER[found.over])
+
+
+def _places(name: str, run: Run, over: str) -> Array:
+    """Where each step of `run` stands on the axis `over`: after it, summed over the steps before."""
+    if over == "step":
+        return run.steps["step"]
+    column = "time/step" if over == "hours" else over
+    if column not in run.steps:
+        raise RunFolderError(f"{name}: its steps.jsonl has no {column!r}, so --over {over} cannot be drawn")
+    scale = 3600.0 if over == "hours" else 1.0
+    return np.cumsum(np.nan_to_num(run.steps[column])) / scale
+
+
+def _smooth(values: Array) -> Array:
+    return moving_average(values, max(5, len(values) // 30))
+
+
+def _last(run: Run, metric: str) -> str:
+    values = run.steps.get(metric, np.array([np.nan]))
+    return "–" if np.isnan(values).all() else f"{values[~np.isnan(values)][-1]:.3f}"
+
+
+def _settings(runs: Mapping[str, Run]) -> list[tuple[str, list[str]]]:
+    """Keys whose values are not the same in all runs' config.yaml; – where a file does not have one."""
+    return [
+        (key, ["–" if value is None else str(value) for value in values])
+        for key, values in differing([run.config for run in runs.values()])
+        if not key.startswith(OWN)
+    ]
+
+
+def _table(head: Sequence[str]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    return table

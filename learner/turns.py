@@ -1,0 +1,49 @@
+"""From the turns of a rollout to the sequences that the policy is run on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.types import Rollout, Tokens, Turn
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """`tokens` (L,) after `prompt`; `places` (N,) are those of the sampled ones in `tokens`, which are number
+    `start` and following of the rollout's."""
+
+    prompt: Tokens
+    tokens: Tokens
+    places: NDArray[np.int64]
+    start: int
+
+
+def sequences(prompt: Tokens, rollout: Rollout) -> Iterator[Sequence]:
+    """The sequences of a rollout of several turns, in order: the first after the group's `prompt`, and one
+    for each turn whose context is its own."""
+    starts = accumulate((turn.sampled for turn in rollout.turns), initial=0)
+    part: list[tuple[int, Turn]] = []
+    for start, turn in zip(starts, rollout.turns, strict=False):
+        if turn.anew:
+            yield _sequence(prompt, rollout, part)
+            prompt, part = turn.given, []
+        part.append((start, turn))
+    yield _sequence(prompt, rollout, part)
+
+
+def _sequence(prompt: Tokens, rollout: Rollout, part: list[tuple[int, Turn]]) -> Sequence:
+    pieces: list[Tokens] = []
+    places: list[NDArray[np.int64]] = []
+    length = 0
+    for start, turn in part:
+        given = turn.given[:0] if turn.anew else turn.given  # it is the prompt
+        pieces += [given, rollout.tokens[start : start + turn.sampled]]
+        length += len(given)
+        places.append(np.arange(length, length + turn.sampled))
+        length += turn.sampled
+    return Sequence(prompt, np.concatenate(pieces), np.concatenate(places), part[0][0])

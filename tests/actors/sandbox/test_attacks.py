@@ -1,0 +1,105 @@
+"""Hostile programs harm nothing, behind all layers and behind the fewest that are accepted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.verifier.sandbox.limits import Limits
+from actors.verifier.sandbox.sandbox import Sandbox
+from tests.support.attacks import ATTACKS, PRELUDE, SLOW
+
+OUTPUT = 1 << 16
+LIMITS = Limits(seconds=2.0, output=OUTPUT)
+SHORT = Limits(seconds=0.5)
+LAYERS_LEFT_OUT = [
+    pytest.param((), id="all layers"),
+    pytest.param(("namespaces", "uid"), id="Landlock", marks=pytest.mark.system),
+    pytest.param(("namespaces", "landlock"), id="own user", marks=pytest.mark.system),
+]
+SECRET = "the run's password"
+
+
+@pytest.fixture(scope="module", params=LAYERS_LEFT_OUT)
+def box(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    if "landlock" in request.param and os.geteuid() != 0:
+        pytest.skip("a user of its own needs root")
+    sandbox = Sandbox(without=request.param)
+    yield sandbox
+    sandbox.close()
+
+
+@pytest.fixture(scope="module")
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user with a secret in its environment."""
+    environment = {**os.environ, "HORA_TOKEN": SECRET}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    yield process
+    process.communicate(b"\n", timeout=20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    for path in (tmp_path, *tmp_path.parents[:2]):  # reached by whoever may: the files are what is kept
+        path.chmod(0o777)
+    for name, mode in (("secret", 0o600), ("open", 0o666)):
+        (tmp_path / name).write_text(SECRET)
+        (tmp_path / name).chmod(mode)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        server.listen()
+        yield tmp_path
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_hostile_program_harms_nothing(
+    name: str, box: Sandbox, victim: subprocess.Popen[bytes], folder: Path, port: int
+) -> None:
+    source = PRELUDE + ATTACKS[name]
+    for word, value in (("VICTIM", victim.pid), ("PORT", port), ("FOLDER", folder)):
+        source = source.replace(word, str(value))
+    before = state(folder)
+    outcome = box.run(source, limits=LIMITS)
+    assert b"HARM" not in outcome.out, outcome
+    assert SECRET.encode() not in outcome.out + outcome.err
+    assert len(outcome.out) <= OUTPUT
+    assert len(outcome.err) <= OUTPUT
+    assert state(folder) == before
+    assert victim.poll() is None
+    assert box.run("print(1)").out == b"1\n", "the next program runs"
+
+
+@pytest.mark.parametrize("name", ["endless output", "endless errors"])
+def test_endless_output_is_cut_by_the_kernel(name: str, box: Sandbox) -> None:
+    assert box.run(PRELUDE + ATTACKS[name], limits=LIMITS).kind == "output"
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", SLOW)
+def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
+    sandbox = Sandbox()
+    try:
+        outcome = sandbox.run(PRELUDE + SLOW[name], limits=SHORT)
+        assert outcome.kind in ("time", "wall")
+        assert outcome.wall_s < SHORT.wall + 5
+        assert sandbox.run("print(1)").out == b"1\n"
+    finally:
+        sandbox.close()
+
+
+def state(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Every file with what an attack could change of it."""
+    found = {p.name: (p.stat().st_mode, p.stat().st_size, p.stat().st_mtime) for p in folder.iterdir()}
+    return {**found, "": (folder.stat().st_mtime,)}

@@ -1,0 +1,210 @@
+"""What a program may do, how each ends, and what a sandbox refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from actors.verifier.sandbox.limits import Limits
+from actors.verifier.sandbox.sandbox import Sandbox, SandboxError, SandboxLost, unsafe
+
+ROOT = Path(__file__).parents[3]
+
+ORDINARY = """
+import sys, json, re, math, collections, itertools, heapq, bisect, random, decimal, fractions, datetime
+import functools, typing, dataclasses, asyncio, threading, string, operator, copy, time, hashlib, enum, array
+import statistics, io
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+async def later():
+    return await asyncio.to_thread(lambda: 5)
+
+def deep(n):
+    return 0 if n == 0 else 1 + deep(n - 1)
+
+def main():
+    print(asyncio.run(later()), Point(3), deep(50_000), input(), sys.argv, __name__)
+
+sys.setrecursionlimit(100_000)
+threading.stack_size(64 << 20)
+threading.Thread(target=main).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Sandbox]:
+    sandbox = Sandbox()
+    yield sandbox
+    sandbox.close()
+
+
+def test_an_ordinary_program_runs_with_the_standard_library_and_threads(box: Sandbox) -> None:
+    outcome = box.run(ORDINARY, "größer\n".encode())
+    assert outcome.err == b""
+    assert outcome.out.decode() == "5 Point(x=3) 50000 größer ['main.py'] __main__\n"
+    assert outcome.kind == "ok"
+    assert 0 < outcome.cpu_s < outcome.wall_s + 1
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "status"),
+    [
+        ("import sys; sys.exit(3)", "error", 3),
+        ("import sys; sys.exit('said')", "error", 1),
+        ("raise SystemExit", "ok", 0),
+        ("1 / 0", "error", 1),
+        ("def f(:", "error", 1),
+        ("import os; os.kill(os.getpid(), 9)", "error", -9),
+        ("import os; os._exit(97)", "error", 97),
+        ("bytearray(1 << 40)", "error", 1),
+        ("import sys; sys.stdout.close()", "ok", 0),
+        ("\0", "error", 1),
+        ("'\ud800'", "error", 1),
+        ("", "ok", 0),
+    ],
+)
+def test_how_a_program_ended_is_told(box: Sandbox, source: str, kind: str, status: int) -> None:
+    outcome = box.run(source)
+    assert (outcome.kind, outcome.status) == (kind, status), outcome
+
+
+def test_exit_functions_and_buffers_are_served_and_nothing_stays_for_the_next(box: Sandbox) -> None:
+    assert (
+        box.run("import atexit; atexit.register(print, 'end'); x = 1; print('begin')").out == b"begin\nend\n"
+    )
+    assert b"NameError" in box.run("print(x)").err
+    assert box.run("import builtins; builtins.print = None").kind == "ok"
+    assert box.run("print(2)").out == b"2\n"
+
+
+def test_pipes_become_the_descriptors_after_stderr(box: Sandbox) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as end:
+        box.start("import os; os.write(3, b'said')", pipes=[write])
+        os.close(write)
+        assert box.wait().kind == "ok"
+        assert end.read() == b"said"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give programs users")
+def test_every_sandbox_has_a_user_of_its_own(box: Sandbox) -> None:
+    """The kernel counts threads by user: one program's must not use up another's."""
+    other = Sandbox()
+    try:
+        users = {b.run("import os; print(os.getresuid())").out for b in (box, other)}
+    finally:
+        other.close()
+    assert len(users) == 2
+    assert b"(0, 0, 0)\n" not in users
+
+
+def test_a_program_can_be_stopped(box: Sandbox) -> None:
+    box.start("import time; time.sleep(60)")
+    box.stop()
+    outcome = box.wait()
+    assert (outcome.kind, outcome.status) == ("error", -signal.SIGKILL)
+    assert outcome.wall_s < 5
+    box.start("print(1)")
+    time.sleep(0.3)
+    box.stop()  # too late: it has ended
+    assert box.wait().out == b"1\n"
+    assert box.run("print(2)").out == b"2\n"
+
+
+def test_it_refuses_to_start_without_seccomp_and_without_a_hold_on_files() -> None:
+    with pytest.raises(SandboxError, match=r"seccomp does not hold \(switched off\)"):
+        Sandbox(without=["seccomp"])
+    with pytest.raises(SandboxError, match=r"neither Landlock holds .* nor a user of their own"):
+        Sandbox(without=["landlock", "uid"])
+
+
+def test_which_layers_suffice() -> None:
+    every = dict.fromkeys(("namespaces", "uid", "landlock", "seccomp"), "")
+    assert not unsafe(every)
+    assert not unsafe({**every, "landlock": "ENOSYS", "namespaces": "EPERM"})
+    assert not unsafe({**every, "uid": "not root", "namespaces": "EPERM"})
+    assert "\n" not in unsafe({**every, "seccomp": "EINVAL"})
+
+
+def test_an_interpreter_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.verifier.sandbox.sandbox.interpreter", lambda: "/bin/false")
+    with pytest.raises(SandboxError, match="no sandbox can be made with /bin/false") as error:
+        Sandbox()
+    assert "\n" not in str(error.value)
+
+
+def test_a_zygote_that_dies_is_no_wrong_answer() -> None:
+    sandbox = Sandbox()
+    try:
+        sandbox.start("import time; time.sleep(60)")
+        for process in (*sandbox_processes(os.getpid()),):
+            process.kill()
+        with pytest.raises(SandboxLost):
+            sandbox.wait()
+        with pytest.raises(SandboxLost):
+            sandbox.run("print(1)")
+    finally:
+        sandbox.close()
+
+
+def test_no_process_is_left_when_the_caller_is_killed() -> None:
+    code = (
+        "from actors.verifier.sandbox.sandbox import Sandbox\n"
+        "for without in ((), ('namespaces',)):\n"
+        "    globals()[str(without)] = box = Sandbox(without=without)\n"
+        "    box.start('import time; time.sleep(60)')\n"
+        "print('ready', flush=True); input()"
+    )
+    caller = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "ready\n"
+    family = psutil.Process(caller.pid).children(recursive=True)
+    assert len(family) >= 4
+    caller.kill()
+    caller.communicate(timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_user_without_privileges_has_a_sandbox_too() -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "from actors.verifier.sandbox.sandbox import Sandbox\n"
+        "box = Sandbox(); print(*(not box.layers[n] for n in ('seccomp', 'landlock', 'uid')))\n"
+        "import threading\n"
+        "print(box.run('import threading; threading.Thread(target=print, args=(1,)).start()').out)\n"
+        "print(box.run('import os; os.fork()').kind, box.run('open(\"/etc/passwd\")').kind); box.close()"
+    )
+    done = subprocess.run(
+        ["/usr/bin/python3", "-I", "-c", code],
+        user=65534,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd="/",
+    )
+    assert done.stdout == "True True False\nb'1\\n'\nerror error\n", done.stderr
+
+
+def sandbox_processes(pid: int) -> list[psutil.Process]:
+    """The zygotes that a process started."""
+    found = psutil.Process(pid).children(recursive=True)
+    return [p for p in found if "zygote" in " ".join(p.cmdline())]
+
+
+def test_limits_say_how_long_a_program_may_take_by_the_clock() -> None:
+    assert Limits(seconds=4).wall == 14

@@ -1,0 +1,125 @@
+"""The filter's rules, read by a small machine as the kernel reads them, for both kinds of processor."""
+
+from __future__ import annotations
+
+import errno
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from actors.verifier.sandbox import seccomp
+from actors.verifier.sandbox.syscalls import ALLOWED, AUDIT_ARCH, MACHINES, SPECIAL
+
+PID = 4321
+HEADERS = {
+    "x86_64": Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
+    "aarch64": Path("/usr/include/asm-generic/unistd.h"),
+}
+OLD_NAMES = {"newfstatat": "fstatat"}
+"""asm-generic names some by a macro of another name."""
+
+both = pytest.mark.parametrize("machine", MACHINES)
+
+
+def verdict(machine: str, number: int, *arguments: int, arch: int | None = None, threads: bool = True) -> int:
+    """What the filter returns for a call: 0 for allowed, an error number, or -1 for an ended process."""
+    words = [*arguments, *[0] * (6 - len(arguments))]
+    data = struct.pack("<IIQ6Q", number, arch or AUDIT_ARCH[machine], 0, *[w & (1 << 64) - 1 for w in words])
+    code = [struct.unpack("HBBI", i) for i in seccomp.program(machine, PID, threads)]
+    value, place = 0, 0
+    while True:
+        what, if_true, if_false, k = code[place]
+        place += 1
+        if what == seccomp.LOAD:
+            value = struct.unpack_from("<I", data, k)[0]
+        elif what == seccomp.AND:
+            value &= k
+        elif what == seccomp.RETURN:
+            return {seccomp.ALLOW: 0, seccomp.KILL_PROCESS: -1}.get(k, k & 0xFFFF)
+        else:
+            test = {seccomp.EQUAL: value == k, seccomp.ANY_BIT: value & k, seccomp.AT_LEAST: value >= k}[what]
+            place += if_true if test else if_false
+
+
+def number(machine: str, name: str) -> int:
+    found = {**ALLOWED, **SPECIAL}[name][MACHINES.index(machine)]
+    assert found is not None
+    return found
+
+
+@both
+def test_every_call_of_the_list_is_allowed_and_no_other(machine: str) -> None:
+    place = MACHINES.index(machine)
+    plain = {pair[place] for pair in ALLOWED.values()} - {None}
+    known = {pair[place] for pair in SPECIAL.values()} | plain
+    for n in range(451):
+        if n not in known:
+            assert verdict(machine, n) == errno.EPERM, n
+    assert all(verdict(machine, n) == 0 for n in plain if n is not None)
+    assert verdict(machine, 451) == verdict(machine, 1 << 30) == errno.ENOSYS
+    assert verdict(machine, 0, arch=0x40000003) == -1, "another architecture's numbers"
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "arguments", "found"),
+    [
+        ("openat", (0, 0, 0), 0),
+        ("openat", (0, 0, 0o2000000), 0),
+        ("openat", (0, 0, 1), errno.EROFS),
+        ("openat", (0, 0, 2), errno.EROFS),
+        ("openat", (0, 0, 0o100), errno.EROFS),
+        ("openat", (0, 0, 0o20200000), errno.EROFS),
+        ("clone", (0x3D0F00,), 0),
+        ("clone", (17,), errno.EAGAIN),
+        ("clone", (0x10000 | 0x20000000,), errno.EAGAIN),
+        ("clone3", (), errno.ENOSYS),
+        ("kill", (PID, 9), 0),
+        ("kill", (-PID, 9), errno.EPERM),
+        ("kill", (PID + 1, 0), errno.EPERM),
+        ("tgkill", (PID, 7, 6), 0),
+        ("tgkill", (1, 1, 0), errno.EPERM),
+        ("prlimit64", (0, 3, 0, 1), 0),
+        ("prlimit64", (PID, 3, 0, 1), 0),
+        ("prlimit64", (1, 3, 0, 1), errno.EPERM),
+        ("ioctl", (0, 0x5401), 0),
+        ("ioctl", (0, 0x5412), errno.ENOTTY),
+        ("fcntl", (0, 4), 0),
+        ("fcntl", (0, 8), errno.EPERM),
+        ("socketpair", (1, 1 | 0o2004000), 0),
+        ("socketpair", (1, 2), errno.EPERM),
+        ("socketpair", (2, 1), errno.EPERM),
+        ("seccomp", (1, 0, 0), errno.EPERM),
+        ("capset", (), errno.EPERM),
+        ("landlock_restrict_self", (), errno.EPERM),
+    ],
+)
+def test_calls_that_depend_on_their_arguments(
+    machine: str, name: str, arguments: tuple[int, ...], found: int
+) -> None:
+    assert verdict(machine, number(machine, name), *arguments) == found
+
+
+@both
+def test_threads_can_be_forbidden_where_they_cannot_be_bounded(machine: str) -> None:
+    assert verdict(machine, number(machine, "clone"), 0x3D0F00, threads=False) == errno.EAGAIN
+
+
+@both
+def test_numbers_are_the_kernel_s(machine: str) -> None:
+    if not HEADERS[machine].exists():
+        pytest.skip("no kernel headers on this machine")
+    lines = HEADERS[machine].read_text()
+    known = {name: int(n) for name, n in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", lines)}
+    for name, pair in (ALLOWED | SPECIAL).items():
+        ours = pair[MACHINES.index(machine)]
+        assert ours == known.get(name, known.get(OLD_NAMES.get(name, ""))), name
+
+
+@both
+def test_the_filter_fits_the_kernel_s_jumps(machine: str) -> None:
+    code = seccomp.program(machine, PID, True)
+    assert len(code) < 4096
+    assert all(len(i) == 8 for i in code)

@@ -1,0 +1,150 @@
+"""`hora rollouts` shows what was sampled, and nothing that was sampled moves the terminal."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from common.errors import ConfigError, RunError
+from common.rollout_files import path_of
+from deploy.cli import app
+from deploy.monitor.visible import visible
+from deploy.runs.rollouts import Choice, json_line, order_of, show_rollouts
+from evaluation.rollouts import read_rollouts
+from evaluation.run_folders import RunFolderError
+from learner.rollouts import Texts
+from tests.support.rollouts import write_rollouts
+
+HOSTILE = (
+    "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x07click\x1b]8;;\x07\r\x08\x7f\x9b31m"
+    "\u202egnp.exe\u2066\u200b\ufeff\u2028\U000e0041<script>alert(1)</script>[bold red]markup[/]"
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_rollouts(folder, steps=3, prompts=2)
+    return folder
+
+
+def shown(run: Path, choice: Choice, *, full: bool = False, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True)
+    show_rollouts(run, choice, full=full, console=console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def plain(run: Path, choice: Choice, *, full: bool = False, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    show_rollouts(run, choice, full=full, console=console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_prompt_completion_rewards_and_times_are_shown(run: Path) -> None:
+    text = plain(run, Choice(step=2, prompt=1))
+    for part in (
+        "step 2 · prompt 1 · epoch 2",
+        "12+34=?",
+        "#0 A hit   reward 1 (format 1, accuracy 1)  3 tokens, stop  v2  log-prob -0.1",
+        "#1 B miss",
+        "7 tokens, length",
+        "first token after 500 ms, decoded in 500 ms, scored after 250 ms, by a1b2c3",
+        "<answer>1",
+        "2 rollouts of step 2, prompt 1, newest step first",
+    ):
+        assert part in text, part
+    assert text.count("12+34=?") == 1, "a prompt is shown once for its rollouts"
+
+
+def test_what_does_not_exist_is_said_in_a_line(run: Path, tmp_path: Path) -> None:
+    assert plain(run, Choice(prompt=77)) == ("no rollouts of prompt 77; there are those of 3 steps, 0 to 2\n")
+    with pytest.raises(RunFolderError, match="no rollouts of step 8"):
+        show_rollouts(run, Choice(step=8))
+    with pytest.raises(RunError, match="no such folder"):
+        show_rollouts(tmp_path / "none", Choice())
+    with pytest.raises(RunFolderError, match="no rollouts here"):
+        show_rollouts(tmp_path, Choice())
+    with pytest.raises(ConfigError, match="two orders"):
+        order_of(longest=True, least_likely=True)
+    write_rollouts(tmp_path, steps=1)
+    path_of(tmp_path, 0).write_bytes(b"PAR1")
+    with pytest.raises(RunFolderError, match=r"step-00000000\.parquet: not a file of rollouts"):
+        show_rollouts(tmp_path, Choice())
+
+
+def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
+    def rows(*options: str) -> list[dict]:
+        done = CliRunner().invoke(app, ["rollouts", str(run), "--json", *options])
+        assert done.exit_code == 0, done.output
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    assert len(rows("--limit", "50")) == 12
+    assert {r["success"] for r in rows("--success")} == {True}
+    assert {r["success"] for r in rows("--failure", "--phase", "B")} == {False}
+    assert {r["step"] for r in rows("--step", "1")} == {1}
+    assert [r["length"] for r in rows("--longest", "--limit", "2")] == [7, 7]
+    assert rows("--least-likely", "--limit", "1")[0]["logprob"] == -2.0
+    assert rows("--source", "none") == []
+
+
+def hostile_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tokenizer that spells the hostile text stands for a model that learned to."""
+    monkeypatch.setattr(Texts, "completion", lambda self, rollout: HOSTILE)
+    monkeypatch.setattr(Texts, "prompt", lambda self, tokens: HOSTILE)
+    write_rollouts(folder, steps=1, prompts=1)
+    return folder
+
+
+def test_hostile_output_stays_text_in_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = hostile_run(tmp_path, monkeypatch)
+    assert read_rollouts(run)["completion"].to_pylist()[0] == HOSTILE  # kept as it was sampled
+    text = plain(run, Choice(), full=True, width=400)
+    forbidden = [c for c in HOSTILE if not c.isprintable()]
+    assert not [c for c in text if c in forbidden]
+    for written in ("\\x1b[2J", "\\x1b]0;owned\\x07", "\\u202egnp.exe", "\\u2028", "\\U000e0041", "\\x9b31m"):
+        assert written in "".join(text.split()), written  # wherever a line was wrapped
+    assert "[boldred]markup[/]" in "".join(text.split())
+    coloured = shown(run, Choice(), full=True, width=400)
+    assert "\x1b[2J" not in coloured
+    assert "\x1b]" not in coloured
+    assert "\u202e" not in coloured
+
+
+def test_hostile_output_stays_ascii_in_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = hostile_run(tmp_path, monkeypatch)
+    (row, _) = read_rollouts(run).to_pylist()
+    line = json_line(row)
+    assert line.isascii()
+    assert line.isprintable()
+    assert json.loads(line)["completion"] == HOSTILE
+
+
+def test_ordinary_text_of_any_script_is_left_alone() -> None:
+    for text in ("a\tb\nc", "naïve ∑ α≤β", "答案是 42", "نعم", "é", "👍🏽"):
+        assert visible(text) == text
+
+
+def test_a_long_text_is_cut_in_its_middle_unless_all_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "begin " + "x" * 5000 + " the end"
+    monkeypatch.setattr(Texts, "completion", lambda self, rollout: long)
+    write_rollouts(tmp_path, steps=1, prompts=1)
+    text = plain(tmp_path, Choice(limit=1))
+    assert "characters left out; --full shows them" in text
+    assert "the end" in text
+    assert plain(tmp_path, Choice(limit=1), full=True).count("x") == 5000
+
+
+def test_times_of_clocks_that_disagree_and_of_nobody_are_still_a_line(tmp_path: Path) -> None:
+    def old(step: int, prompt: int) -> list:
+        from tests.support.rollouts import hit_and_miss
+
+        return [replace(r, origin=None) for r in hit_and_miss(step, prompt)]
+
+    write_rollouts(tmp_path, steps=1, prompts=1, draw=old)
+    assert "no times were noted" in plain(tmp_path, Choice())

@@ -1,0 +1,62 @@
+"""RUN/rollouts of made-up groups, written by the learner's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from common.load import load
+from common.prompts import load_tokenizer, render
+from common.types import Group, Origin, Rollout
+from learner.rollouts import RolloutFiles
+from tests.support.groups import group, rollout
+
+Draw = Callable[[int, int], Sequence[Rollout]]
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerBase:
+    return load_tokenizer(load("tiny").model.path)
+
+
+def hit_and_miss(step: int, prompt: int) -> list[Rollout]:
+    """A hit of Phase A, and a miss of Phase B of `5 + step` tokens that gets less likely with the prompt."""
+    origin = Origin("a1b2c3", 100.0 + step, 100.5 + step, 101.0 + step, 101.25 + step)
+    said = tokenizer().encode(f"<answer>{prompt}", add_special_tokens=False)
+    end = [tokenizer().eos_token_id]
+    drawn = [
+        rollout(said[:2] + end, logprobs=-0.1, version=step, phase="A", success=True),
+        rollout(
+            (said * 8)[: 5 + step],
+            logprobs=-1.0 - prompt,
+            version=step,
+            phase="B",
+            success=False,
+            finish_reason="length",
+        ),
+    ]
+    return [replace(r, origin=origin) for r in drawn]
+
+
+def write_rollouts(
+    run: Path, *settings: str, steps: int, prompts: int = 4, start: int = 0, draw: Draw = hit_and_miss
+) -> dict[int, list[Group]]:
+    """Files of steps `start` to `steps` - 1, in which each of `prompts` prompts is met once; the groups by
+    step."""
+    config = load("tiny", settings)
+    prompt = render(tokenizer(), "12+34=?", config.data)
+    files = RolloutFiles(config, tokenizer(), run, start)
+    written = {
+        step: [
+            group(index, draw(step, index), epoch=step, batch=step, prompt=prompt) for index in range(prompts)
+        ]
+        for step in range(start, steps)
+    }
+    for step, groups in written.items():
+        files.write(step, groups)
+    files.close()
+    return written

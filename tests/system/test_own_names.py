@@ -1,0 +1,120 @@
+"""A project with a `common`, `deploy`, … of its own trains with its own rewards and an installed HORA."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.load import ROOT
+from deploy.__main__ import OURS
+from hora_rl.build import PACKAGE
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
+CONFIG = """\
+run: {name: theirs}
+model: {path: deploy/demo/model, dtype: float32}
+data: {path: arithmetic, limit: 32, system: null}
+rollout:
+  {prompts_per_batch: 4, group_size: 4, pre_rollouts: 2, shards: 1,
+   max_prompt_tokens: 32, max_response_tokens: 32}
+reward: {weights: {"rewards:score": 1.0}, success: "rewards:score"}
+learner: {steps: 2, tokens_per_microbatch: 4096}
+telemetry: {http_port: 0}
+"""
+REWARD = """\
+from common.points import HALF
+from hora_rl.common.errors import Unavailable
+
+
+def score(problem, completion, answer):
+    assert issubclass(Unavailable, Exception)
+    return HALF * (1 + completion.endswith(answer))
+"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's project with a package of each of our names, and a reward that imports one of them."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in OURS:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('HORA imported mine')\n")
+    (folder / "common" / "__init__.py").write_text("")
+    (folder / "common" / "points.py").write_text("HALF = 0.5\n")
+    (folder / "rewards.py").write_text(REWARD)
+    (folder / "theirs.yaml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with HORA's wheel, and all else from this environment."""
+    folder = tmp_path_factory.mktemp("installed")
+    source, environment = folder / "source", folder / "venv"
+    for name in (*OURS, PACKAGE):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run(build, check=True, timeout=200)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=100)
+    packages = next(environment.glob("lib/python*/site-packages"))
+    # A path in a .pth file is searched, but its own .pth files are not: the editable HORA stays out.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = str(environment / "bin" / "python")
+    [wheel] = folder.glob("*.whl")
+    install = ["--python", python, "install", "--no-deps", "--ignore-installed", str(wheel)]
+    subprocess.run([*pip, *install], check=True, timeout=200)
+    return environment / "bin"
+
+
+@pytest.fixture
+def run_in(installed: Path) -> Run:
+    def run(folder: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        command = [str(installed / program), *words]
+        return subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500
+        )
+
+    return run
+
+
+def test_a_wheel_puts_one_name_into_the_environment(installed: Path) -> None:
+    packages = next(installed.parent.glob("lib/python*/site-packages"))
+    assert not [name for name in OURS if (packages / name).exists()]
+    assert (packages / PACKAGE / "common").is_dir()
+
+
+def test_short_names_are_ours_where_nobody_else_has_them(run_in: Run, tmp_path: Path, project: Path) -> None:
+    (tmp_path / "evaluation").mkdir()  # a folder without Python in it is nobody's package
+    code = "import allocator, hora_rl.allocator as a, evaluation.results, deploy.app; assert allocator is a"
+    assert (done := run_in(tmp_path, "python", "-c", code)).returncode == 0, done.stderr
+    assert run_in(tmp_path, "python", "-m", "deploy.cli", "--help").returncode == 0
+    code = "import common.points, hora_rl.common.keys; assert not hasattr(common, 'keys')"
+    assert (done := run_in(project, "python", "-c", code)).returncode == 0, done.stderr
+
+
+def test_a_serve_file_names_the_application_either_way(run_in: Run, tmp_path: Path, project: Path) -> None:
+    code = "from ray._common.utils import import_attr as load; load({!r})"
+    short, ours = code.format("deploy.app:build"), code.format("hora_rl.deploy.app:build")
+    assert (done := run_in(tmp_path, "python", "-c", short)).returncode == 0, done.stderr
+    assert (done := run_in(project, "python", "-c", ours)).returncode == 0, done.stderr
+
+
+def test_a_project_with_our_names_checks_and_trains(run_in: Run, project: Path) -> None:
+    assert (done := run_in(project, "hora", "check", "theirs.yaml")).returncode == 0, done.stderr
+    done = run_in(project, "hora", "run", "theirs.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = (project / "runs" / "theirs" / "steps.jsonl").read_text().splitlines()
+    assert len(lines) == 2
+    assert json.loads(lines[0])["reward/rewards:score"] >= 0.5
+    assert run_in(project, "hora", "audit", "runs/theirs").returncode == 0
