@@ -2,8 +2,8 @@
 
 A request that is lost with its replica or misses its deadline is sent again with the same seed, to any
 replica. After `rollout.attempts` tries the run stops and names the request: a lost rollout is never a wrong
-answer and never skipped. Two things do not count as tries: a full replica, and weights that are not there yet,
-because a learner that repeats steps after a crash takes its time and has its own limit
+answer and never skipped. Two things do not count as tries: a full replica, and weights that are not there
+yet, because a learner that repeats steps after a crash takes its time and has its own limit
 (`learner.wait_limit_s`).
 """
 
