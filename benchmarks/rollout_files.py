@@ -88,7 +88,8 @@ def training(pairs: int, rollouts: int, tokens: int, folder: Path) -> tuple[list
     config = config_of(folder)
     step = Step(config, batch(config, rollouts, tokens), folder)
     step.seconds(write=True)
-    without, beside = [], []
+    without: list[float] = []
+    beside: list[float] = []
     for pair in range(pairs):
         for write in (pair % 2 == 0, pair % 2 == 1):
             (beside if write else without).append(step.seconds(write=write))
