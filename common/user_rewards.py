@@ -10,14 +10,12 @@ It returns one finite number. One that raises stops the run with its name and th
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from common.errors import Unavailable
+from common.user_code import failures_named, load_function
 
 UserReward = Callable[..., Any]
 
@@ -43,15 +41,8 @@ class Answer(NamedTuple):
 
 
 def load_reward(name: str) -> UserReward:
-    """The function that `package.module:function` names. Raises ValueError saying what is wrong with it."""
-    module, _, function = name.partition(":")
-    try:
-        reward = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"reward: cannot load {name!r}: {error}; write package.module:function") from error
-    if not callable(reward):
-        raise ValueError(f"reward: {name!r} is a {type(reward).__name__}, not a function")
-    return reward  # type: ignore[no-any-return]
+    """The function `package.module:function`. Raises ConfigError."""
+    return load_function("reward", name)
 
 
 def is_async(name: str) -> bool:
@@ -59,10 +50,10 @@ def is_async(name: str) -> bool:
 
 
 def user_reward(name: str, answer: Answer) -> float:
-    """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as
-    the reward does."""
+    """Value of a plain reward. Raises ValueError when it fails or returns no finite number, and Unavailable
+    when the reward does."""
     reward = load_reward(name)
-    with _failures_named(name, answer):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = reward(*_arguments(reward, answer))
     return _number(name, answer, value)
 
@@ -70,20 +61,9 @@ def user_reward(name: str, answer: Answer) -> float:
 async def user_reward_async(name: str, answer: Answer) -> float:
     """`user_reward` for an `async` one."""
     reward = load_reward(name)
-    with _failures_named(name, answer):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = await reward(*_arguments(reward, answer))
     return _number(name, answer, value)
-
-
-@contextmanager
-def _failures_named(name: str, answer: Answer) -> Iterator[None]:
-    """Whatever a user's code raises comes back with the reward's and the row's name, but for Unavailable."""
-    try:
-        yield
-    except Unavailable:
-        raise
-    except Exception as error:
-        raise _failed(name, answer, error) from error
 
 
 def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
@@ -95,10 +75,6 @@ def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
     ]
     variable = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return (answer,) if len(needed) == 1 and not variable else answer[:3]
-
-
-def _failed(name: str, answer: Answer, error: Exception) -> ValueError:
-    return ValueError(f"reward {name!r} raised {type(error).__name__}: {error} ({answer.place})")
 
 
 def _number(name: str, answer: Answer, value: Any) -> float:
