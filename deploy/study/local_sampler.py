@@ -16,8 +16,10 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from common.answers import format_reward
 from common.config import Config
+from common.errors import ConfigError
+from common.reward_names import function_of
 from common.types import Phase, Prompt, Rollout, VersionSpan
-from common.user_rewards import load_reward
+from common.user_rewards import is_group, load_reward
 from deploy.tasks.recall import one_of
 
 Sampled = list[tuple[list[int], list[float]]]
@@ -108,4 +110,10 @@ def _reward(name: str) -> Callable[[str, str, str], float]:
     math-verify."""
     if name == "format":
         return lambda prompt, text, gold: format_reward(text)
-    return one_of if name == "accuracy" else load_reward(name)
+    if name == "accuracy":
+        return one_of
+    if function_of(name) != name or is_group(name):
+        raise ConfigError(
+            f"reward {name!r}: a study's loop takes rewards of single completions that return one number"
+        )
+    return load_reward(name)
