@@ -1,10 +1,10 @@
 """Serve handles as the shard's `generate` and `score`, and the only retry policy of the system.
 
-A request that is lost with its replica or outlives its deadline is asked for again with the same seed,
-wherever Serve routes it. After `rollout.attempts` tries the run stops and says which request it was: a lost
-rollout is never a wrong answer and never skipped. Weights that are not there yet are no failed try: a learner
-that repeats steps after a crash takes its time, and says itself when it waits for too long
-(`learner.wait_limit_s`). Neither is a replica that is full.
+A request that is lost with its replica or misses its deadline is sent again with the same seed, to any
+replica. After `rollout.attempts` tries the run stops and names the request: a lost rollout is never a wrong
+answer and never skipped. Two things do not count as tries: a full replica, and weights that are not there
+yet, because a learner that repeats steps after a crash takes its time and has its own limit
+(`learner.wait_limit_s`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator.ranking import Rank, ranked, unranked
 from actors.coordinator.sampling import Generate, Score
+from actors.verifier.code.pool import limits_of
+from actors.verifier.code.runner import TRIES
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
-from common.rewards import group_functions
+from common.rewards import group_functions, tests_of
 from common.types import Completion, Group, Prompt, Rollout, SamplingRequest, Scored
 from common.user_rewards import Answer
 
@@ -53,8 +55,8 @@ def generator_calls(
             return await method.remote(lean, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
-        # The replica cuts at the limit itself, and one that stands still is replaced. This is for what
-        # neither sees; a request may have to wait in line for a few others.
+        # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
+        # may have to wait in line for a few others.
         limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
@@ -64,10 +66,10 @@ def generator_calls(
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     """`score`: rewards by name of each completion of one prompt, and whether it is a success."""
     method = handle.options(method_name="score")
-    own = any(":" in name for name in config.reward.names)
+    needs_row = any(":" in name or name == "code_tests" for name in config.reward.names)
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        row = prompt.row if own else {}
+        row = prompt.row if needs_row else {}
         items = [
             Answer(
                 prompt.text,
@@ -88,6 +90,11 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
         limit = (
             config.reward.time_limit_s * len(items) + config.reward.wait_limit_s + config.rollout.time_limit_s
         )
+        if "code_tests" in config.reward.names:
+            each = (
+                tests_of(config.reward.code_tests, prompt.row).runs * limits_of(config.reward.code_tests).wall
+            )
+            limit += TRIES * each * len(items)
         rewards = await retry(ask, what, config.rollout.attempts, limit)
         return [Scored(r, config.reward.succeeded(r)) for r in rewards]
 
@@ -130,17 +137,17 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
 async def retry(
     ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
-    """First answer of `ask` (told how often it was asked before), tried up to `attempts` times of `limit_s`
-    seconds, with growing pauses; a full replica does not count, nor with `patient` do stale weights.
-
-    Our own cancellation goes through; anything else that a replica, the network or Serve raises is worth
-    another try, for the sampler and the verifier have no side effects.
+    """First answer of `ask(number of earlier calls)`, tried up to `attempts` times of `limit_s` seconds, with
+    growing pauses. A full replica does not count as a try, nor with `patient` do stale weights. Cancelling
+    this call cancels the try. Raises RunError after the last try.
     """
     attempt = 1
     for before in count():
         try:
             async with asyncio.timeout(limit_s):
                 return await ask(before)
+        # Broad: sampling and scoring have no side effects, so whatever a replica, the network or Serve raises
+        # is worth another try, up to `attempts`.
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

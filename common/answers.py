@@ -12,9 +12,10 @@ time, also on hostile text.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
+
+from common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
 
@@ -42,6 +43,17 @@ _INSTRUCTIONS = {
     ),
     "auto": r"Solve the problem step by step, and put the final answer within \boxed{}.",
 }
+
+
+_PROGRAM = (
+    "Think about the problem step by step, then write one Python program that solves it, in a code block "
+    "that starts with ```python and ends with ```."
+)
+_TAGGED_PROGRAM = (
+    "First think about the problem step by step, then write one Python program that solves it. Enclose the "
+    "reasoning in <think> </think> tags and the program, as a code block, in <answer> </answer> tags, and "
+    "write nothing else: <think>reasoning process</think><answer>```python\nprogram\n```</answer>"
+)
 
 
 def prefill(prompt: str) -> str:
@@ -151,32 +163,26 @@ def example(mode: str, answer: str, opened: str = "") -> str:
     return f"{thought}\n\n{said}" if begun and not ended else said
 
 
+def example_program(mode: str, block: str, opened: str = "") -> str:
+    """A completion with this code block: in the form of `tags`, or after a thought."""
+    if mode == "tags":
+        return example(mode, block, opened)
+    return f"…</think>\n\n{block}" if opened.count("<think>") > opened.count("</think>") else block
+
+
 def load_extract(name: str) -> Extract:
-    """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError
-    saying what is wrong with it."""
+    """The function of `reward.answer`: one of ours or `package.module:function`. Raises ConfigError."""
     if name in ANSWERS:
         return ANSWERS[name]
-    module, _, function = name.partition(":")
-    try:
-        extract = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"reward.answer: cannot load {name!r}: {error}; write {', '.join(ANSWERS)} or "
-            "package.module:function"
-        ) from error
-    if not callable(extract):
-        raise ValueError(f"reward.answer: {name!r} is a {type(extract).__name__}, not a function")
-    return extract  # type: ignore[no-any-return]
+    return load_function("reward.answer", name, f"{', '.join(ANSWERS)} or ")
 
 
 def user_answer(name: str, completion: str) -> str | None:
-    """The answer that a user's function finds, checked. Raises ValueError where it is neither text nor
-    None."""
+    """The answer that a user's function finds, checked. Raises ValueError when the function fails or returns
+    neither text nor None."""
     extract = load_extract(name)
-    try:
+    with failures_named(f"reward.answer: {name!r}"):
         found = extract(completion)
-    except Exception as error:  # whatever a user's code raises: it comes back with its name
-        raise ValueError(f"reward.answer: {name!r} raised {type(error).__name__}: {error}") from error
     if found is not None and not isinstance(found, str):
         raise ValueError(
             f"reward.answer: {name!r} returned {found!r:.60}: it must return text, or None for no answer"
@@ -185,8 +191,10 @@ def user_answer(name: str, completion: str) -> str | None:
 
 
 def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for what these rewards look for; None where neither format nor accuracy is
-    in use, and for a user's own way to find answers."""
+    """The system message that asks for what these rewards look for; None where none of HORA's is in use, and
+    for a user's own way to find answers."""
+    if "code_tests" in rewards and "accuracy" not in rewards:
+        return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
     if not {"format", "accuracy"} & set(rewards):
         return None
     return FORMAT_INSTRUCTIONS if mode == "tags" and "format" in rewards else _INSTRUCTIONS.get(mode)

@@ -12,16 +12,14 @@ its service is back (`reward.wait_limit_s`).
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-from common.errors import Unavailable
 from common.reward_names import Value
+from common.user_code import failures_named, load_function
 
 UserReward = Callable[..., Any]
 GROUP = "answers"
@@ -29,13 +27,14 @@ GROUP = "answers"
 
 
 class Answer(NamedTuple):
-    """What a reward judges: a completion with what it answers. `row` holds every column of the data set,
+    """What a reward judges: a completion with what it answers. `gold` is the gold answer: text, or any other
+    JSON value. `row` holds every column of the data set,
     `prompt_index` is the prompt's number in the run, `tokens` the completion's length, `finish_reason` stop
     or length."""
 
     problem: str
     completion: str
-    gold: str
+    gold: Any
     row: Mapping[str, Any] = {}
     prompt_index: int = 0
     tokens: int = 0
@@ -48,15 +47,8 @@ class Answer(NamedTuple):
 
 
 def load_reward(name: str) -> UserReward:
-    """The function that `package.module:function` names. Raises ValueError saying what is wrong with it."""
-    module, _, function = name.partition(":")
-    try:
-        reward = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"reward: cannot load {name!r}: {error}; write package.module:function") from error
-    if not callable(reward):
-        raise ValueError(f"reward: {name!r} is a {type(reward).__name__}, not a function")
-    return reward  # type: ignore[no-any-return]
+    """The function `package.module:function`. Raises ConfigError."""
+    return load_function("reward", name)
 
 
 def is_async(name: str) -> bool:
@@ -72,7 +64,7 @@ def user_reward(name: str, answer: Answer) -> Value:
     """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as
     the reward does."""
     reward = load_reward(name)
-    with _failures_named(name, answer):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = reward(*_arguments(reward, answer))
     return _value(name, answer, value)
 
@@ -80,7 +72,7 @@ def user_reward(name: str, answer: Answer) -> Value:
 async def user_reward_async(name: str, answer: Answer) -> Value:
     """`user_reward` for an `async` one."""
     reward = load_reward(name)
-    with _failures_named(name, answer):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = await reward(*_arguments(reward, answer))
     return _value(name, answer, value)
 
@@ -88,27 +80,16 @@ async def user_reward_async(name: str, answer: Answer) -> Value:
 def group_reward(name: str, answers: Sequence[Answer]) -> list[Value]:
     """Values (G,) of a plain reward of a group. Raises as `user_reward` does, and ValueError for another
     number of values."""
-    with _failures_named(name, answers[0]):
+    with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
         values = load_reward(name)(list(answers))
     return _values(name, answers, values)
 
 
 async def group_reward_async(name: str, answers: Sequence[Answer]) -> list[Value]:
     """`group_reward` for an `async` one."""
-    with _failures_named(name, answers[0]):
+    with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
         values = await load_reward(name)(list(answers))
     return _values(name, answers, values)
-
-
-@contextmanager
-def _failures_named(name: str, answer: Answer) -> Iterator[None]:
-    """Whatever a user's code raises comes back with the reward's and the row's name, but for Unavailable."""
-    try:
-        yield
-    except Unavailable:
-        raise
-    except Exception as error:
-        raise _failed(name, answer, error) from error
 
 
 def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
@@ -123,10 +104,6 @@ def _needed(reward: UserReward) -> list[inspect.Parameter]:
         for p in inspect.signature(reward).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-
-
-def _failed(name: str, answer: Answer, error: Exception) -> ValueError:
-    return ValueError(f"reward {name!r} raised {type(error).__name__}: {error} ({answer.place})")
 
 
 def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:

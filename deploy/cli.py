@@ -71,7 +71,10 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
 def init(
     file: Annotated[Path, typer.Argument(help="Configuration to write.")],
     task: Annotated[
-        Literal["math", "mine"], typer.Option(help="mine: problems and a reward of your own, as examples.")
+        Literal["math", "mine", "code"],
+        typer.Option(
+            help="mine: problems and a reward of your own, as examples. code: programs, judged by tests."
+        ),
     ] = "math",
 ) -> None:
     """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
@@ -128,7 +131,8 @@ def page(
     from deploy.runs.past import source_of
 
     with source_of(config, set_ or ()) as source:
-        serve_page(source.url, source.run, host, port, source.read, name or ())
+        folder = source.file.folder if source.file.folder.is_dir() else None
+        serve_page(source.url, source.run, host, port, source.read, name or (), folder)
 
 
 @app.command()

@@ -36,7 +36,8 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     Raises RunError with the learner's own reason when it cannot go on.
     """
     import ray
-    from ray.train import ControllerError
+    from ray.exceptions import RayError
+    from ray.train import ControllerError, TrainingFailedError
 
     stopped = Path(run_dir) / STOPPED
     stopped.unlink(missing_ok=True)
@@ -46,7 +47,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         _fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
-    except Exception as error:  # Ray Train hands on whatever a worker raised
+    except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
     finally:
         # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.

@@ -1,6 +1,6 @@
 """Scores completions: accuracy in worker processes that are killed at a time limit, the rest at once.
 
-    score_batch ─► format reward, answer tag
+    score_batch ─► format reward, answer tag; programs and their tests (`code/pool.py`)
                    ├─ plain text decides ──────────────► verdict
                    ├─ seen (gold, answer) before ──────► verdict
                    └─ math-verify in a worker process ─► verdict, or killed: wrong
@@ -27,6 +27,8 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from actors.verifier.code.pool import ProgramPool
+from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.own_rewards import OwnRewards
 from common import answers, equality
 from common.config import Reward
@@ -58,10 +60,6 @@ Item = Answer | tuple[str, str, str]
 """An answer, or its (problem, completion, gold) alone."""
 
 
-class VerifierUnavailable(RuntimeError):
-    """The verifier itself failed; no answer was judged. Ask again."""
-
-
 class VerifierPool:
     """Worker processes, their verdicts, and the rewards of a batch. Use from one event loop; `close()` ends
     it."""
@@ -71,6 +69,8 @@ class VerifierPool:
         self._processes = processes
         self._memory_bytes = memory_bytes
         self._own = OwnRewards(reward, self._run)
+        codes = "code_tests" in reward.names
+        self._programs = ProgramPool(reward.code_tests, processes) if codes else None
         answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
@@ -117,13 +117,15 @@ class VerifierPool:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
-        return dict(self._counts)
+        return {**self._counts, "programs": self._programs.judged if self._programs else 0}
 
     def close(self) -> None:
         """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
         for task in self._pending.values():
             task.cancel()
         self._own.close()
+        if self._programs is not None:
+            self._programs.close()
         self._pool.stop()
         self._pool.join()
 
@@ -134,7 +136,13 @@ class VerifierPool:
         if "format" in self._reward.names:
             scored["format"] = answers.format_reward(completion, self._reward.answer)
         if "accuracy" in self._reward.names:
+            if not isinstance(gold, str):
+                raise ValueError(
+                    f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({answer.place})"
+                )
             scored["accuracy"] = await self._accuracy(completion, gold)
+        if self._programs is not None:
+            scored["code_tests"] = await self._programs.score(answer)
         return scored | await self._own.score(answer)
 
     async def _accuracy(self, completion: str, gold: str) -> float:
