@@ -44,7 +44,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     gpus = ray.cluster_resources().get("GPU", 0) > 0
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        _fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
+        fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
     except (TrainingFailedError, RayError) as error:
@@ -57,7 +57,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         raise RunError(f"the learner stopped: {stopped.read_text()}")
 
 
-def _fit(make: Callable[[], Any]) -> None:
+def fit(make: Callable[[], Any]) -> None:
     """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here:
     its ranks ended with it, and others take up from the newest checkpoint."""
     from ray.exceptions import OutOfMemoryError, RayActorError
