@@ -1,7 +1,7 @@
 """The policy as a Hugging Face folder: config, safetensors and tokenizer, for `from_pretrained`.
 
-`export` writes RUN/model from the live engine at the end of a run; `export_checkpoint` writes any checkpoint
-of a run that is over or still going, on one CPU, with no process group, queue or cluster. With `learner.lora`
+`export` writes RUN/model from the live engine at the end of a run. `export_checkpoint` writes any checkpoint
+of a finished or running run, on one CPU, without a process group, queue or cluster. With `learner.lora`
 RUN/model is the merged model, and the adapter lies beside it in RUN/adapter.
 """
 
@@ -51,12 +51,12 @@ def export(
 def export_checkpoint(
     run_dir: Path, config: Config, step: int | None, folder: Path, *, adapter: bool = False
 ) -> int:
-    """Write the model of the checkpoint of `step`, the newest by default, to `folder`; returns its step. A
-    run with `learner.lora` gives the merged model, or with `adapter` the adapter alone.
+    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step. A run
+    with `learner.lora` gives the merged model, or with `adapter` the adapter alone.
 
-    Raises RunError for a checkpoint that is not there, or is not what the run wrote, and for a folder that is
-    not empty; ConfigError for an adapter of a run that trained full weights. DeepSpeed keeps its state as
-    pickles: nothing is loaded before its manifest was verified.
+    Raises RunError when the checkpoint is missing or was changed, and when the folder is not empty, and
+    ConfigError for an adapter of a run that trained full weights. DeepSpeed's state contains pickles, so
+    nothing is loaded before the manifest is verified.
     """
     if adapter and config.learner.lora is None:
         raise ConfigError(
@@ -91,7 +91,7 @@ def export_checkpoint(
         }
         (_write_adapter if adapter else _write_merged)(tensors, config, chosen, folder)
         return chosen
-    model = load_model(config, attention="sdpa")  # its names and shapes are wanted, on any machine
+    model = load_model(config, attention="sdpa")  # only for its names and shapes
     named = {
         name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()
     }
@@ -100,8 +100,11 @@ def export_checkpoint(
 
 
 def _weights(state: Path) -> dict[str, torch.Tensor]:
-    """Every trained parameter of a checkpoint, whole, by the policy's names."""
+    """Every trained parameter of a verified checkpoint, whole, by the policy's names."""
     if not list(state.glob("*_optim_states.pt")):  # without ZeRO one file holds all
+        # Unpickling can execute code from the file, and DeepSpeed's state holds objects that weights_only
+        # refuses. It is safe here: the caller has compared every file with the checksums of a manifest that
+        # is signed with the run's secret, so this run's learner wrote the file.
         saved = torch.load(state / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
         return dict(saved["module"])
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint

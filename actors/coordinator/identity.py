@@ -55,6 +55,7 @@ MAY_CHANGE = (
     "learner.max_",
     "learner.wait_limit_s",
     "learner.wandb",
+    "learner.mlflow",
     "weights.update_limit_s",
     "weights.drift_alarm",
     "weights.drift_limit",

@@ -37,6 +37,7 @@ from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
+from deploy.monitor.alerts import Alerts
 from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
@@ -72,14 +73,15 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
-    file = RunFile(run_dir)
+    alerts = Alerts(config, run_dir, console)
+    file = RunFile(run_dir, alerts.ended)
     weights = model_digest(config.model.path)
     with file.recorded(
         config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
     ):
         with stack(config, run_dir, console, file=file) as url:
             evaluate_run(config, url, run_dir, 0, console)
-            pace = _train(config, url, run_dir, console)
+            pace = _train(config, url, run_dir, console, alerts)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
             settle_last(config, run_dir, console)
             with working("showing the end to who watches", console=console):
@@ -237,18 +239,18 @@ def _start_ray(config: Config) -> None:
                 configure_logging=False,
                 object_store_memory=256 * 2**20,
             )
-    except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
+    except Exception as error:  # broad: Ray raises plain Exception when its processes take over 30 s
         raise RunError(
             f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it "
             "is less so"
         ) from error
 
 
-def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
+def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Alerts) -> Pace:
     from learner import launch
 
     with (
-        progress(config, url, console) as pace,
+        progress(config, url, console, alerts) as pace,
         telling_unplaced(config, url),
         evaluating(config, url, run_dir, console),
     ):

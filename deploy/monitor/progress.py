@@ -4,7 +4,7 @@ run."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from redis.exceptions import RedisError
@@ -15,9 +15,10 @@ from rich.table import Column
 from common.config import Config
 from common.errors import RunError
 from common.redis import connect
+from deploy.monitor.alerts import Alerts
 from deploy.monitor.pace import Pace
 from deploy.monitor.run_state import RunState, read_run
-from deploy.monitor.warnings import Kind
+from deploy.monitor.warnings import Kind, Warning
 
 EVERY_S = 1.0
 QUIET_S, LONG_S = 300.0, 60.0
@@ -98,12 +99,13 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 
 
 @contextmanager
-def progress(config: Config, url: str, console: Console) -> Iterator[Pace]:
+def progress(config: Config, url: str, console: Console, alerts: Alerts | None = None) -> Iterator[Pace]:
     """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
-    its pace."""
-    done, pace = threading.Event(), Pace()
-    show = _bar if console.is_terminal else _lines
-    thread = threading.Thread(target=show, args=(config, url, console, done, pace), daemon=True)
+    its pace. `alerts` is told every warning that is shown."""
+    done, pace, tell = threading.Event(), Pace(), Teller(console, alerts)
+    show = show_bar if console.is_terminal else show_lines
+    states = _snapshots(config, url, done, pace)
+    thread = threading.Thread(target=show, args=(states, config.learner.steps, tell, pace), daemon=True)
     thread.start()
     try:
         yield pace
@@ -112,8 +114,9 @@ def progress(config: Config, url: str, console: Console) -> Iterator[Pace]:
         thread.join(5.0)
 
 
-def _bar(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
-    """Bar, step, time left and rate fit 80 columns; of what follows them, what has room."""
+def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
+    """One line that changes with each of `states`. Bar, step, time left and rate fit 80 columns; further
+    figures follow where there is room."""
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
@@ -121,29 +124,30 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
         TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
     )
-    told: dict[str, float] = {}
+    console = tell.console
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("starting", total=config.learner.steps, left="", text="")
-        for state in _snapshots(config, url, done, pace):
-            _tell(state, told, console)
+        task = bar.add_task("starting", total=steps, left="", text="")
+        for state in states:
+            tell(state)
             what = "training" if state.step or state.of("learner") else "starting"
             bar.update(
                 task,
                 completed=state.step,
                 description=what,
                 left=_left(pace),
-                text=_text(state, console.width - BESIDE),
+                text=figures(state, console.width - BESIDE),
             )
 
 
-def _lines(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
-    last, told = -1, dict[str, float]()
-    for state in _snapshots(config, url, done, pace):
-        _tell(state, told, console)
+def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
+    """One line for each step, for logs."""
+    last, console = -1, tell.console
+    for state in states:
+        tell(state)
         if state.step != last:
             last = state.step
             console.print(
-                f"step {state.step}/{state.steps} {_left(pace)}  {_text(state)}", markup=False, soft_wrap=True
+                f"step {state.step}/{steps} {_left(pace)}  {figures(state)}", markup=False, soft_wrap=True
             )
 
 
@@ -161,16 +165,28 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
         yield state
 
 
-def _tell(state: RunState, told: dict[str, float], console: Console) -> None:
-    """Print each kind of warning, and each notice, once on a line of its own, and again when it was away for
-    QUIET_S. `told`: when each was last there."""
-    for warning in state.warnings:
-        if warning.kind in FIGURES or _starting(state, warning.kind):
-            continue
-        key = warning.text if warning.kind == Kind.NOTICE else warning.kind
-        if state.time - told.get(key, -QUIET_S) >= QUIET_S:
-            console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        told[key] = state.time
+class Teller:
+    """Prints each kind of warning, and each notice, once on a line of its own, and again when it was away for
+    QUIET_S; so too to `alerts`."""
+
+    def __init__(self, console: Console, alerts: Alerts | None = None) -> None:
+        self.console, self._alerts = console, alerts
+        self._told: dict[str, float] = {}
+
+    def __call__(self, state: RunState) -> None:
+        for warning in state.warnings:
+            if warning.kind in FIGURES or _starting(state, warning.kind):
+                continue
+            key = warning.text if warning.kind == Kind.NOTICE else warning.kind
+            if state.time - self._told.get(key, -QUIET_S) >= QUIET_S:
+                self._say(warning, state.step)
+            self._told[key] = state.time
+
+    def _say(self, warning: Warning, step: int) -> None:
+        line = f"! {warning}"
+        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        if self._alerts is not None:
+            self._alerts.tell(warning.kind, warning.text, step)
 
 
 def _starting(state: RunState, kind: Kind) -> bool:
@@ -188,8 +204,9 @@ def _left(pace: Pace) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left"
 
 
-def _text(state: RunState, room: int = 1000) -> str:
-    """What the run does, in at most `room` columns: the figures that fit, the rate first."""
+def figures(state: RunState, room: int = 1000) -> str:
+    """The run's figures that fit `room` columns, the rate first; before the first step, the parts that are
+    missing."""
     if not state.learner:
         up = [kind for kind in ("generator", "verifier", "coordinator", "learner") if state.of(kind)]
         missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if kind not in up]

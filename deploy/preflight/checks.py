@@ -68,6 +68,7 @@ SHOWN_BY_CHECK = (
     "prompt",
     "right answer",
     "wrong answer",
+    "solutions",
     "rollouts",
     "resources",
     "memory per part",

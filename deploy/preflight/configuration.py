@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,8 @@ from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
 from common.prompts import load_tokenizer, render
-from common.rewards import gold_test
+from common.reward_names import function_of, is_own
+from common.rewards import gold_test, group_functions
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -62,8 +65,9 @@ def names(target: Target) -> Iterator[Finding]:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
         try:
             for name in config.reward.names:
-                if ":" in name:
-                    load_reward(name)
+                if is_own(name):
+                    load_reward(function_of(name))
+            group_functions(config)
             load_extract(config.reward.answer)
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -152,9 +156,16 @@ def packages(target: Target) -> Iterator[Finding]:
     if learner.attention == "flash_attention_2" and target.trains:
         fix = "neither flash_attn nor kernels is installed: .venv/bin/pip install kernels, or use sdpa"
         yield must(bool(flash), "learner.attention", learner.attention, fix)
-    if learner.wandb and target.trains:
-        fix = "wandb is not installed: .venv/bin/pip install wandb, then wandb login, or set it to null"
-        yield must(find_spec("wandb") is not None, "learner.wandb", learner.wandb, fix)
+    hook = target.config.telemetry.on_alert
+    if hook and not hook.startswith("http") and target.trains:
+        program = shlex.split(hook)[0]
+        fix = f"there is no program {program!r}: give its path, or make it executable"
+        yield must(shutil.which(program) is not None, "telemetry.on_alert", hook, fix)
+    trackers = (("wandb", learner.wandb, "wandb"), ("mlflow", learner.mlflow, "mlflow-skinny"))
+    for name, project, package in trackers if target.trains else ():
+        if project:
+            fix = f"{name} is not installed: .venv/bin/pip install '{package}', or set it to null"
+            yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
 
 
 def data(target: Target) -> Iterator[Finding]:

@@ -15,9 +15,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -88,7 +89,9 @@ class RunFile:
     """`run.json` of one run folder. Written by the launcher, read by every command that is given the
     folder."""
 
-    def __init__(self, run_dir: Path | str) -> None:
+    def __init__(self, run_dir: Path | str, on_end: Callable[[State, str], None] | None = None) -> None:
+        """`on_end` is called with the state and the reason when this object says how the run ended."""
+        self._on_end = on_end
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
         self._lock = threading.Lock()
@@ -117,6 +120,8 @@ class RunFile:
         """Say how it ended."""
         with self._lock:  # nothing that is said later brings it back to life
             self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+        if self._on_end is not None:
+            self._on_end(state, reason)
 
     @contextmanager
     def recorded(
@@ -134,20 +139,26 @@ class RunFile:
             # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
-        try:
+        with ExitStack() as ending:
+            ending.push(partial(self._record_end, resume, console))
             with self._beating():
                 yield
-        except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
+
+    def _record_end(
+        self, resume: str, console: Console, kind: type[BaseException] | None, error: object, _: object
+    ) -> None:
+        """The exit of a `with` block that ended with `error` of type `kind`, None without one."""
+        if kind is None:
+            self.end("finished")
+        elif issubclass(kind, KeyboardInterrupt | SystemExit):  # Ray Train turns an interrupt into an exit
             self.end("stopped", "interrupted")
             console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
             raise SystemExit(130) from None
-        except BaseException as error:  # whatever ends the run, its record says so
+        else:
             self.end("failed", str(error))
             console.print(
                 f"the run is kept in {self.folder}; resume with: {resume}", markup=False, soft_wrap=True
             )
-            raise
-        self.end("finished")
 
     def refuse_if_alive(self) -> None:
         """Raises RunError while a launcher runs here: two would write to the same files."""
@@ -247,9 +258,11 @@ def has_run(config: Config) -> bool:
 
 
 def write_config(run_dir: Path, config: Config) -> None:
-    """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
+    """RUN/config.yaml; where it may hold a secret (queue.url, telemetry.on_alert) its owner alone may read
+    it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    mode = 0o600 if has_password(config.queue.url or "") else 0o666
+    secret = has_password(config.queue.url or "") or config.telemetry.on_alert
+    mode = 0o600 if secret else 0o666
     replace_text(run_dir / CONFIG, dump_yaml(config), mode)
 
 
