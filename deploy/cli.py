@@ -92,11 +92,14 @@ def check(
         bool,
         typer.Option(help="The configuration is for another machine: look at it, its model and its data."),
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="A step's tokens, FLOPs and bytes too.")
+    ] = False,
 ) -> None:
     """Say what a run would use, or the first thing that would stop it, without starting anything."""
     from deploy.preflight.checks import check as run_check
 
-    run_check(config, set_ or (), elsewhere=elsewhere)
+    run_check(config, set_ or (), elsewhere=elsewhere, estimate=estimate)
 
 
 @app.command()
@@ -315,9 +318,7 @@ def export(
     step: Annotated[
         int | None, typer.Option(min=0, help="A checkpoint's step; the newest by default.")
     ] = None,
-    adapter: Annotated[
-        bool, typer.Option("--adapter", help="The LoRA adapter alone; else it is merged into its base.")
-    ] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, not merged.")] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
     from deploy.runs.export_run import export_run

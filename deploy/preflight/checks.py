@@ -17,8 +17,9 @@ from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, machine, services, task
+from deploy.preflight.arithmetic import said
 from deploy.preflight.findings import Check, Finding, Target
-from deploy.preflight.memory import card_memory, run_target
+from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
 
@@ -110,10 +111,11 @@ def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> No
         console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
 
 
-def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
+def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
     """`hora check`: print what a run of this configuration would use. Raises on what would stop it.
 
-    `elsewhere`: it is meant for another machine, so this one and its servers are not looked at.
+    `elsewhere`: it is meant for another machine, so this one and its servers are not looked at. `estimate`:
+    the arithmetic of a step too.
     """
     console = Console()
     target = target_of(source, overrides)
@@ -128,6 +130,9 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
         soft_wrap=True,
     )
     show(found, SHOWN_BY_CHECK, console)
+    if estimate and (shape := model_shape(config)) is not None:
+        for line in said(config, shape):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
