@@ -19,13 +19,14 @@ from typing import TypeVar
 import structlog
 from ray.serve.handle import DeploymentHandle
 
+from actors.coordinator.ranking import Rank, ranked, unranked
 from actors.coordinator.sampling import Generate, Score
 from actors.verifier.code.pool import limits_of
 from actors.verifier.code.runner import TRIES
 from common.config import Config
 from common.errors import NoRoom, RunError, StaleWeights
-from common.rewards import tests_of
-from common.types import Completion, Prompt, SamplingRequest, Scored
+from common.rewards import group_functions, tests_of
+from common.types import Completion, Group, Prompt, Rollout, SamplingRequest, Scored
 from common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
@@ -98,6 +99,39 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
         return [Scored(r, config.reward.succeeded(r)) for r in rewards]
 
     return score
+
+
+def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
+    """`rank`: the rewards that the rollouts of a complete group get among each other."""
+    functions = group_functions(config)
+    if not functions:
+        return unranked
+    method = handle.options(method_name="score_group")
+
+    async def rank(prompt: Prompt, group: Group) -> Group:
+        texts = await asyncio.to_thread(lambda: [text_of(r) for r in group.rollouts])
+        items = [
+            Answer(
+                prompt.text,
+                prompt.prefill + text,
+                prompt.answer,
+                prompt.row,
+                prompt.index,
+                len(r.tokens),
+                r.finish_reason,
+            )
+            for text, r in zip(texts, group.rollouts, strict=True)
+        ]
+
+        async def ask(before: int) -> list[dict[str, float]]:
+            return await method.remote(items)
+
+        what = f"ranking the {len(items)} completions of prompt {prompt.index}"
+        limit = config.reward.time_limit_s * len(functions) + config.reward.wait_limit_s
+        limit += config.rollout.time_limit_s
+        return ranked(group, await retry(ask, what, config.rollout.attempts, limit))
+
+    return rank
 
 
 async def retry(

@@ -17,12 +17,13 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.calls import generator_calls, verifier_calls
+from actors.calls import generator_calls, group_calls, verifier_calls
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.leases import Leases
 from actors.coordinator.memory import freeze_heap
 from actors.coordinator.prompt_features import prior_of
+from actors.coordinator.ranking import LastTexts
 from actors.coordinator.scheduler import Coordination, Services
 from common import logs
 from common.config import Config
@@ -81,6 +82,7 @@ class Coordinator:
             cycles=Cycles(self._redis, config, prior_of(config, prompts), len(prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
+            rank=group_calls(verifier, config, LastTexts(tokenizer)),
         )
         return Coordination(config, prompts, fingerprint(tokenizer), self._redis, services)
 

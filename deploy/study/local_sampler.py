@@ -18,8 +18,10 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from actors.coordinator.shard import Draw
 from common.answers import format_reward
 from common.config import Config
+from common.errors import ConfigError
+from common.reward_names import function_of, taken
 from common.types import Prompt, Rollout, VersionSpan
-from common.user_rewards import Answer, user_reward
+from common.user_rewards import Answer, is_group, user_reward
 from deploy.tasks.recall import one_of
 
 Sampled = list[tuple[list[int], list[float]]]
@@ -128,8 +130,15 @@ def _reward(name: str) -> Callable[[str, str, str], float]:
     math-verify."""
     if name == "format":
         return lambda prompt, text, gold: format_reward(text)
-    return one_of if name == "accuracy" else partial(_own, name)
+    if name == "accuracy":
+        return one_of
+    if function_of(name) != name or is_group(name):
+        raise ConfigError(
+            f"reward {name!r}: a study's loop takes rewards of single completions that return one number"
+        )
+    return partial(_own, name)
 
 
 def _own(name: str, prompt: str, text: str, gold: str) -> float:
-    return user_reward(name, Answer(prompt, text, gold))
+    answer = Answer(prompt, text, gold)
+    return taken([name], user_reward(name, answer), answer.place)[name]
