@@ -17,7 +17,6 @@ from deploy.preflight.findings import Finding, Target
 from learner import extensions
 from tests.support.preflight import Make, one
 
-
 NO_FUNCTION = "a text"
 
 
