@@ -28,7 +28,7 @@ KILLED = re.compile(r"task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memo
 # Ray Train takes a minute for each attempt to place all ranks, so busy resources have five minutes to become
 # free.
 PLACEMENTS = 4
-STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the launcher and for Ray Train's next attempt
+STOPPED = "stopped.txt"  # in the run folder: the reason, for the launcher and for Ray Train's next attempt
 
 
 def run(config: Config, redis_url: str, run_dir: str) -> None:
