@@ -206,6 +206,10 @@ class Group:
         return min(seen), max(seen)
 
 
+BELOW_TRAINING = 2**40
+"""Priority of requests that wait behind every rollout of training."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same

@@ -19,7 +19,8 @@ from evaluation.sampling import Generate, Meter, Progress, Request, Score, draw,
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems."""
+    """What was counted over N = `samples` of each problem; all arrays (P,), in the order of the problems.
+    `versions` are the oldest and the newest weights that any token of them came from."""
 
     samples: int
     problems: NDArray[np.int64]
@@ -27,6 +28,7 @@ class Counts:
     formatted: NDArray[np.int64]
     tokens: NDArray[np.int64]
     cut: NDArray[np.int64]
+    versions: tuple[int, int] = (0, 0)
 
 
 async def evaluate(
@@ -79,6 +81,7 @@ class _Tally:
         self._row = {p.index: i for i, p in enumerate(problems)}
         self._known = np.zeros((len(problems), samples), dtype=bool)
         self._sums = np.zeros((4, len(problems)), dtype=np.int64)
+        self._versions: tuple[int, int] | None = None
 
     def add(self, s: Sample) -> None:
         row = self._row[s.problem]
@@ -87,6 +90,8 @@ class _Tally:
         self._known[row, s.sample] = True
         formatted = s.rewards.get("format", 0.0) >= 1.0
         self._sums[:, row] += [s.success, formatted, s.length, s.finish_reason == "length"]
+        (old, new), seen = s.versions, self._versions or s.versions
+        self._versions = min(old, seen[0]), max(new, seen[1])
 
     def has(self, problem: int, sample: int) -> bool:
         return bool(self._known[self._row[problem], sample])
@@ -100,7 +105,10 @@ class _Tally:
         return self._known.size
 
     def counts(self) -> Counts:
-        return Counts(self._known.shape[1], np.array(list(self._row), dtype=np.int64), *self._sums)
+        problems = np.array(list(self._row), dtype=np.int64)
+        correct, formatted, tokens, cut = self._sums
+        versions = self._versions or (0, 0)
+        return Counts(self._known.shape[1], problems, correct, formatted, tokens, cut, versions)
 
 
 def _check(problems: Sequence[Prompt], samples: int, samples_per_request: int, in_flight: int) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,9 @@ class Result:
 
     `step` is the number of optimizer steps behind the weights, 0 for the initial policy. `tokens` is the
     total of completion tokens; `formatted` (None where the format reward is not in use) and `cut` (at the
-    response limit) count completions. `problem_set` is a fingerprint of the problems' texts and gold answers,
+    response limit) count completions. `versions` are the oldest and the newest weight version of the run that
+    was sampled, empty where nobody recorded them: an evaluation during training meets those of later steps
+    too. `problem_set` is a fingerprint of the problems' texts and gold answers,
     `weights` one of the model's weights (`evaluation.model_weights`); both are empty in results of earlier
     versions, the second where the model is the run's own.
     """
@@ -53,6 +55,12 @@ class Result:
     tokens: int
     problem_set: str = ""
     weights: str = ""
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> str:
+        """Which versions were sampled: `v20`, or `v20 to v23`; nothing where that is not recorded."""
+        return span(*self.versions) if self.versions else ""
 
     @property
     def completions(self) -> int:
@@ -125,9 +133,10 @@ def read_result(path: Path) -> Result:
         raw: dict[str, Any] = {
             "problem_set": "",
             "weights": "",
+            "versions": [],
             **json.loads(path.read_text(encoding="utf-8")),
         }
-        result = Result(**{field.name: raw[field.name] for field in fields(Result)})
+        result = Result(**{f.name: raw[f.name] for f in fields(Result)})
         result.estimates()
     except KeyError as error:
         raise ResultError(f"{path}: not a result of `hora eval`: no key {error}") from error
@@ -148,6 +157,11 @@ def csv_table(results: Sequence[Result]) -> str:
     return table.getvalue()
 
 
+def span(oldest: int, newest: int) -> str:
+    """Weight versions in words: `v20`, or `v20 to v23`."""
+    return f"v{oldest}" if oldest == newest else f"v{oldest} to v{newest}"
+
+
 def _in_format(result: Result) -> str:
     return "" if result.format_share is None else f"{result.format_share:.1%} in the format, "
 
@@ -160,7 +174,8 @@ def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
             "",
             f"{len(result.problems)} problems, N = {result.samples} samples each at temperature "
             f"{result.temperature:g}; {_in_format(result)}{result.cut / result.completions:.1%} cut at the "
-            f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems.",
+            f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems."
+            + (f" Weights sampled: {result.sampled}." if result.sampled else ""),
             "",
             "| K | Pass@K (%) | 95% interval |",
             "|---:|---:|:---:|",

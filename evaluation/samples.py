@@ -131,3 +131,13 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         raise SampleFileError(
             f"{path}:{number}: not a sample ({error}): delete this line and all after it to go on from there"
         ) from error
+
+
+def newest_version(path: Path) -> int:
+    """The newest weight version in a file of samples, 0 where it holds none that can be read."""
+    newest = 0
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            with suppress(ValueError, TypeError, KeyError):
+                newest = max(newest, int(json.loads(line)["versions"][1]))
+    return newest

@@ -36,6 +36,11 @@ def main() -> None:
     config = load(options.config, options.set)
     if options.no_ray and config.weights.transport != "file":
         parser.error(f"--no-ray publishes over weights.transport file alone, not {config.weights.transport}")
+    if config.learner.keep_best is not None:
+        parser.error(
+            f"learner.keep_best ({config.learner.keep_best}) is decided by `hora run` and `hora train`, "
+            "which evaluate: use one of these, or set it to null"
+        )
     os.environ.setdefault("LOCAL_RANK", str(options.local_rank or 0))
     backend = set_device(config, int(os.environ["LOCAL_RANK"]))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")

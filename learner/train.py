@@ -32,6 +32,7 @@ from common.types import Group
 from common.weight_versions import advance, available
 from learner.admission import Vocabulary
 from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
+from learner.candidates import candidate, is_candidate, is_missing
 from learner.checkpoint import Checkpoints
 from learner.drift import DriftLimit
 from learner.engine import Engine, Update
@@ -90,6 +91,7 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
 
 def _train(parts: Parts, start: int) -> None:
     config, run_dir, bad_in_a_row = parts.config, parts.run_dir, 0
+    _keep_candidate(parts, start)
     for step in range(start, config.learner.steps):
         update = train_step(parts, step)
         bad_in_a_row = bad_in_a_row + 1 if update.bad else 0
@@ -98,6 +100,7 @@ def _train(parts: Parts, start: int) -> None:
                 f"{bad_in_a_row} steps in a row had no finite loss; their batches are in "
                 f"{run_dir / 'bad-steps'}"
             )
+        _keep_candidate(parts, step + 1)
         last = step + 1 == config.learner.steps
         if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
             if parts.records is not None:
@@ -111,6 +114,14 @@ def _train(parts: Parts, start: int) -> None:
         parts.planner.durable(config.learner.steps)  # the model is there: no checkpoint is needed any more
     if parts.records is not None:
         parts.records.close()
+
+
+def _keep_candidate(parts: Parts, step: int) -> None:
+    """Write the weights after `step` steps where their evaluation may find them the best. A collective."""
+    if not is_candidate(parts.config, step):
+        return
+    if parts.engine.agree(int(is_missing(parts.run_dir, step))):
+        export(parts.engine, parts.config, candidate(parts.run_dir, step), parts.rank, step)
 
 
 def train_step(parts: Parts, step: int) -> Update:

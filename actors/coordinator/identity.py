@@ -47,6 +47,7 @@ MAY_CHANGE = (
     "learner.gradient_checkpointing",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
+    "learner.keep_best",
     "learner.group_cache_gib",
     "learner.max_",
     "learner.wait_limit_s",

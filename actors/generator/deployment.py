@@ -23,9 +23,10 @@ from typing import Any
 import structlog
 from ray import serve
 
+from actors.generator.places import Places
 from common import logs
 from common.config import Config
-from common.errors import UNREACHED, DamagedWeights, NoRoom, StaleWeights
+from common.errors import UNREACHED, DamagedWeights, StaleWeights
 from common.redis import connect_async
 from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
@@ -58,12 +59,14 @@ class Generator:
         self._version = 0
         self._checksum = ""
         self._pause_s = 0.0
-        self._sampling = 0
         self._group = ""  # the transfer group that this replica is in
         self._damaged: tuple[int, str] | None = (
             None  # version and mark of a file that is not what was announced
         )
         self._notice = ""
+        self._places = Places(
+            self._name, self._config.generator.max_requests, self._config.evaluation.max_sequences
+        )
         await self._engine.label(0)
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # a request that needs what is newer still asks for it
@@ -78,22 +81,18 @@ class Generator:
         time, and NoRoom when this replica samples for as many requests as it may."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        if self._sampling >= self._config.generator.max_requests:
-            raise NoRoom(f"{self._name} has {self._sampling} requests")
-        self._sampling += 1
         try:
-            await self._reach(min_version)
-            return await self._engine.generate(
-                request.prompt.tokens, request.n, request.seed, temperature, request.priority
-            )
+            with self._places.held(request):
+                await self._reach(min_version)
+                return await self._engine.generate(
+                    request.prompt.tokens, request.n, request.seed, temperature, request.priority
+                )
         except EngineDeadError:
             # A replica that fails at once looks idle and draws all requests: it must go, not answer with
             # errors.
             self._failed = "the vLLM engine died"
             self._end()
             raise
-        finally:
-            self._sampling -= 1
 
     def _end(self) -> None:
         """End the process, its engine with it, when this has been answered."""

@@ -125,6 +125,28 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _evaluations(self) -> Self:
+        evaluation, best = self.evaluation, self.learner.keep_best
+        if evaluation.every is not None and evaluation.path is None:
+            raise ValueError(
+                f"evaluation.every ({evaluation.every}) needs held-out problems: name them in "
+                "evaluation.path, or set evaluation.every: null"
+            )
+        if best is None:
+            return self
+        if evaluation.every is None:
+            raise ValueError(
+                f"learner.keep_best ({best}) compares evaluations during training: set evaluation.every, or "
+                "learner.keep_best: null"
+            )
+        known = [f"pass@{k}" for k in evaluation.k]
+        if best not in known:
+            raise ValueError(
+                f"learner.keep_best ({best}) is not measured: it is one of {', '.join(known)} (evaluation.k)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _successes(self) -> Self:
         rule, weights = self.allocation.rule, ", ".join(self.reward.weights)
         if self.reward.success is None:

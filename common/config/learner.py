@@ -46,6 +46,11 @@ class Learner(Section):
         description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them "
         "contains their step.",
     )
+    keep_best: str | None = Field(
+        None,
+        description="pass@K with a K of evaluation.k: the weights of the evaluation with the highest are "
+        "kept in RUN/best. Needs evaluation.every.",
+    )
     group_cache_gib: float = Field(
         4.0,
         ge=0,

@@ -38,9 +38,18 @@ class Telemetry(Section):
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems, before and after a `hora run`."""
+    """Pass@K on held-out problems: before and after a `hora run`, and with `every` during training too."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
+    every: Count | None = Field(
+        None,
+        description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
+        "the generators that train, behind the rollouts of training. none: before and after `hora run` only.",
+    )
+    max_sequences: Count = Field(
+        32,
+        description="Most completions of an evaluation during training that one replica samples at a time.",
+    )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")

@@ -15,6 +15,9 @@ from common.load import differences
 from common.redis import Redis, connect
 from common.state import read_state
 from deploy.app import APP
+from deploy.launch.best import settle_last
+from deploy.launch.evaluation import evaluate_run
+from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.signals import starting_ray
@@ -57,8 +60,15 @@ def train_on_cluster(config: Config) -> None:
     with RunFile(run_dir).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
         try:
-            with progress(config, url, console), telling_unplaced(config, url):
+            with (
+                progress(config, url, console),
+                telling_unplaced(config, url),
+                evaluating(config, url, run_dir, console),
+            ):
                 launch.run(config, url, str(run_dir))
+            if config.evaluation.every is not None:
+                evaluate_run(config, url, run_dir, config.learner.steps, console)
+                settle_last(config, run_dir, console)
         finally:
             ray.shutdown()
     console.print(f"done; model: {run_dir / 'model'}", markup=False)

@@ -24,7 +24,7 @@ from common.types import Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
-from evaluation.evaluate import evaluate
+from evaluation.evaluate import Counts, evaluate
 from evaluation.model_weights import model_digest, weights_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from evaluation.sampling import Generate, Score
@@ -52,11 +52,23 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
             soft_wrap=True,
         )
         return
-    problems = prompts(config, config.data, load_held_out(config, gold_test(config.reward)), console)
+    problems = run_problems(config, console)
     result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console, version=step)
+    record_result(config, url, run_dir, result)
+
+
+def run_problems(config: Config, console: Console) -> list[Prompt]:
+    """The held-out problems of a run's own evaluations."""
+    return prompts(config, config.data, load_held_out(config, gold_test(config.reward)), console)
+
+
+def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:
+    """To the live views, TensorBoard and W&B: Pass@K by the step of the evaluation, with the versions that
+    were sampled."""
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
-    record_evaluation(connect(url, patient=True), config.run.name, step, values)
-    log_evaluation(config, run_dir, step, values)
+    values |= dict(zip(("version/min", "version/max"), map(float, result.versions), strict=False))
+    record_evaluation(connect(url, patient=True), config.run.name, result.step, values)
+    log_evaluation(config, run_dir, result.step, values)
 
 
 def newest_version(config: Config, url: str) -> int:
@@ -138,7 +150,7 @@ def sample(
                 generate,
                 score,
                 benchmark.samples,
-                folder / f"{benchmark.name}-step{step}.samples.jsonl",
+                samples_file(folder, benchmark, step),
                 about={"benchmark": benchmark.name, "step": step, **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
@@ -147,15 +159,35 @@ def sample(
             )
         )
     model = config.run.name if version else config.model.path
+    # A model folder that was trained elsewhere has a step, and its versions here mean nothing.
+    versions = counts.versions if version == step else ()
+    return write_counts(config, benchmark, counts, problems, folder, model, step, versions)
+
+
+def write_counts(
+    config: Config,
+    benchmark: Benchmark,
+    counts: Counts,
+    problems: list[Prompt],
+    folder: Path,
+    model: str,
+    step: int,
+    versions: Sequence[int],
+) -> Result:
+    """The result of `counts`, on disk; `versions` are the oldest and the newest weights that were sampled."""
     result = make_result(
         benchmark, counts, problems, model, step, config.rollout.temperature, config.run.seed
     )
-    if not version:
+    if model == config.model.path:  # not the run's own
         result = replace(result, weights=model_digest(model))
-    if "format" not in config.reward.names:
-        result = replace(result, formatted=None)
+    formatted = result.formatted if "format" in config.reward.names else None
+    result = replace(result, formatted=formatted, versions=list(versions))
     write_result(folder, result)
     return result
+
+
+def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:
+    return folder / f"{benchmark.name}-step{step}.samples.jsonl"
 
 
 def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:

@@ -26,7 +26,9 @@ from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import differences, load
 from common.redis import connect
+from deploy.launch.best import settle_last
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
 from deploy.launch.ray_node import watched_node
@@ -76,6 +78,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             evaluate_run(config, url, run_dir, 0, console)
             pace = _train(config, url, run_dir, console)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
+            settle_last(config, run_dir, console)
             with working("showing the end to who watches", console=console):
                 time.sleep(LAST_LOOK_S)
         summarise(config, run_dir, pace, console)
@@ -241,7 +244,11 @@ def _start_ray(config: Config) -> None:
 def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
     from learner import launch
 
-    with progress(config, url, console) as pace, telling_unplaced(config, url):
+    with (
+        progress(config, url, console) as pace,
+        telling_unplaced(config, url),
+        evaluating(config, url, run_dir, console),
+    ):
         launch.run(config, url, str(run_dir))
     return pace
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from common.config import Config
 from common.files import replace_text
 from common.records import GroupRecord
+from deploy.launch.best import read_best
 from deploy.launch.evaluation import read_run_results
 from deploy.monitor.pace import Pace
 from evaluation.phase_b import PhaseB, counted
@@ -40,6 +41,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "rollouts_per_second": pace.per_second("rollouts_in"),
         "tokens_per_second": pace.per_second("tokens_in"),
         "evaluation": [_evaluation(r) for r in read_run_results(config, run_dir)],
+        "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
         "plain_grpo": _never_allocated(config, groups),
         "model": str(run_dir / "model"),

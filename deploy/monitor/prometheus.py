@@ -41,6 +41,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("successes",),
     ),
     "hora_pass_at_k": ("Pass@K of the newest evaluation.", ("k",)),
+    "hora_evaluation_version": (
+        "Step of the newest evaluation, and the oldest and newest weight version that it sampled.",
+        ("stat",),
+    ),
     "hora_replica_version": ("Weight version of a generator replica.", ("replica",)),
     "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),
     "hora_replica_cache_ratio": ("Used share of a replica's KV cache.", ("replica",)),
@@ -136,9 +140,7 @@ def gauges(state: RunState) -> Iterator[Value]:
         yield "hora_phase_a_prompts", {"successes": str(c)}, prompts
     for c, rollouts in state.phase_b.items():
         yield "hora_phase_b_rollouts", {"successes": str(c)}, rollouts
-    for name, value in (state.evaluations[max(state.evaluations)] if state.evaluations else {}).items():
-        if name.startswith("pass@"):
-            yield "hora_pass_at_k", {"k": name.removeprefix("pass@")}, value
+    yield from _evaluation(state)
     yield from _learner(state)
     yield from _parts(state)
 
@@ -148,6 +150,19 @@ def counters(state: RunState) -> Iterator[Value]:
     for what in ("groups", "rollouts", "tokens"):
         for direction in ("in", "out"):
             yield f"hora_{what}", {"direction": direction}, state.totals[f"{what}_{direction}"]
+
+
+def _evaluation(state: RunState) -> Iterator[Value]:
+    if not state.evaluations:
+        return
+    step = max(state.evaluations)
+    yield "hora_evaluation_version", {"stat": "step"}, step
+    for name, value in state.evaluations[step].items():
+        what, _, rest = name.partition("@" if name.startswith("pass@") else "/")
+        if what == "pass":
+            yield "hora_pass_at_k", {"k": rest}, value
+        elif what == "version":
+            yield "hora_evaluation_version", {"stat": rest}, value
 
 
 def _learner(state: RunState) -> Iterator[Value]:

@@ -11,10 +11,13 @@ from rich.text import Text
 
 from common.telemetry import SILENT_S
 from deploy.monitor.run_state import Part, RunState
+from evaluation.results import span
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110
 """Columns from which replicas and allocation stand beside each other, so that 30 rows hold everything."""
+CURVE = 8
+"""Columns of the curve of a Pass@K."""
 REPLICAS = 8
 """Of each kind; those in trouble come first, the others are added up."""
 TOLD = 0.01
@@ -134,16 +137,27 @@ def _learner(state: RunState) -> RenderableType:
 
 
 def _evaluation(state: RunState) -> list[Text]:
-    """The newest Pass@K, if any."""
+    """The newest Pass@K, if any, and the curves where there were evaluations during training."""
     if not state.evaluations:
         return []
-    version = max(state.evaluations)
-    shown = "  ".join(
-        f"{name} {value:.1%}"
-        for name, value in state.evaluations[version].items()
-        if name.startswith("pass@")
-    )
-    return [Text(f"held out v{version}  {shown}", no_wrap=True, overflow="ellipsis")]
+    found = {k: v for k, v in state.evaluations[max(state.evaluations)].items() if k.startswith("pass@")}
+    lines = [f"held out {weights_of(state)}  " + "  ".join(f"{k} {v:.1%}" for k, v in found.items())]
+    if len(state.evaluations) > 2:
+        curves = "  ".join(f"{k} {sparkline(_curve(state, k), CURVE)}" for k in found)
+        lines.append(f"over {len(state.evaluations)} evaluations  {curves}")
+    return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+
+
+def weights_of(state: RunState) -> str:
+    """The weights that the newest evaluation sampled: `v20`, or `v20 to v23` where they changed under it."""
+    newest = max(state.evaluations)
+    found = state.evaluations[newest]
+    return span(int(found.get("version/min", newest)), int(found.get("version/max", newest)))
+
+
+def _curve(state: RunState, name: str) -> list[float]:
+    """Pass@K of all evaluations, by step."""
+    return [found[name] for _, found in sorted(state.evaluations.items()) if name in found]
 
 
 def _replicas(state: RunState) -> RenderableType:

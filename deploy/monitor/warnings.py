@@ -43,6 +43,7 @@ class Kind(StrEnum):
     GATE_SHUT = "gate_shut"
     NO_HIT = "no_hit"
     NO_SIGNAL = "no_signal"
+    EVALUATION_LATE = "evaluation_late"
     CUT = "cut"
 
 
@@ -72,6 +73,7 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
         found
         + _silent(state)
         + _away(state)
+        + _late(state)
         + notices(state)
         + _flow(state)
         + _stalled(state, stall_s)
@@ -168,6 +170,11 @@ def _starting(state: RunState) -> list[Warning]:
         Warning(Kind.STARTING, f"the learner has been starting for {n} s: it waits for {what}")
         for n, what in sorted(waits)[:1]
     ]
+
+
+def _late(state: RunState) -> list[Warning]:
+    said = [p.state["late"] for p in _alive(state, "evaluator") if "late" in p.state]
+    return [Warning(Kind.EVALUATION_LATE, text) for text in said]
 
 
 def _away(state: RunState) -> list[Warning]:

@@ -23,7 +23,14 @@ from deploy.preflight.rollouts import rollouts
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
-CONFIGURATION: tuple[Check, ...] = (*NAMES, configuration.family, configuration.data, *TASK, rollouts)
+CONFIGURATION: tuple[Check, ...] = (
+    *NAMES,
+    configuration.family,
+    configuration.data,
+    configuration.evaluation,
+    *TASK,
+    rollouts,
+)
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
@@ -44,11 +51,20 @@ CHECKS: tuple[Check, ...] = (
     machine.disk,
     machine.build_lock,
     configuration.data,
+    configuration.evaluation,
     *TASK,
     rollouts,
 )
-SHOWN_BY_CHECK = ("allocation", "stop tokens", "prompt", "right answer", "wrong answer", "rollouts")
-SHOWN_BY_RUN = ("rollouts",)
+SHOWN_BY_CHECK = (
+    "allocation",
+    "evaluation",
+    "stop tokens",
+    "prompt",
+    "right answer",
+    "wrong answer",
+    "rollouts",
+)
+SHOWN_BY_RUN = ("evaluation", "rollouts")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 

@@ -181,6 +181,33 @@ def data(target: Target) -> Iterator[Finding]:
     yield ok("data", f"{plural(len(usable), 'prompt')} of {min(usable)} to {max(usable)} tokens")
 
 
+def evaluation(target: Target) -> Iterator[Finding]:
+    """What an evaluation during training costs, against what is trained between two of them."""
+    config, settings = target.config, target.config.evaluation
+    if settings.every is None or not target.trains:
+        return
+    longest, rollout = config.rollout.max_response_tokens, config.rollout
+    mine = min(settings.prompts, len(load_held_out(config, gold_test(config.reward)))) * settings.samples
+    theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
+    best = (
+        f"; the weights of the best {config.learner.keep_best} are kept" if config.learner.keep_best else ""
+    )
+    yield ok(
+        "evaluation",
+        f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
+        f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
+        f"behind these, at most {settings.max_sequences} at a time on a replica{best}",
+    )
+    if mine > theirs:
+        yield Finding(
+            "warn",
+            "evaluation",
+            f"it samples more than is trained in evaluation.every = {settings.every} steps, so it may take "
+            "longer than the time between two, and some will be left out",
+            "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
+        )
+
+
 def _leaks(config: Config, dataset: Dataset) -> list[str]:
     """Training problems that are problems of a benchmark, or of the run's own held-out set."""
     found = known_leaks(config, dataset.rows)

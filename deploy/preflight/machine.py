@@ -195,9 +195,11 @@ def check_writable(path: Path, keys: str) -> None:
 def disk(target: Target) -> Iterator[Finding]:
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
-    # Checkpoints kept, one being written, two weight versions and the final model.
+    # Checkpoints kept, one being written, two weight versions and the final model; with keep_best the best,
+    # what is being evaluated, what is due next, and one being written.
     checkpoint = 1 + OPTIMIZER[config.model.dtype]
-    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + 3) + 1
+    models = 3 + 4 * (config.learner.keep_best is not None)
+    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + models) + 1
     need += expected_gib(config)
     free = shutil.disk_usage(existing).free / GIB
     says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"

@@ -53,6 +53,19 @@ and realised. Under the likelihood objective this is the share of the gradient t
 {% endfor %}
 </tbody></table></div>
 {% endfor %}
+{% for name, (ks, rows) in evaluated.items() %}
+<h2>Evaluations during training: {{ name }}</h2>
+<p>Pass@K (%) by the step of the evaluation. Weights change under an evaluation during training: the second column says which
+versions were sampled.</p>
+<div class="wide"><table>
+<thead><tr><th>Benchmark</th><th>Weights</th><th>Step</th>{% for k in ks %}<th>Pass@{{ k }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for r in rows %}
+<tr><td>{{ r.benchmark }}</td><td>{{ r.weights }}</td><td>{{ r.step }}</td>{% for k in ks %}<td>{% for e in r.estimates if e.k == k %}{{ "%.1f"|format(100 * e.value) }}<br>
+<small>{{ "%.1f"|format(100 * e.low) }} to {{ "%.1f"|format(100 * e.high) }}</small>{% else %}–{% endfor %}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% endfor %}
 {% for title, image in figures.items() %}
 <h2>{{ title }}</h2>
 <figure role="img" aria-label="{{ title }}">{{ image | safe }}</figure>

@@ -14,6 +14,7 @@ import yaml
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
+from evaluation.report.during_training import columns, evaluated, training_figure
 from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
 from evaluation.report.hits import hits_by_difficulty
 from evaluation.report.runs_page import PAGE
@@ -47,6 +48,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         table=table_1(list(runs.values())),
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
+        evaluated={name: (columns(rows), rows) for name, rows in evaluated(runs).items()},
         figures=figures,
         css=CSS,
         date=time.strftime("%Y-%m-%d %H:%M"),
@@ -78,6 +80,11 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
     figures: dict[str, tuple[str, Figure]] = {}
     for model, panels in curves(list(runs.values())).items():
         figures[f"pass_at_k_{_slug(model)}"] = (f"Pass@K: {model}", pass_at_k_figure(panels))
+    for name in evaluated(runs):
+        figures[f"during_training_{_slug(name)}"] = (
+            f"Pass@K during training: {name}",
+            training_figure(name, runs[name]),
+        )
     for name, run in runs.items():
         if len(run.rules):
             figures[f"allocation_{_slug(name)}"] = (f"Allocation dynamics: {name}", allocation_figure(run))

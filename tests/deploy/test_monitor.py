@@ -19,6 +19,7 @@ from common.redis import connect
 from common.state import changed
 from common.telemetry import heartbeat_now, record_evaluation
 from deploy.launch.redis_server import RedisServer
+from deploy.monitor.prometheus import gauges
 from deploy.monitor.run_state import read_run
 from deploy.monitor.screen import screen, sparkline
 from deploy.monitor.terminal import monitor
@@ -112,6 +113,20 @@ def test_of_many_replicas_those_in_trouble_are_shown_and_the_rest_added_up(run):
 def test_the_newest_pass_at_k_is_on_the_screen_as_status_has_it(run):
     record_evaluation(run.redis, run.config.run.name, 5, {"pass@1": 0.25, "pass@64": 0.5})
     assert "held out v5  pass@1 25.0%  pass@64 50.0%" in drawn(read_run(run.redis, run.config.run.name))
+
+
+def test_evaluations_during_training_are_a_curve_and_name_the_weights_they_met(run):
+    name = run.config.run.name
+    for step, value in ((0, 0.2), (20, 0.3), (40, 0.6)):
+        found = {"pass@1": value, "version/min": step, "version/max": step + 3}
+        record_evaluation(run.redis, name, step, found)
+    state = read_run(run.redis, name)
+    lines = drawn(state)
+    assert "held out v40 to v43  pass@1 60.0%" in lines
+    assert "over 3 evaluations  pass@1 ▃▄█" in lines
+    exported = {(n, *tags.values()): value for n, tags, value in gauges(state)}
+    assert exported["hora_pass_at_k", "1"] == 0.6
+    assert [exported["hora_evaluation_version", stat] for stat in ("step", "min", "max")] == [40, 40, 43]
 
 
 def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):

@@ -280,6 +280,27 @@ def test_checkpoints_that_do_not_fit_the_disk_are_found(
     assert "keep_checkpoints" in finding.fix
 
 
+def test_the_price_of_evaluations_during_training_is_said_and_one_too_long_is_a_warning(config: Make) -> None:
+    settings: dict[str, object] = {"path": "arithmetic", "prompts": 100, "samples": 64, "every": 10}
+    rollout: dict[str, object] = {
+        "prompts_per_batch": 40,
+        "group_size": 16,
+        "max_prompt_tokens": 32,
+        "max_response_tokens": 128,
+    }
+
+    def found(every: int) -> list[Finding]:
+        made = config(evaluation={**settings, "every": every}, rollout=rollout)
+        return list(configuration.evaluation(Target(made)))
+
+    [said] = found(10)
+    assert "every 10 steps 6,400 completions (at most 819,200 tokens), 100% of the 6,400" in said.says
+    said, warned = found(5)
+    assert "200% of the 3,200 rollouts" in said.says
+    assert (warned.level, "may take longer than the time between two" in warned.says) == ("warn", True)
+    assert not list(configuration.evaluation(Target(config())))
+
+
 @pytest.mark.parametrize("folder", ["/proc/self/fdinfo/runs", "{file}", "{file}/runs"])
 def test_a_folder_that_cannot_be_written_is_one_line(config: Make, tmp_path: Path, folder: str) -> None:
     (tmp_path / "file").write_text("")

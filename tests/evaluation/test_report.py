@@ -192,6 +192,14 @@ def test_a_model_is_known_by_its_weights_and_not_by_its_path(tmp_path: Path) -> 
     assert len({model for model, _ in rows([here, older])}) == 1
 
 
+def test_evaluations_during_training_are_a_curve_with_the_weights_they_met(tmp_path: Path) -> None:
+    met = [replace(result("amc23", [100], step), versions=[step, step + 3]) for step in (0, 20, 40)]
+    small_run(tmp_path / "run", MODEL, *met)
+    page = write_report([tmp_path / "run"], tmp_path / "report").read_text()
+    assert "<td>AMC23</td><td>v20 to v23</td><td>20</td><td>39.1<br>" in page
+    assert (tmp_path / "report" / "during_training_run.png").exists()
+
+
 def test_table_1_has_the_initial_policy_and_the_mean_of_each_methods_seeds(runs: list[Path]) -> None:
     table = table_1([load_run(folder) for folder in runs])
     assert table is not None

@@ -1,0 +1,42 @@
+"""How many requests one replica samples for at a time, and how much of that is not for training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from common.errors import NoRoom
+from common.types import BELOW_TRAINING, SamplingRequest
+
+
+@dataclass(slots=True)
+class Places:
+    """`requests` requests, among them at most `aside` completions that wait behind training's.
+
+    vLLM's priority orders the waiting line alone: what runs keeps its place. Without a limit an evaluation
+    could hold all places when a batch of training arrives.
+    """
+
+    name: str
+    requests: int
+    aside: int
+    sampling: int = 0
+    sampling_aside: int = 0
+
+    @contextmanager
+    def held(self, request: SamplingRequest) -> Iterator[None]:
+        """A place for the length of the block. Raises NoRoom when there is none; one request alone may be
+        larger than `aside`."""
+        if self.sampling >= self.requests:
+            raise NoRoom(f"{self.name} has {self.sampling} requests")
+        n = request.n if request.priority >= BELOW_TRAINING else 0
+        if n and self.sampling_aside and self.sampling_aside + n > self.aside:
+            raise NoRoom(f"{self.name} samples {self.sampling_aside} completions of an evaluation")
+        self.sampling += 1
+        self.sampling_aside += n
+        try:
+            yield
+        finally:
+            self.sampling -= 1
+            self.sampling_aside -= n

@@ -1,0 +1,93 @@
+"""`learner.keep_best`: the weights of the best evaluation, in RUN/best with the step and the metric.
+
+Of the candidates that the learner writes, those are removed that were measured and are not the best, and
+those that no evaluation will measure. Every step of this may be cut off and is repeated by the next call.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.config import Config
+from common.files import replace_text
+from deploy.launch.evaluation import read_run_results
+from evaluation.pass_at_k import Estimate
+from evaluation.results import Result
+from learner.candidates import BEST, CANDIDATES, best_step, candidates_in
+
+NAME = "best.json"
+
+
+def best_of(
+    results: Sequence[Result], metric: str, steps: Collection[int | None]
+) -> tuple[Result, Estimate] | None:
+    """Of `steps`, the result with the highest `metric` (pass@K), the earliest of equal ones; None without
+    results."""
+    found = [(r, e) for r in results if r.step in steps for e in r.estimates() if f"pass@{e.k}" == metric]
+    return max(found, key=lambda pair: (pair[1].value, -pair[0].step), default=None)
+
+
+def settle_best(
+    config: Config, run_dir: Path, results: Sequence[Result], *, newest_due: int, under_way: int | None = None
+) -> str | None:
+    """Make RUN/best hold the weights of the best of `results`, as soon as the learner has written them; what
+    to say when it changed. Of the steps before `newest_due`, only `under_way` may still be measured."""
+    if config.learner.keep_best is None:
+        return None
+    there, held = candidates_in(run_dir), best_step(run_dir)
+    found, said = best_of(results, config.learner.keep_best, {*there, held}), None
+    if found is not None and found[0].step != held:
+        said = _promote(run_dir, there.pop(found[0].step), *found)
+    measured = {r.step for r in results}
+    for step, folder in there.items():
+        if step != under_way and (step in measured or step < newest_due):
+            shutil.rmtree(folder)
+    return said
+
+
+def settle_last(config: Config, run_dir: Path, console: Console) -> None:
+    """The same after the last evaluation of a run, and what it came to."""
+    if config.learner.keep_best is None:
+        return
+    settle_best(config, run_dir, read_run_results(config, run_dir), newest_due=config.learner.steps + 1)
+    shutil.rmtree(run_dir / CANDIDATES, ignore_errors=True)
+    if (best := read_best(run_dir)) is not None:
+        console.print(
+            f"best evaluation: step {best['step']}, {best['metric']} {best['value']:.1%}; its weights: "
+            f"{run_dir / BEST}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def _promote(run_dir: Path, folder: Path, result: Result, estimate: Estimate) -> str:
+    """Until the rename the candidate has its name, so that a kill in between leaves it to the next call."""
+    about = {"metric": f"pass@{estimate.k}", **asdict(estimate)}
+    about |= {"step": result.step, "versions": result.versions}
+    replace_text(folder / NAME, json.dumps(about) + "\n")
+    best = run_dir / BEST
+    aside = best.with_name(f"{BEST}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    if best.exists():
+        best.rename(aside)
+    folder.rename(best)
+    shutil.rmtree(aside, ignore_errors=True)
+    return (
+        f"best so far: step {result.step}, pass@{estimate.k} {estimate.value:.1%}; its weights are in {best}"
+    )
+
+
+def read_best(run_dir: Path) -> dict[str, Any] | None:
+    """What RUN/best/best.json says; None where there is none."""
+    path = run_dir / BEST / NAME
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found

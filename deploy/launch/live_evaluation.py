@@ -1,0 +1,255 @@
+"""Pass@K during training: held-out problems on the generators that train, behind the rollouts of training.
+
+    version reaches a multiple of evaluation.every ─► requests of the lowest priority, a few places a replica
+        ─► samples on disk ─► result ─► every view, and learner.keep_best
+
+Training is not stopped and no replica is set aside, so weights change under an evaluation. Its requests ask
+for weights of its step or newer, and its result names the oldest and the newest version that it met. It works
+in a thread of the launcher; training knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import redis
+import structlog
+from rich.console import Console
+
+from common.config import Config
+from common.errors import HoraError
+from common.keys import Keys
+from common.redis import AsyncRedis, connect_async
+from common.state import read_state_async
+from common.telemetry import keep_beating
+from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
+from deploy.launch.best import settle_best
+from deploy.launch.evaluation import (
+    about_sampling,
+    read_run_results,
+    record_result,
+    run_problems,
+    samples_file,
+    write_counts,
+)
+from evaluation.benchmarks import held_out
+from evaluation.evaluate import Counts, evaluate
+from evaluation.results import Result
+from evaluation.samples import newest_version
+from evaluation.sampling import Generate, Progress, Score
+from evaluation.schedule import is_late, next_evaluation
+
+log = structlog.get_logger(__name__)
+POLL_S = 1.0
+JOIN_S = 20.0
+PART = "evaluator/live"
+Calls = Callable[[Config, int], tuple[Generate, Score]]
+"""`generate` on weights of at least a version, and `score`."""
+
+
+def live_calls(config: Config, version: int) -> tuple[Generate, Score]:
+    """Generators and verifiers of the application that trains."""
+    from ray import serve
+
+    from actors.calls import generator_calls, verifier_calls
+    from deploy.app import APP
+
+    generate = generator_calls(serve.get_deployment_handle("generator", APP), config, version)
+    return generate, verifier_calls(serve.get_deployment_handle("verifier", APP), config)
+
+
+@contextmanager
+def evaluating(config: Config, url: str, run_dir: Path, console: Console) -> Iterator[None]:
+    """While the block runs, evaluate the run every `evaluation.every` steps; nothing where that is not set.
+
+    An evaluation under way at the end of the block is broken off, and its samples are kept.
+    """
+    if config.evaluation.every is None:
+        yield
+        return
+    live = LiveEvaluation(config, url, run_dir, console)
+    thread = threading.Thread(target=live.run, name="evaluation", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        live.stop()
+        thread.join(JOIN_S)
+
+
+class LiveEvaluation:
+    """Evaluates one run until it is stopped. `calls` gives what samples and scores."""
+
+    def __init__(
+        self, config: Config, url: str, run_dir: Path, console: Console, calls: Calls = live_calls
+    ) -> None:
+        self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
+        self._calls = calls
+        self._benchmark, self._folder = held_out(config), run_dir / "evaluation"
+        self._every = config.evaluation.every or config.learner.steps
+        self._results: list[Result] = []
+        self._passed: set[int] = set()  # left out, or failed: not tried again
+        self._told: set[int] = set()
+        self._state: dict[str, Any] = {"state": "starting"}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopped, self._here = False, threading.Lock()
+
+    def run(self) -> None:
+        """Until `stop`, or an error that another try would meet again, which is said in one line."""
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._main())
+
+    def stop(self) -> None:
+        """From another thread."""
+        with self._here:
+            self._stopped = True
+            if self._loop is not None and self._task is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
+    async def _main(self) -> None:
+        with self._here:
+            if self._stopped:
+                return
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        client = connect_async(self._url)
+        beating = asyncio.create_task(keep_beating(client, self._config.run.name, PART, lambda: self._state))
+        try:
+            await self._work(client)
+        except (HoraError, OSError, redis.exceptions.RedisError) as error:
+            self._say(f"evaluation during training has ended: {error}")
+        finally:
+            beating.cancel()
+            with suppress(redis.exceptions.RedisError):
+                await client.hdel(Keys(self._config.run.name).parts, PART)
+            await client.aclose()
+
+    async def _work(self, client: AsyncRedis) -> None:
+        problems = await asyncio.to_thread(run_problems, self._config, self._console)
+        self._results = read_run_results(self._config, self._run_dir)
+        while True:
+            version = await self._version(client)
+            step = self._next(version)
+            self._settle(version)
+            if step is None:
+                self._state = {"state": "waiting for the next evaluation"}
+                await asyncio.sleep(POLL_S)
+            else:
+                await self._evaluate(client, problems, step, version)
+
+    def _next(self, version: int) -> int | None:
+        done = {r.step for r in self._results} | self._passed
+        steps = self._config.learner.steps
+        begun = [s for s in range(0, steps, self._every) if self._samples(s).exists()]
+        found = next_evaluation(self._every, steps, version, done, begun)
+        if found.left_out:
+            self._passed.update(found.left_out)
+            self._leave_out(found.left_out, "newer weights were published before it could begin")
+        return found.step
+
+    async def _evaluate(self, client: AsyncRedis, problems: list[Prompt], step: int, version: int) -> None:
+        """One evaluation, to its result; an error of it is one line, and training goes on."""
+        self._forget_newer(step, version)
+        self._state = {"state": f"evaluating step {step}", "step": step}
+        watching = asyncio.create_task(self._watch(client, step))
+        try:
+            counts = await self._draw(problems, step)
+        except (HoraError, OSError) as error:
+            self._passed.add(step)
+            self._say(f"step {step} is not evaluated: {error}")
+        except asyncio.CancelledError:
+            self._say(
+                f"the evaluation of step {step} ends with training, before it is complete: what it sampled "
+                f"is kept in {self._samples(step)}"
+            )
+            raise
+        else:
+            self._results.append(await asyncio.to_thread(self._record, problems, step, counts))
+            self._settle(await self._version(client))
+        finally:
+            watching.cancel()
+
+    def _record(self, problems: list[Prompt], step: int, counts: Counts) -> Result:
+        config, folder = self._config, self._folder
+        name = config.run.name if step else config.model.path
+        result = write_counts(config, self._benchmark, counts, problems, folder, name, step, counts.versions)
+        record_result(config, self._url, self._run_dir, result)
+        return result
+
+    async def _draw(self, problems: Sequence[Prompt], step: int) -> Counts:
+        config, places = self._config, self._config.evaluation.max_sequences
+        generate, score = self._calls(config, step)
+
+        async def behind_training(request: SamplingRequest) -> list[Completion]:
+            return await generate(replace(request, priority=BELOW_TRAINING))
+
+        size = min(config.rollout.samples_per_request, places)
+        return await evaluate(
+            problems,
+            behind_training,
+            score,
+            self._benchmark.samples,
+            self._samples(step),
+            about={"benchmark": self._benchmark.name, "step": step, **about_sampling(config)},
+            seed=config.run.seed,
+            samples_per_request=size,
+            in_flight=max(1, places // size) * config.generator.replicas,
+            progress=self._show,
+        )
+
+    def _show(self, progress: Progress) -> None:
+        done = f"{progress.done} of {progress.total} samples"
+        shown = {"done": progress.done, "total": progress.total}
+        text = f"evaluating step {self._state.get('step')}: {done}"
+        self._state = {**self._state, **shown, "state": text}
+
+    async def _watch(self, client: AsyncRedis, step: int) -> None:
+        """Say so when the next evaluation becomes due, and let go of weights that none will measure."""
+        while True:
+            version = await self._version(client)
+            self._settle(version, step)
+            if is_late(self._every, step, version) and step not in self._told:
+                self._told.add(step)
+                late = (
+                    f"the evaluation of step {step} takes longer than evaluation.every ({self._every} "
+                    "steps): it is finished, the next ones are left out until then; raise evaluation.every "
+                    "or evaluation.max_sequences, or lower evaluation.prompts or evaluation.samples"
+                )
+                self._state = {**self._state, "late": late}
+                self._say(late)
+            await asyncio.sleep(POLL_S)
+
+    def _settle(self, version: int, under_way: int | None = None) -> None:
+        newest = min(version, self._config.learner.steps) // self._every * self._every
+        said = settle_best(self._config, self._run_dir, self._results, newest_due=newest, under_way=under_way)
+        if said:
+            self._say(said)
+
+    def _forget_newer(self, step: int, version: int) -> None:
+        """Samples of weights that this run has not trained (its Redis was lost, say) are set aside."""
+        path = self._samples(step)
+        if path.exists() and (newest := newest_version(path)) > version:
+            aside = path.with_name(f"{path.name}.older")
+            path.rename(aside)
+            self._say(
+                f"{aside}: samples of version {newest}, and the newest weights are version {version}: they "
+                f"are not of these weights, and step {step} is sampled anew"
+            )
+
+    def _leave_out(self, steps: Sequence[int], why: str) -> None:
+        self._say(f"no evaluation of step {', '.join(map(str, steps))}: {why}")
+
+    def _samples(self, step: int) -> Path:
+        return samples_file(self._folder, self._benchmark, step)
+
+    async def _version(self, client: AsyncRedis) -> int:
+        return (await read_state_async(client, self._config.run.name)).version
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,40 @@
+"""Which evaluation during training comes next. Pure: versions and steps in, a decision out.
+
+An evaluation is due at every multiple of `evaluation.every`, and begins when the weights after that step are
+published. The generators go on to newer weights meanwhile, so a result names the versions it met. One that
+has begun is finished, however long it takes, before another begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The step whose evaluation comes next, None while none is due, and the steps that will have none:
+    newer ones became due before they could begin."""
+
+    step: int | None
+    left_out: tuple[int, ...]
+
+
+def next_evaluation(
+    every: int, steps: int, version: int, done: Collection[int], begun: Collection[int]
+) -> Next:
+    """`version` is the newest published, `done` steps have their result, `begun` ones samples without one.
+
+    The last of `steps` is not among them: its evaluation follows training, on weights that stay.
+    """
+    due = [s for s in range(0, min(version, steps - 1) + 1, every) if s not in done]
+    if not due:
+        return Next(None, ())
+    under_way = [s for s in due if s in begun]
+    step = max(under_way) if under_way else due[-1]
+    return Next(step, tuple(s for s in due if s < step))
+
+
+def is_late(every: int, step: int, version: int) -> bool:
+    """Whether the next evaluation is due while that of `step` is under way."""
+    return version >= step + every

@@ -1,0 +1,43 @@
+"""Weights that may turn out to be the best: RUN/candidates/step-00000020, the policy of each evaluated step.
+
+The learner writes one before any checkpoint that contains its step, so that a restart has either the folder
+or repeats the step. The launcher compares evaluations, moves the best to RUN/best and removes the others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from common.config import Config
+from learner.origin import step_of
+
+BEST = "best"
+CANDIDATES = "candidates"
+
+
+def is_candidate(config: Config, step: int) -> bool:
+    """Whether the weights after `step` steps are evaluated, and the best of these kept."""
+    every = config.evaluation.every
+    if config.learner.keep_best is None or every is None:
+        return False
+    return step % every == 0 or step == config.learner.steps
+
+
+def candidate(run_dir: Path, step: int) -> Path:
+    return run_dir / CANDIDATES / f"step-{step:08d}"
+
+
+def candidates_in(run_dir: Path) -> dict[int, Path]:
+    """The candidates that are whole, by step."""
+    named = ((p.name.removeprefix("step-"), p) for p in (run_dir / CANDIDATES).glob("step-*"))
+    return {int(step): path for step, path in named if step.isdecimal()}
+
+
+def best_step(run_dir: Path) -> int | None:
+    """The step of the weights in RUN/best; None where there are none."""
+    return step_of(str(run_dir / BEST))
+
+
+def is_missing(run_dir: Path, step: int) -> bool:
+    """Whether neither RUN/candidates nor RUN/best holds the weights after `step` steps."""
+    return not candidate(run_dir, step).exists() and best_step(run_dir) != step

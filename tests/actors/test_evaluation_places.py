@@ -1,0 +1,29 @@
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from actors.generator.places import Places
+from common.errors import NoRoom
+from common.types import BELOW_TRAINING, Prompt, SamplingRequest
+
+PROMPT = Prompt(0, "1+1", "2", np.zeros(3, np.int32))
+
+
+def request(n: int, priority: int = BELOW_TRAINING) -> SamplingRequest:
+    return SamplingRequest(PROMPT, n, 0, priority)
+
+
+def test_evaluations_hold_so_many_places_of_a_replica_and_training_the_others() -> None:
+    places = Places("generator/a", requests=8, aside=8)
+    with ExitStack() as held:
+        for each in (request(4), request(4), *(request(16, priority=i) for i in range(5))):
+            held.enter_context(places.held(each))
+        with pytest.raises(NoRoom, match="8 completions of an evaluation"), places.held(request(1)):
+            pass
+        held.enter_context(places.held(request(16, priority=5)))
+        with pytest.raises(NoRoom, match="has 8 requests"), places.held(request(16, priority=6)):
+            pass
+    assert places.sampling == places.sampling_aside == 0
+    with places.held(request(16)):  # alone it may be larger
+        pass

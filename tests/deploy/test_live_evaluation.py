@@ -1,0 +1,219 @@
+"""Evaluations during training, with stand-ins for the generators: everything else of them is real."""
+
+import asyncio
+import io
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from common.config import Config
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, Scored, VersionSpan
+from common.weight_versions import advance
+from deploy.launch.live_evaluation import LiveEvaluation
+from deploy.monitor.run_state import read_run
+from deploy.monitor.warnings import Kind
+from evaluation.results import Result, read_result
+
+PROBLEMS, SAMPLES = 4, 8
+
+pytestmark = pytest.mark.system  # importing what draws and records takes seconds
+
+
+class Live:
+    """One run's evaluator in a thread, its console, and generators that answer with the newest version."""
+
+    def __init__(self, url: str, folder: Path, name: str, *more: str) -> None:
+        settings = {
+            "run.name": name,
+            "evaluation.every": 2,
+            "evaluation.prompts": PROBLEMS,
+            "evaluation.samples": SAMPLES,
+            "evaluation.k": "[1, 8]",
+            "evaluation.max_sequences": 4,
+            "learner.steps": 20,
+        }
+        self.config: Config = load("tiny", [*(f"{k}={v}" for k, v in settings.items()), *more])
+        self.redis, self.url, self.run_dir = connect(url), url, folder
+        self.redis.set(Keys(name).config, self.config.model_dump_json())
+        self.requests: list[tuple[SamplingRequest, int]] = []
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.at_a_time = self.most = 0
+        self.said = io.StringIO()
+
+    def start(self) -> None:
+        self.live = LiveEvaluation(
+            self.config, self.url, self.run_dir, Console(file=self.said, width=1000), calls=self._calls
+        )
+        self.thread = threading.Thread(target=self.live.run, daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.live.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+    def version(self, version: int) -> None:
+        advance(self.redis, self.config.run.name, version)
+
+    def result(self, step: int) -> Result:
+        path = self.run_dir / "evaluation" / f"arithmetic-step{step}.json"
+        until(path.exists, self.said.getvalue)
+        return read_result(path)
+
+    def _calls(self, config: Config, version: int):
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            self.requests.append((request, version))
+            self.at_a_time += request.n
+            self.most = max(self.most, self.at_a_time)
+            while not self.may_answer.is_set():
+                await asyncio.sleep(0.005)
+            self.at_a_time -= request.n
+            newest = read_run(self.redis, config.run.name).version
+            span = (VersionSpan(newest, 0, 3),)
+            tokens, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
+            return [
+                Completion(str(request.seed + j), tokens, logprobs, "stop", span) for j in range(request.n)
+            ]
+
+        async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+            right = [int(c.text) % 2 == 0 for c in completions]
+            return [Scored({"format": 1.0, "accuracy": float(r)}, r) for r in right]
+
+        return generate, score
+
+
+def until(true: Callable[[], object], why: Callable[[], str] = str, limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def live(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("deploy.launch.live_evaluation.POLL_S", 0.05)
+    made: list[Live] = []
+
+    def make(*more: str) -> Live:
+        made.append(Live(redis_url, tmp_path, f"live{abs(hash(request.node.name))}", *more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if hasattr(each, "live"):
+            each.stop()
+
+
+def test_an_evaluation_waits_behind_training_and_names_the_weights_it_met(live) -> None:
+    run = live()
+    run.version(2)
+    run.may_answer.clear()
+    run.start()
+    until(lambda: run.requests, run.said.getvalue)
+    run.version(3)
+    run.may_answer.set()
+    found = run.result(2)
+    assert (found.step, found.versions, found.sampled) == (2, [3, 3], "v3")
+    assert len(found.correct) == PROBLEMS
+    assert {(r.priority, version) for r, version in run.requests} == {(BELOW_TRAINING, 2)}
+    assert run.most <= run.config.evaluation.max_sequences
+    until(lambda: 2 in read_run(run.redis, run.config.run.name).evaluations)
+    shown = read_run(run.redis, run.config.run.name).evaluations[2]
+    assert (shown["version/min"], shown["version/max"]) == (3, 3)
+    assert shown["pass@1"] == pytest.approx(found.estimates()[0].value)
+    until(lambda: list(run.run_dir.glob("tensorboard/evaluation/*")))
+    assert "no evaluation of step 0" in run.said.getvalue()
+
+
+def test_an_evaluation_that_takes_too_long_is_finished_and_said_once_on_every_view(live) -> None:
+    run = live()
+    run.version(2)
+    run.may_answer.clear()
+    run.start()
+    until(lambda: run.requests, run.said.getvalue)
+    run.version(7)
+    name = run.config.run.name
+    until(lambda: read_run(run.redis, name).warns(Kind.EVALUATION_LATE), run.said.getvalue)
+    run.may_answer.set()
+    assert run.result(2).samples == run.result(6).samples == SAMPLES
+    said = run.said.getvalue()
+    assert said.count("the evaluation of step 2 takes longer than evaluation.every (2 steps)") == 1
+    assert said.count("no evaluation of step 4") == 1
+    until(lambda: not read_run(run.redis, name).warns(Kind.EVALUATION_LATE))
+
+
+def test_what_was_sampled_before_a_kill_is_not_sampled_again(live) -> None:
+    run = live()
+    run.version(2)
+    run.start()
+    run.result(2)
+    run.stop()
+    folder = run.run_dir / "evaluation"
+    samples = folder / "arithmetic-step2.samples.jsonl"
+    whole = samples.read_text()
+    kept = "".join(whole.splitlines(keepends=True)[:17])  # the first line says what was sampled
+    (folder / "arithmetic-step2.json").unlink()
+    samples.write_text(kept)
+    before = [(r.prompt.index, r.seed) for r, _ in run.requests]
+    run.requests.clear()
+    run.version(4)  # newer than when it began: what has begun is finished
+    run.start()
+    found = run.result(2)
+    assert found.versions == [2, 4]
+    assert samples.read_text().startswith(kept)
+    assert len(run.requests) == len(before) // 2
+    assert sorted(json.loads(x)["seed"] for x in samples.read_text().splitlines()[1:]) == sorted(
+        json.loads(x)["seed"] for x in whole.splitlines()[1:]
+    )
+
+
+def test_samples_of_weights_that_are_no_more_are_set_aside(live) -> None:
+    run = live()
+    run.version(3)
+    run.start()
+    run.result(2)
+    run.stop()
+    folder, state = run.run_dir / "evaluation", Keys(run.config.run.name).state
+    (folder / "arithmetic-step2.json").unlink()
+    run.redis.hset(state, "version", 2)  # as after a lost Redis: the learner goes on from a checkpoint
+    run.requests.clear()
+    run.start()
+    assert run.result(2).versions == [2, 2]
+    assert len(run.requests) == PROBLEMS * SAMPLES // 4
+    assert (folder / "arithmetic-step2.samples.jsonl.older").exists()
+    assert "step 2 is sampled anew" in run.said.getvalue()
+
+
+def test_an_evaluation_that_fails_is_one_line_and_the_next_one_is_tried(live) -> None:
+    run = live()
+    folder = run.run_dir / "evaluation"
+    folder.mkdir()
+    (folder / "arithmetic-step2.samples.jsonl").write_text('{"about": {}, "problems": "others"}\n')
+    run.version(2)
+    run.start()
+    until(lambda: "step 2 is not evaluated" in run.said.getvalue(), run.said.getvalue)
+    run.version(4)
+    assert run.result(4).step == 4
+    assert run.said.getvalue().count("step 2 is not evaluated") == 1
+
+
+def test_the_end_of_training_breaks_an_evaluation_off_and_keeps_its_samples(live) -> None:
+    run = live()
+    run.version(2)
+    run.may_answer.clear()
+    run.start()
+    until(lambda: run.requests, run.said.getvalue)
+    run.stop()
+    assert "the evaluation of step 2 ends with training" in run.said.getvalue()
+    assert (run.run_dir / "evaluation" / "arithmetic-step2.samples.jsonl").exists()
+    assert not run.redis.hexists(Keys(run.config.run.name).parts, "evaluator/live")
