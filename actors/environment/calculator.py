@@ -38,7 +38,8 @@ async def calculator(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
 
 
 def evaluate(expression: str) -> str:
-    """The exact value of an expression of numbers, + - * / and brackets, as text; or what is wrong with it."""
+    """The exact value of an expression of numbers, + - * / and brackets; or what is wrong with it. As
+    text."""
     if len(expression) > LONGEST:
         return f"error: longer than {LONGEST} characters"
     try:

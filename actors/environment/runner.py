@@ -25,7 +25,12 @@ GRACE_S = 1.0
 
 
 async def run_episode(
-    function: EpisodeFunction, row: Row, conversation: Conversation, policy: Policy, tools: Tools, config: Config
+    function: EpisodeFunction,
+    row: Row,
+    conversation: Conversation,
+    policy: Policy,
+    tools: Tools,
+    config: Config,
 ) -> Completion:
     """One episode on `row`. Raises EnvironmentFault for an environment that made none, and what kept the
     policy from a turn."""
@@ -33,6 +38,8 @@ async def run_episode(
         rewards = await _within_limit(function, row, policy, tools, config.environment.time_limit_s)
     finally:
         policy.close()
+    if policy.lost is not None:  # and the environment went on without the turn
+        raise policy.lost
     wanted = [name.removeprefix(EPISODE) for name in config.reward.names if name.startswith(EPISODE)]
     earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
     return conversation.completion(earned, cut=policy.over)
@@ -47,7 +54,7 @@ async def _within_limit(
         while not task.done():
             left = limit_s - policy.own_s
             if left <= 0:
-                raise EnvironmentFault(f"hangs: it took more than {limit_s:g} s of its own")
+                raise EnvironmentFault(f"hangs for more than {limit_s:g} s of its own")
             await asyncio.wait({task}, timeout=min(LOOK_S, left))
     finally:
         if not task.done():
@@ -62,12 +69,12 @@ async def _within_limit(
             raise policy.lost from error
         if isinstance(error, EnvironmentFault):
             raise
-        raise EnvironmentFault(f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise EnvironmentFault(
+            f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
 
 
-async def _called(
-    function: EpisodeFunction, row: Row, policy: Policy, tools: Tools
-) -> Mapping[str, float]:
+async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Mapping[str, float]:
     ended = await function(row, policy, tools)
     if not isinstance(ended, Episode):
         raise EnvironmentFault(f"returns {type(ended).__name__}, not an Episode")
@@ -80,7 +87,9 @@ def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float
         value = rewards.get(name)
         if value is None:
             there = ", ".join(sorted(rewards)) or "none"
-            raise EnvironmentFault(f"gives no reward {name!r}, which the configuration uses (it gives: {there})")
+            raise EnvironmentFault(
+                f"gives no reward {name!r}, which the configuration uses (it gives: {there})"
+            )
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise EnvironmentFault(f"gives {value!r:.60} as reward {name!r}: it must be a finite number")
     return {name: float(rewards[name]) for name in wanted}

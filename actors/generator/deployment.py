@@ -85,7 +85,12 @@ class Generator:
             with self._places.held(request):
                 await self._reach(min_version)
                 return await self._engine.generate(
-                    request.prompt.tokens, request.n, request.seed, temperature, request.priority
+                    request.prompt.tokens,
+                    request.n,
+                    request.seed,
+                    temperature,
+                    request.priority,
+                    request.max_tokens,
                 )
         except EngineDeadError:
             # A replica that fails at once looks idle and draws all requests: it must go, not answer with

@@ -91,23 +91,24 @@ class Engine:
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def generate(
-        self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0
+        self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
     ) -> list[Completion]:
-        """`n` completions of the prompt `tokens` (P,); lower `priority` first. Cancelling the call aborts the
-        sequences.
+        """`n` completions of the prompt `tokens` (P,), of at most `max_tokens` each where that is not 0;
+        lower `priority` first. Cancelling the call aborts the sequences.
 
         What decodes for longer than rollout.time_limit_s is cut there, like at the token limit; `cut` counts
         these.
         """
         if self._cutting is None:
             self._cutting = asyncio.get_running_loop().create_task(self._cut_overdue())
+        limit = self._config.rollout.max_response_tokens
         params = SamplingParams(
             n=n,
             seed=seed,
             temperature=temperature,
             top_p=1.0,
             top_k=0,
-            max_tokens=self._config.rollout.max_response_tokens,
+            max_tokens=min(max_tokens, limit) if max_tokens else limit,
             stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,

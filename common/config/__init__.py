@@ -209,6 +209,12 @@ class Config(Section):
         return self
 
     @property
+    def deployments(self) -> tuple[str, ...]:
+        """The deployments of the application that have replicas and CPUs, by their sections' names."""
+        own = ("generator", "verifier", "coordinator")
+        return own if self.environment.path is None else (*own, "environment")
+
+    @property
     def longest(self) -> int:
         """Most tokens of one sequence: what the engine must hold, and one micro-batch."""
         given = 0 if self.environment.path is None else self.environment.max_given_tokens

@@ -16,8 +16,8 @@ class Environment(Section):
 
     path: str | None = Field(
         None,
-        description="guess, calculator, python, or `package.module:function` for your own. null: a rollout is one "
-        "completion.",
+        description="guess, calculator, python, or `package.module:function` for your own. null: a rollout "
+        "is one completion.",
     )
     max_turns: Count = Field(8, description="An episode that wants more turns of the policy ends there.")
     max_turn_tokens: Count | None = Field(

@@ -217,7 +217,8 @@ def _show_stopping(exits: ExitStack) -> None:
 
 def _replicas(config: Config, train: bool) -> int:
     """Replicas of the application: its root is one, ingress or sampler."""
-    return 1 + config.generator.replicas + config.verifier.replicas + train * config.coordinator.replicas
+    parts = [name for name in config.deployments if train or name != "coordinator"]
+    return 1 + sum(getattr(config, name).replicas for name in parts)
 
 
 def _start_ray(config: Config) -> None:
@@ -256,13 +257,8 @@ def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
 def _cpus(config: Config) -> int:
     """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share
     them."""
-    reserved = (
-        config.generator.replicas * config.generator.cpus
-        + config.verifier.replicas * config.verifier.cpus
-        + config.coordinator.replicas * config.coordinator.cpus
-        + config.learner.workers
-        + 1
-    )
+    parts = [getattr(config, name) for name in config.deployments]
+    reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
     return max(os.cpu_count() or 1, int(reserved + 1))
 
 

@@ -191,8 +191,7 @@ def _left(pace: Pace) -> str:
 def _text(state: RunState, room: int = 1000) -> str:
     """What the run does, in at most `room` columns: the figures that fit, the rate first."""
     if not state.learner:
-        up = [kind for kind in ("generator", "verifier", "coordinator", "learner") if state.of(kind)]
-        missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if kind not in up]
+        missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if not state.of(kind)]
         waits = f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"
         return waits[:room]
     parts = [f"{state.rates['rollouts_in']:.0f} rollouts/s"]

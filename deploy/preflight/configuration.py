@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
+from actors.environment.registry import load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.answers import load_extract
@@ -60,6 +61,8 @@ def names(target: Target) -> Iterator[Finding]:
                 if ":" in name:
                     load_reward(name)
             load_extract(config.reward.answer)
+            if config.environment.path is not None:
+                load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:

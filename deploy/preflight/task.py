@@ -52,9 +52,12 @@ def task(target: Target) -> Iterator[Finding]:
     rows = load_dataset(config.data.model_copy(update={"limit": ROWS}), gold_test(config.reward)).rows
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data)
+    yield ok("prompt", f"row 0, gold answer {row.answer!r}\n{_quoted(prompt)}")
+    if config.reward.judged != config.reward.names:
+        yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
+        return
     opened, wrong_answer = prefill(prompt), _wrong(row, rows)
     right, wrong = judge(config, row, opened, [row.answer, wrong_answer])
-    yield ok("prompt", f"row 0, gold answer {row.answer!r}\n{_quoted(prompt)}")
     yield _right(config, right)
     yield Finding(
         "warn" if wrong.success else "ok", "wrong answer", f"{_earned(config, wrong)}\n{_quoted(wrong.text)}"
