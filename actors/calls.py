@@ -20,9 +20,12 @@ import structlog
 from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator.sampling import Generate, Score
+from actors.verifier.code.pool import limits_of
+from actors.verifier.code.runner import TRIES
 from common.config import Config
 from common.config.reward import EPISODE
 from common.errors import NoRoom, RunError, StaleWeights
+from common.rewards import tests_of
 from common.types import Completion, Failed, Prompt, SamplingRequest, Scored
 from common.user_rewards import Answer
 
@@ -108,10 +111,10 @@ def policy_calls(
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     """`score`: rewards by name of each completion of one prompt, and whether it is a success."""
     method = handle.options(method_name="score")
-    own = any(":" in name for name in config.reward.names)
+    needs_row = any(":" in name or name == "code_tests" for name in config.reward.names)
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        row = prompt.row if own else {}
+        row = prompt.row if needs_row else {}
         items = [
             Answer(
                 prompt.text,
@@ -132,6 +135,11 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
         limit = (
             config.reward.time_limit_s * len(items) + config.reward.wait_limit_s + config.rollout.time_limit_s
         )
+        if "code_tests" in config.reward.names:
+            each = (
+                tests_of(config.reward.code_tests, prompt.row).runs * limits_of(config.reward.code_tests).wall
+            )
+            limit += TRIES * each * len(items)
         judged: list[dict[str, float]] = [{}] * len(items)
         if config.reward.judged:
             judged = await retry(ask, what, config.rollout.attempts, limit)

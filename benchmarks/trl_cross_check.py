@@ -33,10 +33,11 @@ from benchmarks.trl_cross_check_report import Cell, write_report
 from common.answers import extract_tags, format_reward
 from common.config import Config
 from common.datasets import Row, load_dataset
-from common.equality import math_equal, quick_verdict, usable_gold
+from common.equality import math_equal, quick_verdict
 from common.load import dump_yaml, load
 from common.order import batch_rows
 from common.prompts import load_tokenizer, render, render_text
+from common.rewards import gold_test
 
 SETTINGS = (
     "data.path=arithmetic:2-5",
@@ -68,7 +69,7 @@ def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
         raise SystemExit("the comparison needs allocation.rule uniform, rollout.max_staleness 0 and float32")
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(config.model.path, out / "model", dirs_exist_ok=True)
-    rows = load_dataset(config.data, usable_gold).rows
+    rows = load_dataset(config.data, gold_test(config.reward)).rows
     lines = [json.dumps({"problem": r.problem, "answer": r.answer}) for r in rows]
     (out / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     data = config.data.model_copy(update={"path": str(out / "prompts.jsonl"), "prompt_field": "problem"})
@@ -149,7 +150,7 @@ def run_trl(out: Path, config: Config, seed: int) -> Cell:
 
 def _ordered(config: Config, seed: int) -> list[Row]:
     """The prompts of all steps, batch after batch, as the coordinator meets them."""
-    rows = load_dataset(config.data, usable_gold).rows
+    rows = load_dataset(config.data, gold_test(config.reward)).rows
     size, shuffle = config.rollout.prompts_per_batch, config.data.shuffle
     batches = (batch_rows(b, size, len(rows), seed, shuffle) for b in range(config.learner.steps))
     return [rows[row] for batch in batches for _, row in batch]

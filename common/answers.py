@@ -44,6 +44,17 @@ _INSTRUCTIONS = {
 }
 
 
+_PROGRAM = (
+    "Think about the problem step by step, then write one Python program that solves it, in a code block "
+    "that starts with ```python and ends with ```."
+)
+_TAGGED_PROGRAM = (
+    "First think about the problem step by step, then write one Python program that solves it. Enclose the "
+    "reasoning in <think> </think> tags and the program, as a code block, in <answer> </answer> tags, and "
+    "write nothing else: <think>reasoning process</think><answer>```python\nprogram\n```</answer>"
+)
+
+
 def prefill(prompt: str) -> str:
     """The opening of the thought, or an empty thought, that a rendered prompt ends with; empty where it ends
     with none."""
@@ -151,6 +162,13 @@ def example(mode: str, answer: str, opened: str = "") -> str:
     return f"{thought}\n\n{said}" if begun and not ended else said
 
 
+def example_program(mode: str, block: str, opened: str = "") -> str:
+    """A completion with this code block: in the form of `tags`, or after a thought."""
+    if mode == "tags":
+        return example(mode, block, opened)
+    return f"…</think>\n\n{block}" if opened.count("<think>") > opened.count("</think>") else block
+
+
 def load_extract(name: str) -> Extract:
     """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError
     saying what is wrong with it."""
@@ -185,8 +203,10 @@ def user_answer(name: str, completion: str) -> str | None:
 
 
 def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for what these rewards look for; None where neither format nor accuracy is
-    in use, and for a user's own way to find answers."""
+    """The system message that asks for what these rewards look for; None where none of HORA's is in use, and
+    for a user's own way to find answers."""
+    if "code_tests" in rewards and "accuracy" not in rewards:
+        return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
     if not {"format", "accuracy"} & set(rewards):
         return None
     return FORMAT_INSTRUCTIONS if mode == "tags" and "format" in rewards else _INSTRUCTIONS.get(mode)

@@ -1,7 +1,8 @@
 """Data sets: numbered rows of problem and gold answer, from `arithmetic`, a JSONL file or the Hugging Face
 hub.
 
-A row that cannot be used is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
+A gold answer may be any JSON value: text and numbers are taken as text, everything else as it is. A row that
+its rewards cannot use is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
 and the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row
 has) is a `DataError` of one line. In which order the rows are met is in `common/order.py`.
 """
@@ -17,14 +18,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from common import arithmetic
 from common.config import Config, Data
 from common.errors import ConfigError
 
-Usable = Callable[[str], bool]
+Json = Any
+"""A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """What JSON can spell and no text can hold: tokenizers and terminals refuse it."""
+NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
 
 
 class DataError(ConfigError):
@@ -38,8 +42,23 @@ class Row:
 
     index: int
     problem: str
-    answer: str
+    answer: Json
     columns: Mapping[str, object] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A row with a problem, before its rewards say whether they can use it. `answer` comes from the column
+    `field`; `trouble` says why there is none."""
+
+    answer: Json
+    field: str
+    trouble: str | None
+    columns: Mapping[str, object]
+
+
+Unusable = Callable[[Candidate], str | None]
+"""Why a row cannot be used; None where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +89,14 @@ class Leak:
     problem: str
 
 
-def load_dataset(data: Data, usable: Usable | None = None) -> Dataset:
+def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     """The rows that `data` names; `data.limit` counts usable rows.
 
     `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
     all equally often. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines; anything
-    else is a Hugging Face data set. `usable` decides whether a gold answer can be verified; by default any
-    text or finite number can. Raises DataError when the source cannot be read or has no usable row.
+    else is a Hugging Face data set. `unusable` says which rows the rewards cannot use (`gold_test`); by
+    default a problem is all that is asked for. Raises DataError when the source cannot be read or has no
+    usable row.
     """
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
         return _arithmetic(data)
@@ -84,10 +104,10 @@ def load_dataset(data: Data, usable: Usable | None = None) -> Dataset:
         source = _jsonl(Path(data.path))
     else:
         source = _hub(data)
-    return _collect(data, source, usable)
+    return _collect(data, source, unusable)
 
 
-def load_held_out(config: Config, usable: Usable | None = None) -> Dataset:
+def load_held_out(config: Config, unusable: Unusable | None = None) -> Dataset:
     """The problems of `config.evaluation`: the held-out split of `arithmetic`, or a file with the columns of
     `config.data` (the split `test`, when it comes from the Hugging Face hub).
 
@@ -98,7 +118,7 @@ def load_held_out(config: Config, usable: Usable | None = None) -> Dataset:
         raise DataError("evaluation.path is not set: name a held-out JSONL file or `arithmetic`")
     split = "held-out" if path.split(":")[0] == "arithmetic" else "test"
     changed = {"path": path, "split": split, "limit": config.evaluation.prompts}
-    return load_dataset(config.data.model_copy(update=changed), usable)
+    return load_dataset(config.data.model_copy(update=changed), unusable)
 
 
 def find_leaks(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[Leak]:
@@ -119,20 +139,23 @@ def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]])
     return [Leak(row.index, hit[0], hit[1], row.problem) for row, hit in hits if hit is not None]
 
 
-def answer_text(value: object) -> str | None:
-    """A gold answer as text: 27.0 is `27`, 0.00005 is `0.00005`; None for what cannot be an answer."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
+def gold_answer(value: object) -> Json:
+    """A gold answer: numbers as text (27.0 is `27`, 0.00005 is `0.00005`), texts without white space around
+    them, all else as it is. Raises ValueError for what is no JSON value."""
+    if isinstance(value, float) and math.isfinite(value):
         # Not repr(), which writes 5e-05: no verifier reads that as a number.
         return str(int(value)) if value.is_integer() else format(Decimal(repr(value)), "f")
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, str):
-        return None
-    return value.strip() or None
+    if isinstance(value, str):
+        if half := LONE_SURROGATE.search(value):
+            raise ValueError(f"holds U+{ord(half[0]):X}, half of a character")
+        return value.strip()
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(f"is not a JSON value: {_shown(value)}") from None
+    return value
 
 
 def _normalised(problem: str) -> str:
@@ -141,19 +164,19 @@ def _normalised(problem: str) -> str:
 
 
 def _collect(
-    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], usable: Usable | None
+    data: Data, source: Iterable[tuple[str, Mapping[str, object]]], unusable: Unusable | None
 ) -> Dataset:
     rows: list[Row] = []
     rejected: list[Rejected] = []
     columns: set[str] = set()
     for place, raw in source:
         columns.update(raw)
-        problem, answer = raw.get(data.prompt_field), answer_text(raw.get(data.answer_field))
-        reason = _unusable(data, raw, problem, answer, usable)
-        if reason is None and isinstance(problem, str) and answer is not None:
-            rows.append(Row(len(rows), problem, answer, raw))
+        candidate = _candidate(data, raw)
+        reason = _no_problem(data, raw) or (unusable(candidate) if unusable else None)
+        if reason is None:
+            rows.append(Row(len(rows), str(raw[data.prompt_field]), candidate.answer, raw))
         else:
-            rejected.append(Rejected(place, reason or "not a row of text and answer"))
+            rejected.append(Rejected(place, reason))
         if data.limit is not None and len(rows) >= data.limit:
             break
     if not rows:
@@ -161,33 +184,38 @@ def _collect(
     return Dataset(data.path, tuple(rows), tuple(rejected))
 
 
-def _unusable(
-    data: Data, raw: Mapping[str, object], problem: object, answer: str | None, usable: Usable | None
-) -> str | None:
-    """Why this row cannot be used, or None."""
-    for key, field in (("prompt_field", data.prompt_field), ("answer_field", data.answer_field)):
-        if field not in raw:
-            return f"no column {field!r} (data.{key})"
+def _candidate(data: Data, raw: Mapping[str, object]) -> Candidate:
+    field = data.answer_field
+    if field not in raw:
+        return Candidate(None, field, f"no column {field!r} (data.answer_field)", raw)
+    try:
+        return Candidate(gold_answer(raw[field]), field, None, raw)
+    except ValueError as error:
+        return Candidate(None, field, f"{field!r} {error}", raw)
+
+
+def _no_problem(data: Data, raw: Mapping[str, object]) -> str | None:
+    """Why the row has no problem, or None."""
+    field = data.prompt_field
+    if field not in raw:
+        return f"no column {field!r} (data.prompt_field)"
+    problem = raw[field]
     if not isinstance(problem, str) or not problem.strip():
-        return f"{data.prompt_field!r} is not a text: {_shown(problem)}"
-    for field, text in ((data.prompt_field, problem), (data.answer_field, answer or "")):
-        if half := LONE_SURROGATE.search(text):
-            return f"{field!r} holds U+{ord(half[0]):X}, half of a character"
-    if answer is None:
-        return f"{data.answer_field!r} is not an answer: {_shown(raw[data.answer_field])}"
-    if usable is not None and not usable(answer):
-        return f"{data.answer_field!r} cannot be verified: {_shown(answer)}"
+        return f"{field!r} is not a text: {_shown(problem)}"
+    if half := LONE_SURROGATE.search(problem):
+        return f"{field!r} holds U+{ord(half[0]):X}, half of a character"
     return None
 
 
 def _nothing(data: Data, columns: set[str], rejected: Sequence[Rejected]) -> str:
     if not rejected:
         return f"{data.path}: holds no rows; name a file or split that does (data.path, data.split)"
-    for key, field in (("prompt_field", data.prompt_field), ("answer_field", data.answer_field)):
-        if field not in columns:
-            known = ", ".join(sorted(columns)) or "none"
-            return f"{data.path}: no column {field!r}; it has {known}: set data.{key} to one of these"
     first = rejected[0]
+    if (named := NO_COLUMN.fullmatch(first.reason)) and named["field"] not in columns:
+        known = ", ".join(sorted(columns)) or "none"
+        return (
+            f"{data.path}: no column {named['field']!r}; it has {known}: set {named['key']} to one of these"
+        )
     return (
         f"{data.path}: none of its {len(rejected)} rows can be used; the first, {first.place}: {first.reason}"
     )

@@ -12,14 +12,52 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
+from common.code import RowTests, read_tests
 from common.config import Reward
+from common.config.reward import CodeTests
+from common.datasets import Candidate
 from common.equality import usable_gold
 
 
-def gold_test(reward: Reward) -> Callable[[str], bool] | None:
-    """What decides whether a row's gold answer can be used with these rewards; None where accuracy is not
-    computed: then any answer can."""
-    return usable_gold if "accuracy" in reward.names else None
+def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
+    """What says why a row cannot be used with these rewards. Accuracy needs a gold answer that can be
+    verified, `code_tests` tests, a user's own reward the gold answer's column, with any JSON value in it;
+    `format` nothing."""
+    own = any(":" in name for name in reward.names)
+
+    def unusable(row: Candidate) -> str | None:
+        if "code_tests" in reward.names and (reason := _no_tests(reward.code_tests, row)):
+            return reason
+        if "accuracy" in reward.names:
+            return row.trouble or _not_verifiable(row)
+        return row.trouble if own else None
+
+    return unusable
+
+
+def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:
+    """The tests of a row. Raises ValueError naming the column and what is wrong with it."""
+    field = settings.tests_field
+    if field not in row:
+        raise ValueError(f"no column {field!r} (reward.code_tests.tests_field)")
+    try:
+        return read_tests(row[field], row.get(settings.entry_field))
+    except ValueError as error:
+        raise ValueError(f"{field!r} {error}") from None
+
+
+def _no_tests(settings: CodeTests, row: Candidate) -> str | None:
+    try:
+        tests_of(settings, row.columns)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _not_verifiable(row: Candidate) -> str | None:
+    if not isinstance(row.answer, str) or not row.answer:
+        return f"{row.field!r} is not an answer: {repr(row.answer)[:60]}"
+    return None if usable_gold(row.answer) else f"{row.field!r} cannot be verified: {repr(row.answer)[:60]}"
 
 
 def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:

@@ -65,6 +65,8 @@ class SharedState:
     """Written once, by the first coordinator."""
     unplaced: str = ""
     """Which parts find no place on the cluster, in words; written by whoever started the learner."""
+    folder: str = ""
+    """Absolute folder of the run's records; written by learner rank 0, on whose machine it is."""
 
     @classmethod
     def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
@@ -85,6 +87,7 @@ class SharedState:
             token_sha256=text.get("token_sha256"),
             prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
+            folder=text.get("folder", ""),
         )
 
 
@@ -101,6 +104,7 @@ class Changes(TypedDict, total=False):
     gate_mean: float
     token_sha256: str
     unplaced: str
+    folder: str
 
 
 def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:

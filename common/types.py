@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +26,24 @@ LogProbs = NDArray[np.float32]
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts.
+    `answer` is the gold answer: text, or any other JSON value.
     `prefill` is the opening of the thought that the template wrote at its end: completions are judged with it
     in front. `row` is the row as it was read, for a user's own rewards. `source` names the data set that it
     is from, where a run has several."""
 
     index: int
     text: str
-    answer: str
+    answer: Any
     tokens: Tokens
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def judged_by(self) -> object:
+        """What its completions are judged by, for fingerprints: the gold answer, or where there is none the
+        whole row, which holds tests then."""
+        return dict(self.row) if self.answer is None else self.answer
+
     source: str = ""
 
 

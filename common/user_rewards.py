@@ -23,17 +23,23 @@ UserReward = Callable[..., Any]
 
 
 class Answer(NamedTuple):
-    """What a reward judges: a completion with what it answers. `row` holds every column of the data set,
+    """What a reward judges: a completion with what it answers. `gold` is the gold answer: text, or any other
+    JSON value. `row` holds every column of the data set,
     `prompt_index` is the prompt's number in the run, `tokens` the completion's length, `finish_reason` stop
     or length."""
 
     problem: str
     completion: str
-    gold: str
+    gold: Any
     row: Mapping[str, Any] = {}
     prompt_index: int = 0
     tokens: int = 0
     finish_reason: str = "stop"
+
+    @property
+    def place(self) -> str:
+        """Which row this is, for a message."""
+        return f"row {self.prompt_index}, problem {self.problem!r:.60}"
 
 
 def load_reward(name: str) -> UserReward:
@@ -92,16 +98,12 @@ def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
 
 
 def _failed(name: str, answer: Answer, error: Exception) -> ValueError:
-    return ValueError(f"reward {name!r} raised {type(error).__name__}: {error} ({_place(answer)})")
+    return ValueError(f"reward {name!r} raised {type(error).__name__}: {error} ({answer.place})")
 
 
 def _number(name: str, answer: Answer, value: Any) -> float:
     if isinstance(value, int | float) and math.isfinite(value):
         return float(value)
     raise ValueError(
-        f"reward {name!r} returned {value!r:.80} ({_place(answer)}): it must return one finite number"
+        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number"
     )
-
-
-def _place(answer: Answer) -> str:
-    return f"row {answer.prompt_index}, problem {answer.problem!r:.60}"

@@ -128,7 +128,8 @@ def page(
     from deploy.runs.past import source_of
 
     with source_of(config, set_ or ()) as source:
-        serve_page(source.url, source.run, host, port, source.read, name or ())
+        folder = source.file.folder if source.file.folder.is_dir() else None
+        serve_page(source.url, source.run, host, port, source.read, name or (), folder)
 
 
 @app.command()

@@ -10,6 +10,7 @@ Texts are read for the chosen rows alone, so the memory of a query does not grow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -81,6 +82,13 @@ def steps_of(run: Path | str) -> list[int]:
     return list(_files(Path(run), Wanted()))
 
 
+def columns_of(run: Path | str) -> list[str]:
+    """Names of the columns of the newest step. Raises RunFolderError where there are no rollouts."""
+    files = _files(Path(run), Wanted())
+    with _reading(files[max(files)]):
+        return list(pq.read_schema(files[max(files)]).names)
+
+
 def _files(run: Path, wanted: Wanted) -> dict[int, Path]:
     files = files_of(run)
     if not files:
@@ -144,11 +152,21 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _read(path: Path, columns: Sequence[str] | None, expression: pc.Expression | None) -> pa.Table:
     """Rows of one file; a table without columns where the run has just removed it."""
+    names = None if columns is None else list(columns)
     try:
-        names = None if columns is None else list(columns)
-        return pq.read_table(path, columns=names, filters=expression, partitioning=None)
+        with _reading(path):
+            return pq.read_table(path, columns=names, filters=expression, partitioning=None)
     except FileNotFoundError:
         return pa.table({})
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises RunFolderError for a file that is damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise RunFolderError(

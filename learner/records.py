@@ -1,6 +1,5 @@
-"""What the learner writes down: one line per trained group, one per step; to JSONL always, TensorBoard
-always, Weights & Biases when configured, and to Redis for the live views. The same names everywhere, Pass@K's
-included.
+"""What the learner writes down: one line per trained group, one per step; to JSONL, to the trackers
+(`learner.trackers`), and to Redis for the live views. The same names everywhere, Pass@K's included.
 """
 
 from __future__ import annotations
@@ -8,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import redis
 import torch
@@ -22,6 +20,7 @@ from common.state import changed
 from common.telemetry import count_now, record_step
 from common.types import Group
 from learner.rollouts import RolloutFiles
+from learner.trackers import trackers
 
 
 class Records:
@@ -36,14 +35,11 @@ class Records:
         start: int,
         rollouts: RolloutFiles | None = None,
     ) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
         self._config, self._redis, self._rollouts = config, client, rollouts
         self._groups, self._steps = run_dir / "groups.jsonl", run_dir / "steps.jsonl"
         for path in (self._groups, self._steps):
             cut_from(path, start)
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=start)
-        self._wandb = _wandb(config, run_dir, config.run.name) if config.learner.wandb else None
+        self._trackers = trackers(config, run_dir, start)
 
     def step(
         self,
@@ -57,10 +53,8 @@ class Records:
             self._rollouts.write(step, trained)
         _append(self._groups, groups)
         _append(self._steps, [dict(metrics)])
-        for name, value in metrics.items():
-            self._board.add_scalar(name, value, step)
-        if self._wandb is not None:
-            self._wandb.log(dict(metrics), step=step)
+        for tracker in self._trackers:
+            tracker.log(metrics, step)
         name = self._config.run.name
         record_step(self._redis, name, metrics)
         out = {
@@ -79,28 +73,17 @@ class Records:
         sync(*(path for path in (self._groups, self._steps) if path.exists()))
 
     def close(self) -> None:
-        self._board.close()
         if self._rollouts is not None:
             self._rollouts.close()
-        if self._wandb is not None:
-            self._wandb.finish()
+        for tracker in self._trackers:
+            tracker.close()
 
 
 def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[str, float]) -> None:
-    """Pass@K of weight version `version` to TensorBoard, and to Weights & Biases when configured, as `pass@1`
-    and so on.
-
-    In a TensorBoard folder and a W&B run of their own, beside the learner's: a learner that starts at step s
-    makes TensorBoard forget everything in its folder from s on, and W&B takes no step below the last one.
-    """
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(run_dir / "tensorboard" / "evaluation")) as board:
-        for name, value in values.items():
-            board.add_scalar(name, value, version)
-    if config.learner.wandb:
-        with _wandb(config, run_dir, f"{config.run.name}-evaluation") as run:
-            run.log(dict(values), step=version)
+    """Pass@K of weight version `version` to every tracker, as `pass@1` and so on."""
+    for tracker in trackers(config, run_dir, evaluation=True):
+        tracker.log(values, version)
+        tracker.close()
 
 
 def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[GroupRecord]:
@@ -174,18 +157,3 @@ def cut_from(path: Path, step: int) -> None:
 def _append(path: Path, records: Sequence[Mapping[str, object]]) -> None:
     with path.open("a") as file:
         file.write("".join(json.dumps(r) + "\n" for r in records))
-
-
-def _wandb(config: Config, run_dir: Path, name: str) -> Any:
-    """A run of W&B with `name` as its id, in the group of this run's name; one that is there already goes
-    on."""
-    import wandb
-
-    return wandb.init(
-        project=config.learner.wandb,
-        id=name,
-        group=config.run.name,
-        resume="allow",
-        dir=str(run_dir),
-        config=config.model_dump(mode="json", exclude={"queue": {"url"}}),  # which may hold a password
-    )

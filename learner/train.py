@@ -265,7 +265,7 @@ def _prepare(
         )
         rollouts = RolloutFiles(config, tokenizer, run_dir, start)
         records = Records(config, client, run_dir, start, rollouts)
-        client.hset(Keys(config.run.name).state, mapping=changed(step=start))
+        client.hset(Keys(config.run.name).state, mapping=changed(step=start, folder=str(run_dir.resolve())))
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config,

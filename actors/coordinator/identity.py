@@ -52,6 +52,7 @@ MAY_CHANGE = (
     "learner.max_",
     "learner.wait_limit_s",
     "learner.wandb",
+    "learner.mlflow",
     "weights.update_limit_s",
     "weights.drift_alarm",
     "weights.drift_limit",
@@ -102,10 +103,10 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
     """16 hex digits that two lists of prompts share if and only if they ask the same, in the same tokens and
-    order, for the same answers."""
+    order, for the same answers or tests."""
     digest = hashlib.blake2b(digest_size=8)
     for p in prompts:
-        digest.update(json.dumps([p.text, p.answer, p.tokens.tolist()]).encode())
+        digest.update(json.dumps([p.text, p.judged_by, p.tokens.tolist()], default=str).encode())
     return digest.hexdigest()
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from ray import serve
 
-from actors.verifier.pool import Item, VerifierPool, VerifierUnavailable, default_processes
+from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.pool import Item, VerifierPool, default_processes
 from common import logs
 from common.config import Config
 from common.redis import connect_async
@@ -41,7 +42,7 @@ class Verifier:
         """Rewards by name of each (problem, completion, gold answer), in the order of `items`.
 
         Raises VerifierUnavailable when no answer was judged (ask again) and ValueError when a user's reward
-        fails.
+        fails, or tests cannot be run.
         """
         try:
             scored = await self._pool.score_batch(items)

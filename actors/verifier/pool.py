@@ -1,6 +1,6 @@
 """Scores completions: accuracy in worker processes that are killed at a time limit, the rest at once.
 
-    score_batch ─► format reward, answer tag
+    score_batch ─► format reward, answer tag; programs and their tests (`code/pool.py`)
                    ├─ plain text decides ──────────────► verdict
                    ├─ seen (gold, answer) before ──────► verdict
                    └─ math-verify in a worker process ─► verdict, or killed: wrong
@@ -28,6 +28,8 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from actors.verifier.code.pool import ProgramPool
+from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.judges import Judges
 from common import answers, equality
 from common.config import Reward
@@ -63,10 +65,6 @@ Item = Answer | tuple[str, str, str]
 """An answer, or its (problem, completion, gold) alone."""
 
 
-class VerifierUnavailable(RuntimeError):
-    """The verifier itself failed; no answer was judged. Ask again."""
-
-
 class VerifierPool:
     """Worker processes, their verdicts, and the rewards of a batch. Use from one event loop; `close()` ends
     it."""
@@ -77,6 +75,8 @@ class VerifierPool:
         self._memory_bytes = memory_bytes
         self._users = {name: is_async(name) for name in reward.names if ":" in name}
         self._judges = Judges(reward.time_limit_s) if any(self._users.values()) else None
+        codes = "code_tests" in reward.names
+        self._programs = ProgramPool(reward.code_tests, processes) if codes else None
         self._away: dict[str, str] = {}
         answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
@@ -115,7 +115,7 @@ class VerifierPool:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
-        return dict(self._counts)
+        return {**self._counts, "programs": self._programs.judged if self._programs else 0}
 
     def close(self) -> None:
         """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
@@ -123,6 +123,8 @@ class VerifierPool:
             task.cancel()
         if self._judges is not None:
             self._judges.close()
+        if self._programs is not None:
+            self._programs.close()
         self._pool.stop()
         self._pool.join()
 
@@ -133,7 +135,13 @@ class VerifierPool:
         if "format" in self._reward.names:
             scored["format"] = answers.format_reward(completion, self._reward.answer)
         if "accuracy" in self._reward.names:
+            if not isinstance(gold, str):
+                raise ValueError(
+                    f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({answer.place})"
+                )
             scored["accuracy"] = await self._accuracy(completion, gold)
+        if self._programs is not None:
+            scored["code_tests"] = await self._programs.score(answer)
         for name in self._users:
             scored[name] = await self._user(name, answer)
         return scored

@@ -62,6 +62,9 @@ class Learner(Section):
         1800.0, description="No group for so long stops the learner with the reason."
     )
     wandb: str | None = Field(None, description="Weights & Biases project; none: off.")
+    mlflow: str | None = Field(
+        None, description="MLflow experiment; none: off. MLFLOW_TRACKING_URI says where, else RUN/mlflow."
+    )
 
 
 class Weights(Section):

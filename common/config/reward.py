@@ -9,22 +9,48 @@ from pydantic import Field, field_validator, model_validator
 from common.answers import ANSWERS
 from common.config.base import Count, Seconds, Section
 
-BUILT_IN = ("format", "accuracy")
+BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."
 """How the name of a reward begins that an environment gives: `episode.solved` is its reward `solved`."""
+
+
+class CodeTests(Section):
+    """The reward `code_tests`: what a program may use, and where a row's tests are."""
+
+    seconds: float = Field(
+        4.0,
+        gt=0,
+        le=600,
+        description="Processor time of a program for a test. By the clock it gets 2 s and three times that.",
+    )
+    memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, Python's own included.")
+    output_bytes: int = Field(
+        2**20, ge=1024, le=2**28, description="A program that writes more to stdout or stderr is wrong."
+    )
+    files: int = Field(64, ge=16, le=1024, description="Files that a program may have open at a time.")
+    tests_field: str = Field(
+        "tests", description="Column of the tests: pairs {input, output}, or assertions as text."
+    )
+    entry_field: str = Field(
+        "entry_point",
+        description="Column of the function that tests of the form `check(candidate)` are called with.",
+    )
+    solution_field: str = Field(
+        "solution", description="Column of a right program, with which `hora check` tries the tests."
+    )
 
 
 class Reward(Section):
     weights: dict[str, float] = Field(
         {"format": 0.5, "accuracy": 0.5},
-        description="Weight of each reward by name: format, accuracy, `package.module:function` for your "
-        "own, or `episode.NAME` for one that the environment gives.",
+        description="Weight of each reward by name: format, accuracy, code_tests, "
+        "`package.module:function` for your own, or `episode.NAME` for one that the environment gives.",
     )
     success: str | None = Field(
         "accuracy",
         description="Reward that says whether a rollout is a success, which Phase A counts. It is computed "
-        "whether it has a weight or not. null: nothing is; so too by default where all weights are your own "
-        "rewards'.",
+        "whether it has a weight or not. Where code_tests has a weight and accuracy none, the default is "
+        "code_tests. null: nothing is; so too by default where all weights are your own rewards'.",
     )
     success_at: float = Field(
         1.0, allow_inf_nan=False, description="A rollout is a success where that reward is at least this."
@@ -45,6 +71,7 @@ class Reward(Section):
         description="A reward that raises `Unavailable` is asked again for so long; then the run stops.",
     )
     max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
+    code_tests: CodeTests = CodeTests()
 
     @field_validator("weights")
     @classmethod
@@ -76,6 +103,8 @@ class Reward(Section):
         their task."""
         if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
             names = [str(name) for name in data["weights"]]
+            if "accuracy" not in names and "code_tests" in names:
+                return {**data, "success": "code_tests"}
             if "accuracy" not in names and any(":" in name or name.startswith(EPISODE) for name in names):
                 return {**data, "success": None}
         return data

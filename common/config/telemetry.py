@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,11 @@ from common.config.base import Count, Seconds, Section
 
 class Telemetry(Section):
     logs: Literal["text", "json"] = Field("text", description="Form of log lines.")
+    on_alert: str | None = Field(
+        None,
+        description="Where warnings and the end of a run go as JSON: an http(s) address, or a command that "
+        "gets it on standard input; none: nowhere.",
+    )
     stall_s: Seconds = Field(
         300.0, description="No progress for so long: the run says which part it waits for."
     )
@@ -35,6 +41,15 @@ class Telemetry(Section):
     rollouts_gib: float = Field(
         20.0, gt=0, description="RUN/rollouts holds at most so many GiB: files of the oldest steps go first."
     )
+
+    @field_validator("on_alert")
+    @classmethod
+    def _on_alert(cls, value: str | None) -> str | None:
+        if value is None or value.startswith(("http://", "https://")):
+            return value
+        if "://" in value or not shlex.split(value):
+            raise ValueError("write an address that begins with http:// or https://, or a command")
+        return value
 
 
 class Evaluation(Section):

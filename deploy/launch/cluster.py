@@ -21,6 +21,7 @@ from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.signals import starting_ray
+from deploy.monitor.alerts import Alerts
 from deploy.monitor.progress import progress, working
 from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
@@ -58,11 +59,12 @@ def train_on_cluster(config: Config) -> None:
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
-    with RunFile(run_dir).recorded(config.run.name, again, console, weights=weights):
+    alerts = Alerts(config, run_dir, console)
+    with RunFile(run_dir, alerts.ended).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
         try:
             with (
-                progress(config, url, console),
+                progress(config, url, console, alerts),
                 telling_unplaced(config, url),
                 evaluating(config, url, run_dir, console),
             ):

@@ -36,6 +36,7 @@ from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
 from deploy.launch.summary import summarise
+from deploy.monitor.alerts import Alerts
 from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import counting_replicas, progress, working
@@ -69,14 +70,15 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
-    file = RunFile(run_dir)
+    alerts = Alerts(config, run_dir, console)
+    file = RunFile(run_dir, alerts.ended)
     weights = model_digest(config.model.path)
     with file.recorded(
         config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
     ):
         with stack(config, run_dir, console, file=file) as url:
             evaluate_run(config, url, run_dir, 0, console)
-            pace = _train(config, url, run_dir, console)
+            pace = _train(config, url, run_dir, console, alerts)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
             settle_last(config, run_dir, console)
             with working("showing the end to who watches", console=console):
@@ -242,11 +244,11 @@ def _start_ray(config: Config) -> None:
         ) from error
 
 
-def _train(config: Config, url: str, run_dir: Path, console: Console) -> Pace:
+def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Alerts) -> Pace:
     from learner import launch
 
     with (
-        progress(config, url, console) as pace,
+        progress(config, url, console, alerts) as pace,
         telling_unplaced(config, url),
         evaluating(config, url, run_dir, console),
     ):

@@ -15,9 +15,10 @@ from rich.table import Column
 from common.config import Config
 from common.errors import RunError
 from common.redis import connect
+from deploy.monitor.alerts import Alerts
 from deploy.monitor.pace import Pace
 from deploy.monitor.run_state import RunState, read_run
-from deploy.monitor.warnings import Kind
+from deploy.monitor.warnings import Kind, Warning
 
 EVERY_S = 1.0
 QUIET_S, LONG_S = 300.0, 60.0
@@ -98,12 +99,12 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 
 
 @contextmanager
-def progress(config: Config, url: str, console: Console) -> Iterator[Pace]:
+def progress(config: Config, url: str, console: Console, alerts: Alerts | None = None) -> Iterator[Pace]:
     """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
-    its pace."""
-    done, pace = threading.Event(), Pace()
+    its pace. `alerts` is told every warning that is shown."""
+    done, pace, tell = threading.Event(), Pace(), _Teller(console, alerts)
     show = _bar if console.is_terminal else _lines
-    thread = threading.Thread(target=show, args=(config, url, console, done, pace), daemon=True)
+    thread = threading.Thread(target=show, args=(config, url, tell, done, pace), daemon=True)
     thread.start()
     try:
         yield pace
@@ -112,7 +113,7 @@ def progress(config: Config, url: str, console: Console) -> Iterator[Pace]:
         thread.join(5.0)
 
 
-def _bar(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
+def _bar(config: Config, url: str, tell: _Teller, done: threading.Event, pace: Pace) -> None:
     """Bar, step, time left and rate fit 80 columns; of what follows them, what has room."""
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
@@ -121,11 +122,11 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
         TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
     )
-    told: dict[str, float] = {}
+    console = tell.console
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("starting", total=config.learner.steps, left="", text="")
         for state in _snapshots(config, url, done, pace):
-            _tell(state, told, console)
+            tell(state)
             what = "training" if state.step or state.of("learner") else "starting"
             bar.update(
                 task,
@@ -136,10 +137,10 @@ def _bar(config: Config, url: str, console: Console, done: threading.Event, pace
             )
 
 
-def _lines(config: Config, url: str, console: Console, done: threading.Event, pace: Pace) -> None:
-    last, told = -1, dict[str, float]()
+def _lines(config: Config, url: str, tell: _Teller, done: threading.Event, pace: Pace) -> None:
+    last, console = -1, tell.console
     for state in _snapshots(config, url, done, pace):
-        _tell(state, told, console)
+        tell(state)
         if state.step != last:
             last = state.step
             console.print(
@@ -161,16 +162,28 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
         yield state
 
 
-def _tell(state: RunState, told: dict[str, float], console: Console) -> None:
-    """Print each kind of warning, and each notice, once on a line of its own, and again when it was away for
-    QUIET_S. `told`: when each was last there."""
-    for warning in state.warnings:
-        if warning.kind in FIGURES or _starting(state, warning.kind):
-            continue
-        key = warning.text if warning.kind == Kind.NOTICE else warning.kind
-        if state.time - told.get(key, -QUIET_S) >= QUIET_S:
-            console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-        told[key] = state.time
+class _Teller:
+    """Prints each kind of warning, and each notice, once on a line of its own, and again when it was away for
+    QUIET_S; so too to `alerts`."""
+
+    def __init__(self, console: Console, alerts: Alerts | None = None) -> None:
+        self.console, self._alerts = console, alerts
+        self._told: dict[str, float] = {}
+
+    def __call__(self, state: RunState) -> None:
+        for warning in state.warnings:
+            if warning.kind in FIGURES or _starting(state, warning.kind):
+                continue
+            key = warning.text if warning.kind == Kind.NOTICE else warning.kind
+            if state.time - self._told.get(key, -QUIET_S) >= QUIET_S:
+                self._say(warning, state.step)
+            self._told[key] = state.time
+
+    def _say(self, warning: Warning, step: int) -> None:
+        line = f"! {warning}"
+        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        if self._alerts is not None:
+            self._alerts.tell(warning.kind, warning.text, step)
 
 
 def _starting(state: RunState, kind: Kind) -> bool:

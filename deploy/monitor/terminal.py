@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import redis
 from rich.console import Console
@@ -59,16 +60,23 @@ def monitor(
 
 
 def serve_page(
-    redis_url: str, run: str, host: str, port: int, read: Read = read_run, names: Sequence[str] = ()
+    redis_url: str,
+    run: str,
+    host: str,
+    port: int,
+    read: Read = read_run,
+    names: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> None:
-    """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down."""
+    """The live page and its endpoints without Serve, so that a run can be looked at while Serve is down.
+    `folder` is the run's where it is here."""
     import uvicorn
 
     from deploy.monitor.patience import LimitedProtocol
     from deploy.monitor.web import create_app
 
     uvicorn.run(
-        create_app(redis_url, run, names=(host, *names), read=read),
+        create_app(redis_url, run, names=(host, *names), read=read, folder=folder),
         host=host,
         port=port,
         http=LimitedProtocol,

@@ -30,6 +30,7 @@ from common.redis import Redis
 from common.state import changed, read_state
 from deploy.monitor.feed import Feed, Observer, Read
 from deploy.monitor.hosts import Guard
+from deploy.monitor.rollouts import add_rollouts, folder_of
 from deploy.monitor.run_state import RunState, read_run
 
 PAGE = Path(__file__).with_name("page.html")
@@ -38,6 +39,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src "
     "data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+PAGE_HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 
 
 class Health(BaseModel):
@@ -68,9 +70,11 @@ def create_app(
     observer: Observer | None = None,
     names: Sequence[str] = (),
     read: Read = read_run,
+    folder: Path | None = None,
 ) -> FastAPI:
     """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus).
-    `names`: what the server is called besides its addresses and localhost."""
+    `names`: what the server is called besides its addresses and localhost. `folder` is the run's, for its
+    rollouts; None: the one that the learner names."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -83,6 +87,7 @@ def create_app(
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
+    add_rollouts(app, folder_of(feed, folder), PAGE_HEADERS)
     _add_controls(app, feed)
     _add_problems(app)
     return app
@@ -94,8 +99,7 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
-        headers = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
-        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+        return Response(page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
     @app.get("/healthz", responses={503: PROBLEMS[503]})
     async def healthz() -> Health:

@@ -19,6 +19,7 @@ from deploy.monitor.progress import working
 from deploy.preflight import configuration, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.rollouts import rollouts
+from deploy.preflight.sandbox import sandbox
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """What the parts of a run would stumble over on every machine, quickly found."""
@@ -50,6 +51,7 @@ CHECKS: tuple[Check, ...] = (
     machine.port,
     machine.disk,
     machine.build_lock,
+    sandbox,
     configuration.data,
     configuration.evaluation,
     *TASK,
@@ -58,6 +60,7 @@ CHECKS: tuple[Check, ...] = (
 SHOWN_BY_CHECK = (
     "allocation",
     "evaluation",
+    "sandbox",
     "stop tokens",
     "prompt",
     "right answer",

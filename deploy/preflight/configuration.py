@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,9 +152,16 @@ def packages(target: Target) -> Iterator[Finding]:
     if learner.attention == "flash_attention_2" and target.trains:
         fix = "neither flash_attn nor kernels is installed: .venv/bin/pip install kernels, or use sdpa"
         yield must(bool(flash), "learner.attention", learner.attention, fix)
-    if learner.wandb and target.trains:
-        fix = "wandb is not installed: .venv/bin/pip install wandb, then wandb login, or set it to null"
-        yield must(find_spec("wandb") is not None, "learner.wandb", learner.wandb, fix)
+    hook = target.config.telemetry.on_alert
+    if hook and not hook.startswith("http") and target.trains:
+        program = shlex.split(hook)[0]
+        fix = f"there is no program {program!r}: give its path, or make it executable"
+        yield must(shutil.which(program) is not None, "telemetry.on_alert", hook, fix)
+    trackers = (("wandb", learner.wandb, "wandb"), ("mlflow", learner.mlflow, "mlflow-skinny"))
+    for name, project, package in trackers if target.trains else ():
+        if project:
+            fix = f"{name} is not installed: .venv/bin/pip install '{package}', or set it to null"
+            yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
 
 
 def data(target: Target) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -88,7 +88,9 @@ class RunFile:
     """`run.json` of one run folder. Written by the launcher, read by every command that is given the
     folder."""
 
-    def __init__(self, run_dir: Path | str) -> None:
+    def __init__(self, run_dir: Path | str, on_end: Callable[[State, str], None] | None = None) -> None:
+        """`on_end` is called with the state and the reason when this object says how the run ended."""
+        self._on_end = on_end
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
         self._lock = threading.Lock()
@@ -117,6 +119,8 @@ class RunFile:
         """Say how it ended."""
         with self._lock:  # nothing that is said later brings it back to life
             self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
+        if self._on_end is not None:
+            self._on_end(state, reason)
 
     @contextmanager
     def recorded(
@@ -247,9 +251,11 @@ def has_run(config: Config) -> bool:
 
 
 def write_config(run_dir: Path, config: Config) -> None:
-    """RUN/config.yaml; where queue.url holds a password its owner alone may read it."""
+    """RUN/config.yaml; where it may hold a secret (queue.url, telemetry.on_alert) its owner alone may read
+    it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    mode = 0o600 if has_password(config.queue.url or "") else 0o666
+    secret = has_password(config.queue.url or "") or config.telemetry.on_alert
+    mode = 0o600 if secret else 0o666
     replace_text(run_dir / CONFIG, dump_yaml(config), mode)
 
 

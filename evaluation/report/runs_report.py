@@ -61,8 +61,10 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _configuration(run: Run) -> str:
-    """config.yaml without the address of its Redis, which may hold a password."""
+    """config.yaml without what may hold a password: the address of its Redis and of its alerts."""
     shown = {section: values for section, values in run.config.items() if section != "queue"}
+    if "telemetry" in shown:
+        shown["telemetry"] = {key: v for key, v in shown["telemetry"].items() if key != "on_alert"}
     return yaml.safe_dump(shown, sort_keys=False, allow_unicode=True) if shown else "no config.yaml"
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.verifier.pool import VerifierPool, VerifierUnavailable, default_processes
+from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.pool import VerifierPool, default_processes
 from benchmarks.verifier_bombs import batches, bombs, seconds
 from common.config import Reward
 from common.config.reward import Verifier

@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from common.config import Config, Data
-from common.datasets import DataError, answer_text, find_leaks, load_dataset, load_held_out
+from common.config.reward import Reward
+from common.datasets import DataError, find_leaks, gold_answer, load_dataset, load_held_out
+from common.rewards import gold_test
 
 BENCHMARKS = Path(__file__).parents[2] / "evaluation" / "data"
 
@@ -44,16 +46,26 @@ def test_answers_of_amc_written_as_floats_mean_the_whole_number():
         (7, "7"),
         (" x ", "x"),
         ("27.0", "27.0"),
-    ]
-    + [(value, None) for value in ("", "  ", None, True, float("nan"), float("inf"), [1], {})],
+    ],
 )
-def test_only_text_and_finite_numbers_are_answers(value, text):
-    assert answer_text(value) == text
+def test_numbers_and_texts_are_answers_as_text(value, text):
+    assert gold_answer(value) == text
+
+
+@pytest.mark.parametrize("value", [None, True, [1, "a"], {"cases": [[1.5, 2]], "any": False}, []])
+def test_any_other_json_value_is_an_answer_as_it_is(value):
+    assert gold_answer(value) is value
+
+
+@pytest.mark.parametrize("value", [float("nan"), [float("inf")], {1, 2}, b"x", "\udc80"])
+def test_what_is_no_json_value_is_no_answer(value):
+    with pytest.raises(ValueError, match=r"is not a JSON value|half of a character"):
+        gold_answer(value)
 
 
 def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tmp_path):
     path = written(tmp_path, [row("2"), row(None), "", row(""), {"problem": "x"}, row("3", ""), row(4)])
-    data = load_dataset(Data(path=path))
+    data = load_dataset(Data(path=path), gold_test(Reward()))
     assert [(r.index, r.answer) for r in data.rows] == [(0, "2"), (1, "4")]
     assert [r.place for r in data.rejected] == [f"{path}:{line}" for line in (2, 4, 5, 6)]
     assert "'answer' is not an answer: None" in data.rejected[0].reason
@@ -63,14 +75,44 @@ def test_rows_without_a_usable_answer_are_left_out_and_listed_with_their_line(tm
 
 def test_a_gold_answer_that_cannot_be_verified_is_left_out(tmp_path):
     path = written(tmp_path, [row("2"), row("see figure")])
-    data = load_dataset(Data(path=path), usable=str.isdigit)
+    data = load_dataset(Data(path=path), lambda row: None if row.answer == "2" else "not two")
     assert [r.answer for r in data.rows] == ["2"]
-    assert data.rejected[0].reason == "'answer' cannot be verified: 'see figure'"
+    assert data.rejected[0].reason == "not two"
+    bomb = written(tmp_path, [row("2"), row("9^{9^{9^9}}")])
+    (rejected,) = load_dataset(Data(path=bomb), gold_test(Reward())).rejected
+    assert rejected.reason == "'answer' cannot be verified: '9^{9^{9^9}}'"
+
+
+def test_a_row_is_left_out_only_where_its_own_reward_cannot_use_it(tmp_path):
+    """Accuracy wants text, tests want tests, a user's reward the column, format nothing."""
+    rows = [
+        row("2"),
+        row({"cases": [1, [True, None]]}),
+        row(None),
+        {"problem": "no answer"},
+        {"problem": "tests", "tests": ["assert f(1) == 2"]},
+        {"problem": "no tests", "tests": []},
+    ]
+    data = Data(path=written(tmp_path, rows))
+
+    def kept(*names):
+        found = load_dataset(data, gold_test(Reward(weights=dict.fromkeys(names, 1.0), success=names[0])))
+        return [rows.index(r.columns) for r in found.rows], [r.reason for r in found.rejected]
+
+    assert kept("accuracy")[0] == [0]
+    assert kept("a.b:c")[0] == [0, 1, 2]
+    assert kept("format")[0] == [0, 1, 2, 3, 4, 5]
+    places, reasons = kept("code_tests", "format")
+    assert places == [4]
+    assert reasons[0] == "no column 'tests' (reward.code_tests.tests_field)"
+    assert reasons[-1] == "'tests' holds no tests: a list of {input, output}, or assertions as text"
+    assert load_dataset(data).rows[1].answer == {"cases": [1, [True, None]]}
 
 
 def test_a_limit_counts_usable_rows(tmp_path):
     path = written(tmp_path, [row(None), row(1), row(2), row(3)])
-    assert [r.answer for r in load_dataset(Data(path=path, limit=2)).rows] == ["1", "2"]
+    found = load_dataset(Data(path=path, limit=2), gold_test(Reward()))
+    assert [r.answer for r in found.rows] == ["1", "2"]
 
 
 def test_unicode_line_separators_inside_a_text_do_not_break_a_row(tmp_path):
@@ -91,7 +133,7 @@ def test_unicode_line_separators_inside_a_text_do_not_break_a_row(tmp_path):
 )
 def test_a_file_that_cannot_be_used_is_refused_in_one_line(tmp_path, lines, field, message):
     with pytest.raises(DataError, match=message) as refused:
-        load_dataset(Data(path=written(tmp_path, lines), answer_field=field))
+        load_dataset(Data(path=written(tmp_path, lines), answer_field=field), gold_test(Reward()))
     assert "\n" not in str(refused.value)
 
 
@@ -108,7 +150,7 @@ def test_a_hugging_face_data_set_is_read_by_name_and_split(tmp_path, monkeypatch
     folder.mkdir()
     written(folder, [{"question": "1+2", "gold": 3.0}, {"question": "?", "gold": None}], "test.jsonl")
     data = Data(path=str(folder), split="test", prompt_field="question", answer_field="gold")
-    found = load_dataset(data)
+    found = load_dataset(data, gold_test(Reward()))
     assert [(r.problem, r.answer) for r in found.rows] == [("1+2", "3")]
     assert found.rejected[0].place == f"{folder}[test] row 2"
     with pytest.raises(DataError, match="split 'valid'"):

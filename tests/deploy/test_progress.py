@@ -77,7 +77,9 @@ def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, monkeypatch, 
     monkeypatch.setattr(progress_of, "_snapshots", snapshots)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    progress_of._bar(config_of("pace", learner={"steps": 200}), "", console, None, Pace())
+    progress_of._bar(
+        config_of("pace", learner={"steps": 200}), "", progress_of._Teller(console), None, Pace()
+    )
     lines = [line.split("\r")[-1] for line in screen.getvalue().splitlines()]
     bar = next(line for line in reversed(lines) if "training" in line)
     assert "100/200" in bar
@@ -92,18 +94,19 @@ def test_the_first_minute_says_what_is_starting_and_no_more_is_a_warning(state):
     begun = replace(state, step=0, last_step_s=None, learner={}, parts=(), warnings=(missing,))
     assert progress_of._text(begun) == ("waiting for generator, verifier, coordinator, learner")
     pipe = io.StringIO()
-    progress_of._tell(begun, {}, Console(file=pipe))
+    progress_of._Teller(Console(file=pipe))(begun)
     assert pipe.getvalue() == ""
-    progress_of._tell(replace(begun, last_step_s=30.0), {}, Console(file=pipe))
+    progress_of._Teller(Console(file=pipe))(replace(begun, last_step_s=30.0))
     assert "no learner is alive" in pipe.getvalue(), "it has trained before"
 
 
 def test_a_warning_that_comes_and_goes_is_told_again_only_after_a_while(state):
     full = (Warning(Kind.QUEUE_FULL, "queue full"),)
-    pipe, told = io.StringIO(), {}
+    pipe = io.StringIO()
+    tell = progress_of._Teller(Console(file=pipe))
     for time in (0, 1, 2, 40, 41, 600):
         here = full if time != 2 else ()
-        progress_of._tell(replace(state, time=1000.0 + time, warnings=here), told, Console(file=pipe))
+        tell(replace(state, time=1000.0 + time, warnings=here))
     assert pipe.getvalue().count("queue full") == 2
 
 
@@ -111,7 +114,7 @@ def test_a_starving_learner_is_a_figure(state):
     starving = Warning(Kind.LEARNER_STARVING, "learner starving: generators are the bottleneck")
     learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
     pipe = io.StringIO()
-    progress_of._tell(replace(state, warnings=(starving,)), {}, Console(file=pipe))
+    progress_of._Teller(Console(file=pipe))(replace(state, warnings=(starving,)))
     assert pipe.getvalue() == ""
     assert "learner waits 40%" in progress_of._text(replace(state, learner=learner))
 

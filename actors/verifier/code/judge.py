@@ -1,0 +1,195 @@
+"""In the sandbox, the process of the tests. It never executes a line of the program.
+
+Names that the tests use and do not define stand for the program's; a call goes to its process by value, and
+what comes back is made here of built-in types. So an `os._exit`, an `__eq__` that is always true or a printed
+"pass" reaches no assertion. The verdict is written to this process's own stdout.
+
+Not judged, and said so: functions as arguments, tests that call nothing, `isinstance` of the program's
+classes, imports that are not Python's own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import sys
+from typing import Any
+
+from actors.verifier.code.values import LONGEST, Unsendable, decode, encode, line
+
+ASK, TELL = 3, 4
+FORWARDED = ("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__")
+"""What a test may ask of an object of the program's: a value comes back, never a verdict. Not `__eq__`, nor
+`__contains__`: an object that equals everything would pass."""
+
+
+class Unanswered(BaseException):
+    """The program ended, or said what is no answer. Not an Exception: tests must not catch it."""
+
+
+class Unjudgeable(BaseException):
+    """The tests ask for what cannot be done."""
+
+
+class Program:
+    """The other side of the pipes. `calls` counts what was asked of it."""
+
+    def __init__(self) -> None:
+        self._ask, self._tell = os.fdopen(ASK, "wb", buffering=0), os.fdopen(TELL, "rb")
+        self.calls = 0
+
+    def send(self, message: Any) -> None:
+        data = line(message)
+        try:
+            while data:
+                data = data[self._ask.write(data) or 0 :]
+        except OSError:
+            raise Unanswered("the program has ended") from None
+
+    def ask(self, what: str, target: Any, name: str | None, arguments: tuple, keywords: dict) -> Any:
+        self.calls += 1
+        try:
+            sent = (
+                [encode(one, _number) for one in arguments],
+                {k: encode(v, _number) for k, v in keywords.items()},
+            )
+        except Unsendable as error:
+            raise Unjudgeable(f"{error} to the program") from None
+        self.send([self.calls, what, target, name, *sent])
+        kind, value, rest = self._reply()
+        if kind == "error":
+            raise _error(value, rest)
+        try:
+            for ours, theirs in zip(arguments, rest):  # noqa: B905  (Python 3.9 knows no `strict`)
+                _changed_in_place(ours, decode(theirs, self.object))
+            return decode(value, self.object)
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise Unanswered(f"an answer that is no value: {error}") from None
+
+    def object(self, number: int) -> Remote:
+        return Remote(self, number)
+
+    def _reply(self) -> tuple[str, Any, Any]:
+        said = self._tell.readline(LONGEST)
+        try:
+            number, kind, value, rest = json.loads(said)
+        except (RecursionError, TypeError, ValueError):
+            raise Unanswered("the program ended, or answered too much") from None
+        if number != self.calls or kind not in ("value", "error"):
+            raise Unanswered("an answer that was not asked for")
+        return kind, value, rest
+
+
+class Remote:
+    """Something of the program's: a name it defines, or an object it returned."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, program: Program, target: Any) -> None:
+        self._program, self._target = program, target
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._program.ask("call", self._target, None, arguments, keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._program.ask("get", self._target, name, (), {})
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("an object of the program cannot be compared")
+
+    def __instancecheck__(self, instance: object) -> bool:
+        raise Unjudgeable("the tests ask for an object of the program's own class")
+
+
+def _forwarded(name: str) -> Any:
+    def method(self: Remote, *arguments: Any) -> Any:
+        return self._program.ask("call", self._target, name, arguments, {})
+
+    return method
+
+
+for _name in FORWARDED:
+    setattr(Remote, _name, _forwarded(_name))
+
+
+class Names(dict):
+    """The names of the tests. One that neither they nor Python define is the program's."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(__name__="tests")
+        self._program = program
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):  # never the program's: its own `all` would pass every test
+            raise KeyError(name)
+        return Remote(self._program, name)
+
+
+def main() -> None:
+    """Judge what stdin describes, and write `[nonce, verdict, reason]`: pass, wrong, or cannot."""
+    task = json.loads(sys.stdin.buffer.read())
+    sys.stdout = sys.stderr  # what tests print is no verdict
+    program = Program()
+    try:
+        program.send(task["program"])
+        verdict, reason = _verdict(program, task["tests"], task["entry"])
+    except Unanswered as error:
+        verdict, reason = "wrong", str(error)
+    os.write(1, json.dumps([task["nonce"], verdict, reason[:300]]).encode())
+
+
+def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
+    try:
+        _run(program, tests, entry)
+    except AssertionError as error:
+        return "wrong", f"assertion {error}"
+    except Unjudgeable as error:
+        return "cannot", str(error)
+    except (ImportError, SyntaxError) as error:
+        # The program's own come back as other objects: see `_error`.
+        of_program = getattr(error, "of_program", False)
+        return ("wrong" if of_program else "cannot"), f"{type(error).__name__}: {error}"
+    except (SystemExit, KeyboardInterrupt) as error:
+        return "cannot", f"the tests end by {type(error).__name__}"
+    except Exception as error:  # a wrong answer can make the tests fail in any way
+        return "wrong", f"{type(error).__name__}: {error}"
+    return ("pass", "") if program.calls else ("cannot", "the tests call nothing that the program defines")
+
+
+def _run(program: Program, tests: str, entry: str) -> None:
+    names = Names(program)
+    if entry:
+        names["candidate"] = Remote(program, entry)
+    exec(compile(tests, "tests.py", "exec"), names)
+    if entry and "check" in names:
+        names["check"](names["candidate"])
+
+
+def _number(value: Any) -> int:
+    """What stands for an argument that has no value of its own."""
+    if isinstance(value, Remote) and isinstance(value._target, int):
+        return value._target
+    raise Unsendable(f"a {type(value).__name__} cannot be passed")
+
+
+def _error(name: Any, text: Any) -> Exception:
+    """The program's exception: a built-in one by name, else RuntimeError; never an AssertionError, which
+    would be the tests' own."""
+    known = getattr(builtins, str(name), None)
+    plain = isinstance(known, type) and issubclass(known, Exception) and known is not AssertionError
+    kind: Any = known if plain else RuntimeError
+    error = kind.__new__(kind)  # without its own arguments, of which some need five
+    error.args = (str(text),)
+    error.of_program = True
+    return error  # type: ignore[no-any-return]
+
+
+def _changed_in_place(ours: Any, theirs: Any) -> None:
+    if type(ours) is list and type(theirs) is list:
+        ours[:] = theirs
+    elif type(ours) in (dict, set) and type(theirs) is type(ours):
+        ours.clear()
+        ours.update(theirs)

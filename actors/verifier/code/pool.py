@@ -1,0 +1,117 @@
+"""The reward `code_tests`: 1.0 where a completion's program passes all tests of its row, else 0.0.
+
+    completion ─► last code block ─► seen before ───────────────────► verdict
+                                     └─ a free runner, in a thread ─► verdict
+
+No block, a program that fails a test, crashes, or is over a limit is wrong. Tests that cannot be run are an
+error with the row's name, never a 0; a sandbox that failed is asked again (`VerifierUnavailable`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+from actors.verifier.code.runner import CannotJudge, Runner
+from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.sandbox.limits import Limits
+from actors.verifier.sandbox.sandbox import SandboxLost
+from common.code import MOST_CHARS, RowTests, extract_code
+from common.config.reward import CodeTests
+from common.rewards import tests_of
+from common.user_rewards import Answer
+
+CACHE_SIZE = 100_000
+"""Verdicts remembered. A group's programs are often the same."""
+
+_log = logging.getLogger(__name__)
+
+
+class ProgramPool:
+    """`processes` programs are judged at a time. Use from one event loop; `close()` ends it."""
+
+    def __init__(self, settings: CodeTests, processes: int) -> None:
+        self._settings, self._limits = settings, limits_of(settings)
+        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="programs")
+        self._runners: list[Runner] = []
+        self._idle: list[Runner] = []
+        self._places = asyncio.Semaphore(processes)
+        self._verdicts: OrderedDict[bytes, float] = OrderedDict()
+        self._pending: dict[bytes, asyncio.Task[float]] = {}
+        self.judged = 0
+
+    async def score(self, answer: Answer) -> float:
+        """Raises ValueError where the row's tests cannot be run, SandboxError where no sandbox can be made
+        here, VerifierUnavailable where one failed: ask again."""
+        program = extract_code(answer.completion)
+        if program is None or len(program) > MOST_CHARS:
+            return 0.0
+        try:
+            tests = tests_of(self._settings, answer.row)
+        except ValueError as error:
+            raise ValueError(f"reward 'code_tests': {error} ({answer.place})") from None
+        key = hashlib.blake2b(repr((program, tests)).encode(), digest_size=16).digest()
+        if key in self._verdicts:
+            self._verdicts.move_to_end(key)
+            return self._verdicts[key]
+        if key not in self._pending:
+            task = asyncio.create_task(self._judge(key, program, tests, answer))
+            self._pending[key] = task
+            task.add_done_callback(lambda _: self._pending.pop(key, None))
+        # Shielded: a caller that gives up must not cancel the verdict that others wait for.
+        return await asyncio.shield(self._pending[key])
+
+    def close(self) -> None:
+        """End the sandboxes, also busy ones."""
+        for task in self._pending.values():
+            task.cancel()
+        for runner in self._runners:
+            runner.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def _judge(self, key: bytes, program: str, tests: RowTests, answer: Answer) -> float:
+        async with self._places:
+            loop = asyncio.get_running_loop()
+            verdict = await loop.run_in_executor(self._threads, self._run, program, tests, answer)
+        self._verdicts[key] = verdict
+        if len(self._verdicts) > CACHE_SIZE:
+            self._verdicts.popitem(last=False)
+        return verdict
+
+    def _run(self, program: str, tests: RowTests, answer: Answer) -> float:
+        """In a thread. As many run at a time as there are runners at most."""
+        runner = self._idle.pop() if self._idle else self._new()
+        try:
+            verdict = runner.judge(program, tests)
+        except SandboxLost as error:
+            self._runners.remove(runner)
+            runner.close()
+            raise VerifierUnavailable(f"a program was not judged: {error}") from error
+        except CannotJudge as error:
+            self._idle.append(runner)
+            raise ValueError(
+                f"reward 'code_tests' cannot run the tests in {self._settings.tests_field!r}: {error} "
+                f"({answer.place})"
+            ) from None
+        self._idle.append(runner)
+        self.judged += 1
+        if verdict.judge_ended:
+            _log.warning("code_tests: %s, counted as wrong (%s)", verdict.why, answer.place)
+        return float(verdict.right)
+
+    def _new(self) -> Runner:
+        runner = Runner(self._limits)
+        self._runners.append(runner)
+        return runner
+
+
+def limits_of(settings: CodeTests) -> Limits:
+    return Limits(
+        seconds=settings.seconds,
+        memory=settings.memory_mib << 20,
+        output=settings.output_bytes,
+        files=settings.files,
+    )

@@ -1,0 +1,65 @@
+"""In the sandbox, the process of the program: defines what it defines, then answers the calls of the tests.
+
+It is the program's own process: whatever the program does here, also to this module, it does to itself. It
+never holds an expected value; the verdict is made elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from actors.verifier.code.values import decode, encode, line
+
+NAME = "program"
+"""Its `__name__`: what a program does as a script alone (`__main__`) is not done."""
+ASK, TELL = 3, 4
+MESSAGE = 500
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "__len__": len,
+    "__getitem__": operator.getitem,
+    "__iter__": iter,
+    "__next__": next,
+    "__str__": str,
+    "__repr__": repr,
+}
+"""What is done with an object by Python and not by a method that it must have."""
+
+
+def main() -> None:
+    """Read the source, then calls `[number, what, target, name, arguments, keywords]`, a line each."""
+    with os.fdopen(ASK, "rb") as ask, os.fdopen(TELL, "wb", buffering=0) as tell:
+        module = sys.modules[NAME] = ModuleType(NAME)
+        exec(compile(json.loads(ask.readline()), "program.py", "exec"), module.__dict__)
+        objects: list[Any] = []
+        for message in ask:
+            tell.write(line(_answer(json.loads(message), module.__dict__, objects)))
+
+
+def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
+    number, what, target, name, arguments, keywords = message
+
+    def keep(value: Any) -> int:
+        objects.append(value)
+        return len(objects) - 1
+
+    try:
+        called = names[target] if isinstance(target, str) else objects[target]
+        if name in OPERATIONS:
+            called = functools.partial(OPERATIONS[name], called)
+        elif name is not None:
+            called = getattr(called, name)
+        if what == "get":
+            return [number, "value", encode(called, keep), []]
+        values = [decode(one, objects.__getitem__) for one in arguments]
+        value = called(*values, **{k: decode(one, objects.__getitem__) for k, one in keywords.items()})
+        # Arguments too: the tests may look at a list that the program changed in place.
+        return [number, "value", encode(value, keep), [encode(one, keep) for one in values]]
+    except Exception as error:  # the program's own: the tests decide what it means
+        return [number, "error", type(error).__name__, str(error)[:MESSAGE]]

@@ -1,0 +1,123 @@
+"""Judges one program against one row's tests, in sandboxes of its own.
+
+Pairs of stdin and stdout: one process for each pair, up to the first that fails; what is expected stays here.
+Assertions: two processes, the program's and the tests', which talk through pipes (`judge.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass
+
+from actors.verifier.sandbox.limits import Limits, Outcome
+from actors.verifier.sandbox.sandbox import Sandbox
+from common.code import RowTests, same_output
+
+PRELOAD = ("actors.verifier.code.judge", "actors.verifier.code.program")
+JUDGE = "from actors.verifier.code.judge import main; main()"
+PROGRAM = "from actors.verifier.code.program import main; main()"
+TRIES = 2
+"""A program that is over its time by the clock runs once more: the machine may have been busy."""
+
+
+class CannotJudge(ValueError):
+    """The tests cannot be run; the program is not to blame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a program passed all tests, and why not. `judge_ended`: the tests themselves were over a limit,
+    as the program's answers may have made them; this counts as wrong."""
+
+    right: bool
+    why: str = ""
+    judge_ended: bool = False
+
+
+class Runner:
+    """Two sandboxes, the second made when assertions ask for it. Belongs to one thread at a time. Raises
+    SandboxError where none can be made."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._box = Sandbox(PRELOAD)
+        self._judge: Sandbox | None = None
+
+    def judge(self, program: str, tests: RowTests) -> Verdict:
+        """Raises CannotJudge, and SandboxLost where the sandbox itself failed."""
+        return self._assertions(program, tests) if tests.asserts else self._pairs(program, tests)
+
+    def close(self) -> None:
+        self._box.close()
+        if self._judge is not None:
+            self._judge.close()
+
+    def _pairs(self, program: str, tests: RowTests) -> Verdict:
+        for number, pair in enumerate(tests.pairs, start=1):
+            for _ in range(TRIES):
+                outcome = self._box.run(program, pair.stdin.encode("utf-8", "surrogatepass"), self._limits)
+                if outcome.kind != "wall":
+                    break
+            if outcome.kind != "ok":
+                return Verdict(False, f"test {number}: {ended(outcome)}")
+            if not same_output(pair.stdout, outcome.out.decode("utf-8", "replace")):
+                return Verdict(False, f"test {number}: another output")
+        return Verdict(True)
+
+    def _assertions(self, program: str, tests: RowTests) -> Verdict:
+        for _ in range(TRIES):
+            nonce = secrets.token_hex(8)
+            outcome, by_program = self._both(program, tests, nonce)
+            if outcome.kind != "wall":
+                break
+        if outcome.kind in ("time", "wall", "output") or outcome.status < 0:
+            over = by_program.kind in ("time", "wall", "output")
+            why = f"the program: {ended(by_program)}" if over else f"the tests: {ended(outcome)}"
+            return Verdict(False, why, judge_ended=not over)
+        said = _parsed(outcome.out)
+        if said is None or said[0] != nonce:
+            raise CannotJudge(f"the process of the tests ended without a verdict: {ended(outcome)}")
+        if said[1] == "cannot":
+            raise CannotJudge(said[2])
+        return Verdict(said[1] == "pass", said[2])
+
+    def _both(self, program: str, tests: RowTests, nonce: str) -> tuple[Outcome, Outcome]:
+        """How the tests ended, and how the program did, which is ended with them."""
+        if self._judge is None:
+            self._judge = Sandbox(PRELOAD)
+        task = {"program": program, "tests": tests.asserts, "entry": tests.entry, "nonce": nonce}
+        asked, ask = os.pipe()
+        tell, told = os.pipe()
+        try:
+            self._box.start(PROGRAM, b"", self._limits, [asked, told])
+            self._judge.start(JUDGE, json.dumps(task).encode(), self._limits, [ask, tell])
+        finally:
+            for end in (asked, ask, tell, told):
+                os.close(end)
+        try:
+            outcome = self._judge.wait()
+        finally:
+            self._box.stop()
+            by_program = self._box.wait()
+        return outcome, by_program
+
+
+def ended(outcome: Outcome) -> str:
+    """How a program ended, in a few words, with the end of what it wrote to stderr."""
+    words = {
+        "time": "over its processor time",
+        "wall": "over its time by the clock",
+        "output": "too much output",
+    }
+    last = outcome.err.decode("utf-8", "replace").strip().splitlines()[-1:]
+    return ": ".join([words.get(outcome.kind, f"exit status {outcome.status}"), *last])[:200]
+
+
+def _parsed(out: bytes) -> list | None:
+    try:
+        said = json.loads(out)
+    except ValueError:
+        return None
+    return said if isinstance(said, list) and len(said) == 3 else None

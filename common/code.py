@@ -1,0 +1,132 @@
+"""Programs as answers: where a completion's program is, what tests a row has, and when an output is right.
+
+Tests are of two kinds. Pairs of stdin and stdout:
+
+    "tests": [{"input": "2 3\\n", "output": "5\\n"}, …]
+    "tests": {"inputs": ["2 3\\n", …], "outputs": ["5\\n", …]}          or the JSON text of either
+
+Assertions, which call what the program defines:
+
+    "tests": ["assert add(2, 3) == 5", …]                            or one text of several lines
+    "tests": "def check(candidate): assert candidate(2, 3) == 5", "entry_point": "add"
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FENCE = "```"
+MOST_CHARS = 100_000
+"""A longer program is wrong without being run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What a program reads, and what it must write."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True, slots=True)
+class RowTests:
+    """The tests of one row: `pairs`, or else `asserts`, one Python text. `entry` is the function that
+    `check(candidate)` in it is called with."""
+
+    pairs: tuple[Pair, ...] = ()
+    asserts: str = ""
+    entry: str = ""
+
+    @property
+    def runs(self) -> int:
+        """Programs that are run for one completion, at most."""
+        return len(self.pairs) or 2
+
+
+def extract_code(completion: str) -> str | None:
+    """The program in the last code block that is closed (```` ``` ```` to ```` ``` ````), after the thought;
+    None where there is none. It may begin in the middle of a line, and ends at the start of one."""
+    start = max(completion.rfind("<think>"), completion.rfind("</think>"), 0)
+    if completion.startswith("<think>", start):
+        return None  # what a thought holds that is not finished is no answer
+    found: str | None = None
+    block: list[str] | None = None
+    for line in completion[start:].split("\n"):
+        if block is not None and line.lstrip().startswith(FENCE):
+            found, block = "\n".join(block), None
+        elif block is not None:
+            block.append(line)
+        elif FENCE in line and "`" not in line[line.rfind(FENCE) + len(FENCE) :]:
+            block = []
+    return found
+
+
+def code_block(program: str) -> str:
+    """A program as a completion holds it."""
+    return f"{FENCE}python\n{program.rstrip()}\n{FENCE}"
+
+
+def read_tests(value: object, entry: object = None) -> RowTests:
+    """The tests that a row's column holds. Raises ValueError saying what is wrong with it."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        value = _from_json(value)
+    if isinstance(value, Mapping):
+        return RowTests(pairs=_columns(value))
+    if isinstance(value, str):
+        return _asserts(value, entry)
+    if isinstance(value, Sequence) and value and all(isinstance(one, str) for one in value):
+        return _asserts("\n".join(map(str, value)), entry)
+    if isinstance(value, Sequence) and value:
+        return RowTests(pairs=tuple(_pair(one) for one in value))
+    raise ValueError("holds no tests: a list of {input, output}, or assertions as text")
+
+
+def same_output(expected: str, found: str) -> bool:
+    """Whether the lines are equal but for white space at their ends and empty lines at the end of all."""
+    return _lines(expected) == _lines(found)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _from_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        return text  # a Python text may begin with a bracket too
+
+
+def _columns(value: Mapping[str, object]) -> tuple[Pair, ...]:
+    if "fn_name" in value:
+        raise ValueError("names a function (fn_name): write its tests as assertions")
+    inputs, outputs = value.get("inputs", value.get("input")), value.get("outputs", value.get("output"))
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise ValueError("must hold lists of equal length, inputs and outputs")
+    if not inputs:
+        raise ValueError("holds no tests: inputs is empty")
+    return tuple(_pair({"input": i, "output": o}) for i, o in zip(inputs, outputs, strict=True))
+
+
+def _pair(value: object) -> Pair:
+    if not isinstance(value, Mapping) or not {"input", "output"} <= set(value):
+        raise ValueError(f"{value!r:.60} is no test: {{input, output}} as texts")
+    texts = value["input"], value["output"]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"{value!r:.60}: input and output must be texts")
+    return Pair(*texts)
+
+
+def _asserts(text: str, entry: object) -> RowTests:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"is neither JSON nor Python: {error}") from None
+    if not any(isinstance(node, ast.Assert | ast.Raise | ast.Call) for node in ast.walk(tree)):
+        raise ValueError("holds no tests: nothing in it can fail")
+    if entry is not None and not isinstance(entry, str):
+        raise ValueError(f"its entry point is not a name: {entry!r:.60}")
+    return RowTests(asserts=text, entry=entry or "")

@@ -1,0 +1,125 @@
+"""Alerts of a run to a webhook or a command (`telemetry.on_alert`): each cause of a warning once, and how the
+run ended.
+
+A thread delivers them, so that a hook that hangs or fails costs the run nothing; a failure is told once. A
+webhook gets a POST of JSON, a command the same JSON on its standard input:
+
+    {"run": "mine", "kind": "no_hit", "text": "no success in any of the 60 groups …", "step": 12, "time": …,
+     "folder": "/runs/mine", "host": "node-3"}
+
+`kind` is that of a warning, or run_finished, run_failed or run_stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shlex
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+from rich.console import Console
+
+from common.config import Config
+
+log = structlog.get_logger(__name__)
+LIMIT_S = 10.0
+"""How long a webhook or command may take, and how long the end of a run waits for what is left."""
+MOST = 100
+"""Alerts that wait for a slow hook; further ones are lost, and the log says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    run: str
+    kind: str
+    text: str
+    step: int
+    time: float
+    folder: str
+    host: str
+
+
+class Alerts:
+    """Delivers to `config.telemetry.on_alert`; does nothing where that is not set."""
+
+    def __init__(self, config: Config, run_dir: Path, console: Console) -> None:
+        self._run, self._folder, self._console = config.run.name, str(run_dir), console
+        self._hook, self._step, self._said = config.telemetry.on_alert, 0, False
+        self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST)
+        self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
+        if self._hook:
+            self._thread.start()
+
+    def tell(self, kind: str, text: str, step: int | None = None) -> None:
+        """Deliver soon. Returns at once."""
+        self._step = self._step if step is None else step
+        alert = Alert(self._run, kind, text, self._step, time.time(), self._folder, socket.gethostname())
+        if not self._thread.is_alive():
+            return
+        try:
+            self._waiting.put_nowait(alert)
+        except queue.Full:
+            log.warning("alert lost: telemetry.on_alert is too slow", kind=kind)
+
+    def ended(self, state: str, reason: str) -> None:
+        """Say how the run ended, and wait for what is left to be delivered, LIMIT_S at most."""
+        self.tell(f"run_{state}", reason or state)
+        if self._thread.is_alive():
+            try:
+                self._waiting.put(None, timeout=LIMIT_S)
+            except queue.Full:
+                return
+            self._thread.join(LIMIT_S)
+
+    def _work(self) -> None:
+        while (alert := self._waiting.get()) is not None:
+            try:
+                deliver(self._hook or "", alert)
+                self._said = False
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                self._say(f"{type(error).__name__}: {error}")
+
+    def _say(self, trouble: str) -> None:
+        """Once, until an alert is delivered again. The hook's address may be a secret."""
+        if not self._said:
+            self._said = True
+            shown = trouble.replace(self._hook or "", "…")
+            self._console.print(
+                f"! telemetry.on_alert failed, the run goes on: {shown[:300]}",
+                style="yellow",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def deliver(hook: str, alert: Alert) -> None:
+    """One alert to a webhook (http or https) or a command. Raises OSError, ValueError or SubprocessError when
+    it is not taken within LIMIT_S."""
+    body = json.dumps(asdict(alert), ensure_ascii=False).encode()
+    if hook.startswith(("http://", "https://")):
+        request = urllib.request.Request(hook, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=LIMIT_S):
+            return
+    words = {"HORA_ALERT_KIND": alert.kind, "HORA_ALERT_TEXT": alert.text, "HORA_ALERT_RUN": alert.run}
+    # A session of its own: Ctrl-C at the run must not end the command that reports it.
+    done = subprocess.run(
+        shlex.split(hook),
+        input=body,
+        capture_output=True,
+        timeout=LIMIT_S,
+        env={**os.environ, **words},
+        start_new_session=True,
+        check=False,
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[-200:]
+        raise OSError(f"exit status {done.returncode}{': ' + said if said else ''}")

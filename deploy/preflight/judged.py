@@ -1,0 +1,96 @@
+"""What completions made from a row's right answer earn, by the run's own rewards, and how it is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.pool import VerifierPool
+from common.config import Config
+from common.datasets import Row
+from common.errors import ConfigError
+from common.rewards import total
+from common.user_rewards import Answer
+from deploy.preflight.configuration import OWN_FAULTS, working_folder
+from deploy.preflight.findings import Finding, ok
+
+SHOWN = 1500
+"""Characters of a prompt that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A completion made from an answer, and what it earned."""
+
+    text: str
+    rewards: dict[str, float]
+    success: bool
+
+
+def shown(config: Config, right: Judged, wrong: Judged) -> Iterator[Finding]:
+    """What a right and a wrong answer earn."""
+    yield _right(config, right)
+    yield Finding(
+        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(config, wrong)}\n{quoted(wrong.text)}"
+    )
+
+
+def _right(config: Config, right: Judged) -> Finding:
+    says = f"{_earned(config, right)}\n{quoted(right.text)}"
+    if right.success or config.reward.success is None:
+        return ok("right answer", says)
+    return Finding(
+        "warn",
+        "right answer",
+        says,
+        "made from the gold answer, and no success: unless your rewards ask for another form, no completion "
+        "will be one; look at reward.answer, reward.success and reward.success_at",
+    )
+
+
+def judge(config: Config, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[Judged]:
+    """What each completion earns, of the first list in which the first is a success. Raises ConfigError when
+    a reward fails."""
+    items = [
+        Answer(row.problem, opened + text, row.answer, row.columns, row.index)
+        for form in texts
+        for text in form
+    ]
+    try:
+        with working_folder():
+            scored = iter(asyncio.run(_score(config, items)))
+    except (*OWN_FAULTS, VerifierUnavailable) as error:
+        raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
+    found = [
+        [
+            Judged(text, r, config.reward.succeeded(r))
+            for text, r in zip(form, islice(scored, len(form)), strict=True)
+        ]
+        for form in texts
+    ]
+    return next((form for form in found if form[0].success), found[0])
+
+
+async def _score(config: Config, items: Sequence[Answer]) -> list[dict[str, float]]:
+    pool = VerifierPool(config.reward)
+    try:
+        return await pool.score_batch(items)
+    finally:
+        pool.close()
+
+
+def _earned(config: Config, judged: Judged) -> str:
+    parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
+    success = "" if config.reward.success is None else ", a success" if judged.success else ", no success"
+    return f"{parts}: reward {total(judged.rewards, config.reward.weights):g}{success}"
+
+
+def quoted(text: str) -> str:
+    """The text, indented, without what a terminal would obey, and cut in its middle."""
+    if len(text) > SHOWN:
+        text = f"{text[: SHOWN // 2]}\n[… {len(text) - SHOWN} characters …]\n{text[-SHOWN // 2 :]}"
+    plain = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "\n".join(f"      | {line}" for line in plain.split("\n"))

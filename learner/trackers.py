@@ -1,0 +1,165 @@
+"""Where a run's numbers go beside its own files: TensorBoard always, Weights & Biases and MLflow where the
+configuration names a project or an experiment. One interface, the same names everywhere.
+
+Each works without a network: W&B with WANDB_MODE=offline, MLflow by default, in RUN/mlflow. A service that is
+away costs the run nothing: W&B keeps what it could not send, and MLflow is written by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from common.config import Config
+
+log = structlog.get_logger(__name__)
+SECRETS: Any = {"queue": {"url"}, "telemetry": {"on_alert"}}
+"""Keys that may hold a password: they are not sent."""
+CLOSING_S = 30.0
+"""How long the end of a run waits for MLflow to take what is left."""
+EVALUATION = "evaluation"
+
+
+class Tracker(Protocol):
+    """Takes the numbers of optimizer steps, or of weight versions."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def trackers(config: Config, run_dir: Path, start: int = 0, *, evaluation: bool = False) -> list[Tracker]:
+    """Those of the learner that begins with step `start`; or of Pass@K, which is logged from elsewhere.
+
+    Pass@K has a TensorBoard folder and a W&B run of its own: a learner that starts at step s makes
+    TensorBoard forget everything in its folder from s on, and W&B takes no step below the last one.
+    """
+    name = f"{config.run.name}-{EVALUATION}" if evaluation else config.run.name
+    board = run_dir / "tensorboard"
+    found: list[Tracker] = [Board(board / EVALUATION) if evaluation else Board(board, start)]
+    if config.learner.wandb:
+        found.append(Wandb(config, run_dir, name))
+    if config.learner.mlflow:
+        found.append(MLflow(config, run_dir))
+    return found
+
+
+class Board:
+    """TensorBoard's files in `folder`; what they hold of steps from `start` on is forgotten."""
+
+    def __init__(self, folder: Path, start: int | None = None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=start)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Wandb:
+    """A run of W&B with `name` as its id, in the group of the run's name; one that is there already is
+    continued."""
+
+    def __init__(self, config: Config, run_dir: Path, name: str) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=config.learner.wandb,
+            id=name,
+            group=config.run.name,
+            resume="allow",
+            dir=str(run_dir),
+            config=config.model_dump(mode="json", exclude=SECRETS),
+        )
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow, continued where RUN/mlflow-run names one. MLFLOW_TRACKING_URI says where; else it is
+    kept in RUN/mlflow. Names are `length.mean` for `length/mean`, as a folder of MLflow's cannot hold both
+    `reward` and `reward/format`, and `pass_at_8` for `pass@8`."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._waiting: queue.Queue[tuple[Mapping[str, float], int, int] | None] = queue.Queue()
+        self._said = False
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._thread.start()
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._waiting.put((dict(values), step, int(1000 * time.time())))
+
+    def close(self) -> None:
+        self._waiting.put(None)
+        self._thread.join(CLOSING_S)
+        if self._thread.is_alive():
+            self._say(f"{self._waiting.qsize()} records were not sent in {CLOSING_S:g} s")
+
+    def _work(self) -> None:
+        client, run = None, ""
+        while (record := self._waiting.get()) is not None:
+            try:
+                if client is None:
+                    client = _client(self._run_dir)
+                    run = _run_id(client, self._config, self._run_dir)
+                client.log_batch(run, metrics=_metrics(*record))
+                self._said = False
+            except Exception as error:  # MLflow's, its store's and the network's: none may end a run
+                self._say(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+    def _say(self, trouble: str) -> None:
+        """Once, until records are taken again."""
+        if not self._said:
+            self._said = True
+            log.warning("MLflow does not take records; steps.jsonl has them all", error=trouble)
+
+
+def _client(run_dir: Path) -> Any:
+    from mlflow import MlflowClient
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (run_dir / "mlflow").absolute().as_uri()
+    if uri.startswith("file:"):
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    return MlflowClient(tracking_uri=uri)
+
+
+def _run_id(client: Any, config: Config, run_dir: Path) -> str:
+    """The run of RUN/mlflow-run, or a new one with the configuration as its parameters."""
+    kept = run_dir / "mlflow-run"
+    if kept.is_file():
+        return kept.read_text().strip()
+    name = config.learner.mlflow
+    experiment = client.get_experiment_by_name(name)
+    number = experiment.experiment_id if experiment else client.create_experiment(name)
+    run = str(client.create_run(number, run_name=config.run.name).info.run_id)
+    for section, values in config.model_dump(mode="json", exclude=SECRETS).items():
+        for key, value in values.items():
+            client.log_param(run, f"{section}.{key}", value)
+    kept.write_text(f"{run}\n")
+    return run
+
+
+def _name(name: str) -> str:
+    return name.replace("/", ".").replace("@", "_at_")
+
+
+def _metrics(values: Mapping[str, float], step: int, milliseconds: int) -> list[Any]:
+    from mlflow.entities import Metric
+
+    return [Metric(_name(name), value, milliseconds, step) for name, value in values.items()]

@@ -1,0 +1,161 @@
+"""Alerts reach a real server and a real command, each cause once, and never hold a run up."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.config import Config
+from common.errors import RunError
+from deploy.monitor import alerts as module
+from deploy.monitor import progress as progress_of
+from deploy.monitor.alerts import Alerts
+from deploy.monitor.run_state import read_run
+from deploy.monitor.warnings import Kind, Warning
+from deploy.preflight import configuration
+from deploy.preflight.findings import Target
+from deploy.runs.record import CONFIG, RunFile, write_config
+from tests.support.synthetic_run import SyntheticRun, config_of
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Keeps what is posted; answers with `status`, after `delay_s`."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.bodies: list[dict[str, Any]] = []
+        self.status, self.delay_s = 200, 0.0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/secret-path"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(self.server.delay_s)
+        self.server.bodies.append(json.loads(body))
+        self.send_response(self.server.status)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def config(hook: str | None) -> Config:
+    return config_of("watched", telemetry={"on_alert": hook})
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def said(at: Console) -> str:
+    return str(at.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_each_cause_of_a_warning_reaches_the_server_once(
+    server: Server, redis_url: str, tmp_path: Path
+) -> None:
+    run = SyntheticRun(redis_url, config_of("alerting"))
+    state = read_run(run.redis, "alerting")
+    alerts = Alerts(config(server.url), tmp_path, console())
+    tell = progress_of._Teller(console(), alerts)
+    full = (Warning(Kind.QUEUE_FULL, "queue full"), Warning(Kind.LEARNER_STARVING, "a figure"))
+    for second in range(5):
+        tell(replace(state, time=1000.0 + second, step=second, warnings=full))
+    alerts.ended("failed", "no reward today")
+    first, last = server.bodies
+    assert (first["run"], first["kind"], first["text"]) == ("watched", "queue_full", "queue full")
+    assert (last["kind"], last["text"], last["folder"]) == ("run_failed", "no reward today", str(tmp_path))
+
+
+def test_the_end_of_a_run_is_told_however_it_ends(server: Server, tmp_path: Path) -> None:
+    def recorded(name: str, ends: BaseException | None) -> None:
+        alerts = Alerts(config(server.url), tmp_path / name, console())
+        with RunFile(tmp_path / name, alerts.ended).recorded(name, "again", console()):
+            if ends is not None:
+                raise ends
+
+    recorded("well", None)
+    with pytest.raises(SystemExit):
+        recorded("interrupted", KeyboardInterrupt())
+    with pytest.raises(RunError):
+        recorded("badly", RunError("the disk is full"))
+    assert [body["kind"] for body in server.bodies] == ["run_finished", "run_stopped", "run_failed"]
+    assert server.bodies[-1]["text"] == "the disk is full"
+
+
+def test_a_command_gets_the_alert_as_json_and_in_its_environment(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    script = tmp_path / "notify of mine.sh"
+    script.write_text(f'#!/bin/sh\ncat > "{out}"; echo "$HORA_ALERT_KIND $1" >> "{out}"\n')
+    script.chmod(0o755)
+    alerts = Alerts(config(f"'{script}' channel"), tmp_path, console())
+    alerts.tell("no_hit", "no success; $(touch x) 'quoted'", 7)
+    alerts.ended("finished", "")
+    body, _, rest = out.read_text().partition("}")
+    assert rest == "run_finished channel\n"
+    assert json.loads(body + "}")["kind"] == "run_finished"
+
+
+def test_a_hook_that_fails_is_told_once_until_it_works_again(server: Server, tmp_path: Path) -> None:
+    at = console()
+    alerts, server.status = Alerts(config(server.url), tmp_path, at), 500
+    for number in range(3):
+        alerts.tell("no_hit", str(number))
+    alerts.ended("finished", "")
+    assert len(server.bodies) == 4
+    assert said(at).count("telemetry.on_alert failed, the run goes on") == 1
+    assert "500" in said(at)
+    assert "secret-path" not in said(at)
+
+
+def test_a_hook_that_hangs_does_not_hold_the_run_up(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.3)
+    at, server.delay_s = console(), 2.0
+    alerts, began = Alerts(config(server.url), tmp_path, at), time.monotonic()
+    for number in range(3 * module.MOST):
+        alerts.tell("no_hit", str(number))
+    assert time.monotonic() - began < 0.3
+    alerts.ended("finished", "")
+    assert time.monotonic() - began < 1.5
+    assert "timed out" in said(at)
+
+
+def test_a_command_that_is_not_there_is_refused_before_the_run(tmp_path: Path) -> None:
+    found = {f.what: f for f in configuration.packages(Target(config("no-such-program --now")))}
+    assert found["telemetry.on_alert"].level == "fail"
+    assert "no-such-program" in found["telemetry.on_alert"].line
+    with pytest.raises(ValueError, match="begins with http"):
+        config("ftp://somewhere")
+
+
+def test_a_configuration_with_an_address_is_its_owners_alone(server: Server, tmp_path: Path) -> None:
+    write_config(tmp_path, config(server.url))
+    assert stat.S_IMODE((tmp_path / CONFIG).stat().st_mode) == 0o600

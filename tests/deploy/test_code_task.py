@@ -1,0 +1,132 @@
+"""What `hora check` shows of a code task, and which rows it names, before a run starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.verifier.sandbox.sandbox import Sandbox, SandboxError
+from common.config import Config
+from common.errors import ConfigError
+from deploy.preflight import sandbox as preflight_sandbox
+from deploy.preflight.checks import CHECKS, examine
+from deploy.preflight.configuration import data
+from deploy.preflight.findings import Finding, Target
+from deploy.preflight.sandbox import sandbox
+from deploy.preflight.task import task
+from tests.deploy.test_task import save_model
+
+PLUS = {"problem": "Read a number and print it plus one.", "tests": [{"input": "1\n", "output": "2\n"}]}
+SOLUTION = "print(int(input()) + 1)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_model(tmp_path / "model")
+    return tmp_path
+
+
+def config(folder: Path, *rows: dict[str, Any], **reward: Any) -> Config:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Config.model_validate(
+        {
+            "model": {"path": str(folder / "model")},
+            "data": {"path": str(folder / "rows.jsonl")},
+            "rollout": {"prompts_per_batch": 1, "shards": 1},
+            "reward": {"weights": {"format": 0.5, "code_tests": 0.5}} | reward,
+        }
+    )
+
+
+def findings(config: Config) -> dict[str, Finding]:
+    return {f.what: f for f in task(Target(config))}
+
+
+def test_a_right_and_a_wrong_program_are_run_before_a_gpu_is_spent(folder: Path) -> None:
+    found = findings(config(folder, {**PLUS, "solution": SOLUTION}))
+    assert found["prompt"].says.startswith("row 0, 1 test\n")
+    assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
+    right = found["right answer"]
+    assert right.says.startswith("format 1, code_tests 1: reward 1, a success\n")
+    assert "<think>…</think><answer>```python\n      | print(int(input()) + 1)" in right.says
+    assert found["wrong answer"].says.startswith("format 1, code_tests 0: reward 0.5, no success")
+    assert {f.level for f in found.values()} == {"ok"}
+    assert found["solutions"].says == "1 of the first 1 solution pass their tests"
+
+
+def test_without_tags_the_program_stands_alone(folder: Path) -> None:
+    found = findings(
+        config(folder, {**PLUS, "solution": SOLUTION}, weights={"code_tests": 1}, answer="final")
+    )
+    assert "in a code block that starts with ```python" in found["prompt"].says
+    assert "\n      | ```python\n      | print(int(input()) + 1)\n      | ```" in found["right answer"].says
+
+
+def test_rows_whose_own_program_does_not_pass_are_named(folder: Path) -> None:
+    wrong = {**PLUS, "solution": "print(7)"}
+    found = list(task(Target(config(folder, {**PLUS, "solution": SOLUTION}, PLUS, wrong, wrong))))
+    solutions = [f for f in found if f.what == "solutions"]
+    assert [f.says.split(":")[0] for f in solutions] == [
+        "row 2",
+        "row 3",
+        "1 of the first 3 solutions pass their tests",
+    ]
+    assert {f.level for f in solutions} == {"warn"}
+
+
+def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
+    row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
+    fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
+    with pytest.raises(
+        ConfigError, match=r"cannot be passed to the program \(row 1, problem 'f'\): change"
+    ) as e:
+        findings(config(folder, fine, row))
+    assert "\n" not in str(e.value)
+
+
+def test_tests_without_a_program_are_said_not_to_be_tried(folder: Path) -> None:
+    found = findings(config(folder, PLUS))
+    assert found["right answer"].level == "warn"
+    assert "reward.code_tests.solution_field" in found["right answer"].fix
+    assert "code_tests 0" in found["wrong answer"].says
+
+
+def test_rows_without_tests_are_left_out_by_name(folder: Path) -> None:
+    rows = PLUS, {"problem": "none"}, {**PLUS, "tests": [{"in": 1}]}
+    says = [f.says for f in data(Target(config(folder, *rows))) if f.level == "warn"]
+    path = folder / "rows.jsonl"
+    assert says[0] == f"left out: {path}:2: no column 'tests' (reward.code_tests.tests_field)"
+    assert says[1].startswith(f"left out: {path}:3: 'tests' {{'in': 1}} is no test")
+    with pytest.raises(
+        ConfigError, match=r"no column 'tests'; it has problem: set reward.code_tests"
+    ) as error:
+        list(data(Target(config(folder, {"problem": "none"}))))
+    assert "\n" not in str(error.value)
+
+
+def test_the_layers_of_this_machine_are_said_where_programs_are_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Target(config(folder, PLUS))
+    (found,) = sandbox(ours)
+    assert found.level == "ok"
+    assert "seccomp" in found.says
+    assert not list(sandbox(Target(config(folder, PLUS, weights={"format": 1.0}, success="format"))))
+    assert sandbox in CHECKS
+    monkeypatch.setattr(preflight_sandbox, "Sandbox", lambda: Sandbox(without=["namespaces", "uid"]))
+    (found,) = sandbox(ours)
+    assert "without namespaces: switched off; without uid: switched off" in found.says
+
+
+def test_a_machine_without_a_sandbox_fails_the_check_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight_sandbox, "Sandbox", lambda: Sandbox(without=["seccomp"]))
+    (found,) = examine(Target(config(folder, PLUS)), [sandbox])
+    assert found.level == "fail"
+    assert "seccomp does not hold" in found.line
+    assert "\n" not in found.line
+    assert issubclass(SandboxError, RuntimeError)

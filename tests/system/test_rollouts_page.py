@@ -1,0 +1,149 @@
+"""The page "Rollouts" in headless Chromium: filters, one prompt over training, and hostile model output."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.launch.ports import free_port
+from deploy.launch.redis_server import RedisServer
+from deploy.runs.record import RunFile, write_config
+from learner.rollouts import Texts
+from tests.support.browser import Browser, needs_chromium, until
+from tests.support.rollouts import write_rollouts
+from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+pytestmark = [pytest.mark.system, needs_chromium, pytest.mark.timeout(180)]
+HORA = str(Path(sys.executable).with_name("hora"))
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"></pre>"
+    "\x1b[2J\x07\u202egnp.exe\u2066\u200b\u2028\U000e0041\x9b31m &amp; \ud7ff"
+)
+
+
+def ended_run(folder: Path) -> Path:
+    """The folder of a run that has ended, with a Redis and four steps of four prompts."""
+    run = folder / "over"
+    config = config_of("over", learner={"steps": 4})
+    with RedisServer(run / "redis") as server:
+        play(SyntheticRun(server.url, config), 4)
+    write_config(run, config)
+    RunFile(run).start("over", os.getpid(), resume="hora run over --resume")
+    RunFile(run).end("finished", "")
+    write_rollouts(run, steps=4, prompts=4)
+    return run
+
+
+class Page:
+    """`hora page RUN` and a tab on its rollouts."""
+
+    def __init__(self, run: Path) -> None:
+        self.port = free_port()
+        command = [HORA, "page", str(run), "--port", str(self.port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.browsers: list[Browser] = []
+
+    def open(self, query: str = "") -> Browser:
+        url = f"http://127.0.0.1:{self.port}/rollouts"
+        until(lambda: urllib.request.urlopen(url, timeout=5).status == 200, 60)
+        self.browsers.append(Browser(url + query))
+        return self.browsers[-1]
+
+    def close(self) -> None:
+        for browser in self.browsers:
+            browser.close()
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def page_of() -> Iterator:
+    made: list[Page] = []
+
+    def make(run: Path) -> Page:
+        made.append(Page(run))
+        return made[-1]
+
+    yield make
+    for page in made:
+        page.close()
+
+
+PROBLEM = "document.getElementById('problem')?.textContent ?? ''"
+KEYS = "JSON.stringify([...document.querySelectorAll('article')].map(a => a.dataset.key))"
+
+
+def keys(browser: Browser) -> list[str]:
+    return json.loads(browser.js(KEYS))
+
+
+def choose(browser: Browser, **values: str) -> None:
+    for name, value in values.items():
+        browser.js(f"document.getElementById('form').{name}.value = {json.dumps(value)}")
+    browser.js("document.getElementById('form').requestSubmit()")
+
+
+def test_filters_and_one_prompt_over_training_of_a_run_that_has_ended(tmp_path: Path, page_of) -> None:
+    browser = page_of(ended_run(tmp_path)).open()
+    until(lambda: len(keys(browser)) == 32, 20)
+    assert keys(browser)[0] == "3 3:0 0"
+    assert browser.js("document.getElementById('known').textContent") == "of 4 steps, 0 to 3"
+    choose(browser, step="1", success="false")
+    until(lambda: keys(browser) == [f"1 1:{p} 1" for p in range(4)], 20)
+    assert "success=false" in browser.js("location.search")
+    choose(browser, step="", success="", order="longest")
+    until(lambda: keys(browser)[0] == "3 3:0 1", 20)
+    browser.js("document.querySelector('section h2 button').click()")
+    until(lambda: browser.js("document.querySelectorAll('.over > section').length") == 4, 20)
+    steps = [f"{s} {s}:0 {n}" for s in range(4) for n in (0, 1)]
+    assert keys(browser) == steps
+    assert browser.js("document.querySelectorAll('.over .squares i.hit').length") == 4
+    assert browser.js("document.documentElement.scrollWidth <= innerWidth")
+    choose(browser, step="17")
+    until(
+        lambda: "no rollouts of step 17" in browser.js("document.getElementById('problem').textContent"), 20
+    )
+    assert browser.errors == []
+
+
+def test_hostile_model_output_stays_text(tmp_path: Path, page_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Texts, "completion", lambda self, rollout: HOSTILE)
+    monkeypatch.setattr(Texts, "prompt", lambda self, tokens: HOSTILE)
+    browser = page_of(ended_run(tmp_path)).open("?prompt=1&view=over")
+    until(lambda: len(keys(browser)) == 8, 20)
+    assert browser.js("document.title") == "HORA rollouts"
+    assert browser.js("document.querySelectorAll('#rows script, #rows img').length") == 0
+    shown = browser.js("document.querySelector('article pre').textContent")
+    assert shown == (
+        HOSTILE.replace("\x1b", "\\x1b")
+        .replace("\x07", "\\x07")
+        .replace("\u202e", "\\u202e")
+        .replace("\u2066", "\\u2066")
+        .replace("\u200b", "\\u200b")
+        .replace("\u2028", "\\u2028")
+        .replace("\U000e0041", "\\U000e0041")
+        .replace("\x9b", "\\x9b")
+    )
+    hidden = "/[\\p{Cc}\\p{Cf}\\p{Zl}\\p{Zp}]/u"
+    assert (
+        browser.js(f"{hidden}.test(document.querySelector('#rows').textContent.replace(/[\\n\\t]/g, ''))")
+        is False
+    )
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("how", ["none", "damaged"])
+def test_what_cannot_be_read_is_a_sentence_on_the_page(tmp_path: Path, page_of, how: str) -> None:
+    run = ended_run(tmp_path)
+    for path in (run / "rollouts").iterdir():
+        path.unlink() if how == "none" else path.write_bytes(b"PAR1 no more")
+    browser = page_of(run).open()
+    wanted = {"none": "no rollouts here", "damaged": "not a file of rollouts"}[how]
+    until(lambda: wanted in browser.js(PROBLEM), 20)
+    assert browser.errors == []
