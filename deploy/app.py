@@ -20,6 +20,7 @@ from rich.console import Console
 
 from actors.coordinator.deployment import Coordinator
 from actors.coordinator.memory import KEEP_FREED_MEMORY
+from actors.endpoint.deployment import Endpoint
 from actors.environment.deployment import Environment
 from actors.generator.router import RESERVED, BalanceRouter
 from actors.verifier.deployment import Verifier
@@ -57,6 +58,25 @@ def build_run(config: Config, *, drain: bool) -> Application:
         Ingress, name="ingress", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
     )
     return ingress.bind(plain, url, coordinator)
+
+
+def build_endpoint(args: dict[str, object]) -> Application:
+    """The endpoint of a run that is served as application `hora` on the same cluster: a second application,
+    `import_path: deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`."""
+    return endpoint_of(from_args(args))
+
+
+def endpoint_of(config: Config) -> Application:
+    """The endpoint of a checked configuration, over the generators of the application that runs."""
+    endpoint = serve.deployment(
+        Endpoint,
+        name="endpoint",
+        ray_actor_options={"num_cpus": config.serve.cpus},
+        max_ongoing_requests=1000,
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=LEAVING_S,
+    )
+    return endpoint.bind(config.model_dump(mode="json"), redis_url(config), None)
 
 
 class Sampler:

@@ -16,9 +16,9 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from ray import serve
@@ -31,6 +31,10 @@ from common.redis import connect_async
 from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
 from common.weight_versions import check_file, mark_of, newest
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -65,7 +69,10 @@ class Generator:
         )
         self._notice = ""
         self._places = Places(
-            self._name, self._config.generator.max_requests, self._config.evaluation.max_sequences
+            self._name,
+            self._config.generator.max_requests,
+            self._config.evaluation.max_sequences,
+            self._config.serve.max_sequences,
         )
         await self._engine.label(0)
         if self._config.weights.transport == "file":
@@ -98,6 +105,16 @@ class Generator:
             self._failed = "the vLLM engine died"
             self._end()
             raise
+
+    async def stream(
+        self, tokens: list[int], params: SamplingParams, min_version: int
+    ) -> AsyncIterator[RequestOutput]:
+        """vLLM's outputs for a request of the endpoint, on weights of version `min_version` or newer. Raises
+        StaleWeights and NoRoom as `generate` does."""
+        with self._places.held_to_serve(params.n):
+            await self._reach(min_version)
+            async for output in self._engine.stream(tokens, params):
+                yield output
 
     def _end(self) -> None:
         """End the process, its engine with it, when this has been answered."""

@@ -11,14 +11,14 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -29,7 +29,7 @@ from actors.generator.timeline import Sequences, origin_of
 from common.config import Config
 from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
-from common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
+from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -86,7 +86,7 @@ class Engine:
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
-        self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
+        self._llm = AsyncLLM.fromengine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
@@ -99,8 +99,7 @@ class Engine:
         What decodes for longer than rollout.time_limit_s is cut there, like at the token limit; `cut` counts
         these.
         """
-        if self._cutting is None:
-            self._cutting = asyncio.get_running_loop().create_task(self._cut_overdue())
+        self._begin_cutting()
         limit = self._config.rollout.max_response_tokens
         params = SamplingParams(
             n=n,
@@ -131,6 +130,21 @@ class Engine:
             _completion(o, self._text(o), origin_of(self._name, stats.get(o.index)))
             for o in sorted(final.outputs, key=lambda o: o.index)
         ]
+
+    async def stream(self, tokens: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        """vLLM's own outputs for a request that is not training's, behind all that are."""
+        self._begin_cutting()
+        name = uuid.uuid4().hex
+        prompt: object = {"prompt_token_ids": tokens}
+        try:
+            async for output in self._llm.generate(prompt, params, request_id=name, priority=BELOW_TRAINING):
+                yield output
+        finally:
+            self._sequences.take(name)
+
+    def _begin_cutting(self) -> None:
+        if self._cutting is None:
+            self._cutting = asyncio.get_running_loop().create_task(self._cut_overdue())
 
     def _text(self, output: CompletionOutput) -> str:
         """The answer's text without the token that ended it, and without special tokens."""
@@ -229,7 +243,8 @@ def _set_cpu_limits(config: Config) -> None:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
-def _engine_args(config: Config) -> AsyncEngineArgs:
+def engine_args(config: Config) -> AsyncEngineArgs:
+    """What vLLM is told of a replica's engine."""
     generator, longest = config.generator, config.longest
     # On CPU a seeded sequence whose prefill is cut in two ends the engine ("CPU Generator does not use
     # offset").
