@@ -1,10 +1,10 @@
 """Serve handles as the shard's `generate` and `score`, and the only retry policy of the system.
 
-A request that is lost with its replica or outlives its deadline is asked for again with the same seed,
-wherever Serve routes it. After `rollout.attempts` tries the run stops and says which request it was: a lost
-rollout is never a wrong answer and never skipped. Weights that are not there yet are no failed try: a learner
-that repeats steps after a crash takes its time, and says itself when it waits for too long
-(`learner.wait_limit_s`). Neither is a replica that is full.
+A request that is lost with its replica or misses its deadline is sent again with the same seed, to any
+replica. After `rollout.attempts` tries the run stops and names the request: a lost rollout is never a wrong
+answer and never skipped. Two things do not count as tries: a full replica, and weights that are not there
+yet, because a learner that repeats steps after a crash takes its time and has its own limit
+(`learner.wait_limit_s`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import TypeVar
 import structlog
 from ray.serve.handle import DeploymentHandle
 
+from actors.coordinator.ranking import Rank, ranked, unranked
 from actors.coordinator.sampling import Generate, Score
 from actors.verifier.code.pool import limits_of
 from actors.verifier.code.runner import TRIES
 from common.config import Config
 from common.config.reward import EPISODE
 from common.errors import NoRoom, RunError, StaleWeights
-from common.rewards import tests_of
-from common.types import Completion, Failed, Prompt, SamplingRequest, Scored
+from common.rewards import group_functions, tests_of
+from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
@@ -55,8 +56,8 @@ def generator_calls(
             return await method.remote(lean, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
-        # The replica cuts at the limit itself, and one that stands still is replaced. This is for what
-        # neither sees; a request may have to wait in line for a few others.
+        # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
+        # may have to wait in line for a few others.
         limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
@@ -152,20 +153,53 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     return score
 
 
+def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
+    """`rank`: the rewards that the rollouts of a complete group get among each other."""
+    functions = group_functions(config)
+    if not functions:
+        return unranked
+    method = handle.options(method_name="score_group")
+
+    async def rank(prompt: Prompt, group: Group) -> Group:
+        texts = await asyncio.to_thread(lambda: [text_of(r) for r in group.rollouts])
+        items = [
+            Answer(
+                prompt.text,
+                prompt.prefill + text,
+                prompt.answer,
+                prompt.row,
+                prompt.index,
+                len(r.tokens),
+                r.finish_reason,
+            )
+            for text, r in zip(texts, group.rollouts, strict=True)
+        ]
+
+        async def ask(before: int) -> list[dict[str, float]]:
+            return await method.remote(items)
+
+        what = f"ranking the {len(items)} completions of prompt {prompt.index}"
+        limit = config.reward.time_limit_s * len(functions) + config.reward.wait_limit_s
+        limit += config.rollout.time_limit_s
+        return ranked(group, await retry(ask, what, config.rollout.attempts, limit))
+
+    return rank
+
+
 async def retry(
     ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
-    """First answer of `ask` (told how often it was asked before), tried up to `attempts` times of `limit_s`
-    seconds, with growing pauses; a full replica does not count, nor with `patient` do stale weights.
-
-    Our own cancellation goes through; anything else that a replica, the network or Serve raises is worth
-    another try, for the sampler and the verifier have no side effects.
+    """First answer of `ask(number of earlier calls)`, tried up to `attempts` times of `limit_s` seconds, with
+    growing pauses. A full replica does not count as a try, nor with `patient` do stale weights. Cancelling
+    this call cancels the try. Raises RunError after the last try.
     """
     attempt = 1
     for before in count():
         try:
             async with asyncio.timeout(limit_s):
                 return await ask(before)
+        # Broad: sampling and scoring have no side effects, so whatever a replica, the network or Serve raises
+        # is worth another try, up to `attempts`.
         except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

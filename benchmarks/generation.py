@@ -91,7 +91,7 @@ def through_the_system(config: Config, batches: int, folder: Path) -> tuple[floa
         shutil.copy(Path(config.model.path) / "model.safetensors", weights)
         digest = hashlib.sha256(weights.read_bytes()).hexdigest()
         pauses: list[float] = []
-        broadcast = BroadcastClient(config)
+        broadcast = BroadcastClient(config.weights.update_limit_s)
 
         def wait(batch: int) -> None:
             while client.hlen(keys.shards) < (batch + 1) * rollout.shards:
@@ -100,10 +100,8 @@ def through_the_system(config: Config, batches: int, folder: Path) -> tuple[floa
         def publish(version: int) -> None:
             manifest = Manifest(config.run.name, version, str(weights), digest, weights.stat().st_size)
             announce(client, manifest)
-            broadcast.version = version
-            broadcast.update_weights(manifest.update_info())
-            broadcast.finish_weight_update(str(version))
-            pauses.extend(c["pause_s"] for c in broadcast.confirmed)
+            broadcast.update(manifest.update_info(), version)
+            pauses.extend(c["pause_s"] for c in broadcast.confirm(version))
             advance(client, config.run.name, version)
 
         wait(0)

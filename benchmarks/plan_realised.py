@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoModelForCausalLM
 
+from actors.coordinator.shard import Draw
 from common.config import Config
 from common.load import load
 from common.prompts import load_tokenizer
@@ -101,7 +102,7 @@ def count(config: Config, trials: int) -> Counts:
     prompts = training_prompts(config, load_task(Path(config.model.path).parent), tokenizer)
     model = AutoModelForCausalLM.from_pretrained(config.model.path).eval()
     sampler = LocalSampler(model, tokenizer, config)
-    groups = [asyncio.run(sampler.sample(p, "A", trials)) for p in prompts]
+    groups = [asyncio.run(sampler.sample(p, Draw(0, 0, 0, trials))) for p in prompts]
     return Counts(
         np.array([sum(r.success for r in group) for group in groups], dtype=np.int64),
         np.full(len(groups), trials, dtype=np.int64),

@@ -22,25 +22,24 @@ from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
 from common.load import load
 from common.redis import connect
 from deploy.launch.redis_server import RedisServer
 from learner.engine import Engine, set_device
 from learner.extensions import compile_extensions
-from learner.weights.host_copy import HostCopy
+from learner.weights.broadcast import BroadcastClient
+from learner.weights.file_transport import FileTransport
+from learner.weights.host_copy import HostCopy, Snapshot
 from learner.weights.publisher import Publisher
 
 
-class Gathering(WeightSource):
+class Gathering(Snapshot):
     """The engine's parameters, each copied into new memory as it is written."""
 
     def __init__(self, engine: Engine) -> None:
+        super().__init__(1, list(engine.hf.named_parameters()), torch.device("cpu"))
         self._engine = engine
-
-    def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(n, p.dtype, tuple(p.shape)) for n, p in self._engine.hf.named_parameters()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._engine.gathered()
@@ -92,18 +91,20 @@ def main() -> None:
         compile_extensions(lambda doing: None)
         engine = Engine(config, 0, 1)
         publisher = Publisher(config, engine, connect(server.url), folder, 0)
-        measure(engine, publisher, options.rounds)
+        broadcast = BroadcastClient(config.weights.update_limit_s)
+        files = FileTransport(folder / "before", "before", config.model.dtype, lambda _: None, broadcast)
+        measure(engine, files, publisher, options.rounds)
         publisher.close()
         torch.distributed.destroy_process_group()
 
 
-def measure(engine: Engine, publisher: Publisher, rounds: int) -> None:
+def measure(engine: Engine, files: FileTransport, publisher: Publisher, rounds: int) -> None:
     kept = HostCopy(engine, 0)
     kept.take()  # its memory is made once a run
     fresh = [seconds(lambda: list(engine.gathered())) for _ in range(rounds)]
     show("gloo, nccl", fresh, [seconds(kept.take) for _ in range(rounds)])
     source = Gathering(engine)
-    inside = [seconds(lambda: publisher._file.write(1, source)) for _ in range(rounds)]
+    inside = [seconds(lambda: files.write(source)) for _ in range(rounds)]
     publisher.publish(2)
     publisher.wait()
     step, background = list[float](), list[float]()

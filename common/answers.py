@@ -12,9 +12,10 @@ time, also on hostile text.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
+
+from common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
 
@@ -170,31 +171,18 @@ def example_program(mode: str, block: str, opened: str = "") -> str:
 
 
 def load_extract(name: str) -> Extract:
-    """The function that `reward.answer` names: one of ours or `package.module:function`. Raises ValueError
-    saying what is wrong with it."""
+    """The function of `reward.answer`: one of ours or `package.module:function`. Raises ConfigError."""
     if name in ANSWERS:
         return ANSWERS[name]
-    module, _, function = name.partition(":")
-    try:
-        extract = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"reward.answer: cannot load {name!r}: {error}; write {', '.join(ANSWERS)} or "
-            "package.module:function"
-        ) from error
-    if not callable(extract):
-        raise ValueError(f"reward.answer: {name!r} is a {type(extract).__name__}, not a function")
-    return extract  # type: ignore[no-any-return]
+    return load_function("reward.answer", name, f"{', '.join(ANSWERS)} or ")
 
 
 def user_answer(name: str, completion: str) -> str | None:
-    """The answer that a user's function finds, checked. Raises ValueError where it is neither text nor
-    None."""
+    """The answer that a user's function finds, checked. Raises ValueError when the function fails or returns
+    neither text nor None."""
     extract = load_extract(name)
-    try:
+    with failures_named(f"reward.answer: {name!r}"):
         found = extract(completion)
-    except Exception as error:  # whatever a user's code raises: it comes back with its name
-        raise ValueError(f"reward.answer: {name!r} raised {type(error).__name__}: {error}") from error
     if found is not None and not isinstance(found, str):
         raise ValueError(
             f"reward.answer: {name!r} returned {found!r:.60}: it must return text, or None for no answer"

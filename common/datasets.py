@@ -276,9 +276,8 @@ def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
 
     try:
         table = datasets.load_dataset(data.path, split=data.split)
-    except Exception as error:
-        # The library raises a dozen kinds (network, gated, no such name or split); all mean the same to the
-        # user.
+    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+        # No network and a gated or missing name are OSErrors, a missing split or configuration ValueErrors.
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"{data.path} (split {data.split!r}): the Hugging Face data set cannot be loaded: "

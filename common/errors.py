@@ -14,22 +14,26 @@ class WireError(HoraError, ValueError):
 
 
 class StaleWeights(RuntimeError):
-    """A replica does not hold weights as new as the request asks for. Nobody's fault, and another try may
-    find them."""
+    """A replica does not hold weights as new as the request needs. No part failed; another try may find
+    them."""
 
 
 class DamagedWeights(StaleWeights):
-    """A published file is not what was announced. A replica serves what it has until the learner publishes
-    again."""
+    """A published file differs from its announcement. A replica serves its older weights until the learner
+    publishes again."""
 
 
 class RunError(HoraError, RuntimeError):
-    """The run cannot start or go on: a server is away, memory is short, a part gave up."""
+    """The run cannot start or continue: a server is away, memory is short, a part gave up."""
 
 
 class Unavailable(Exception):
     """Raise it from a reward whose service is away: the run waits and asks again, up to
     `reward.wait_limit_s`."""
+
+
+class UnhealthyError(RuntimeError):
+    """A replica cannot complete its requests any more and must be replaced."""
 
 
 class EnvironmentFault(Exception):
@@ -44,9 +48,9 @@ class EnvironmentFault(Exception):
 
 
 class NoRoom(RuntimeError):
-    """A replica is full: nothing failed, the request waits for another place."""
+    """A replica is full. No part failed; the request waits for a place."""
 
 
 UNREACHED = "the learner is not reached"
-"""How an error of a replica begins that could not join the learner's group. vLLM's processes pass on the text
-alone."""
+"""Begins the error of a replica that could not join the learner's group. vLLM's processes pass on only the
+text, not the type."""

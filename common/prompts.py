@@ -36,8 +36,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:
-        # transformers raises OSError, ValueError, KeyError and others here, all for a tokenizer it cannot
-        # build.
+        # Broad: `tokenizers` raises plain Exception for a file it cannot use, transformers a dozen types.
         reason = " ".join(str(error).split())[:300]
         raise PromptError(
             f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason} "

@@ -13,10 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 
 from common.code import RowTests, read_tests
-from common.config import Reward
+from common.config import Config, Reward
 from common.config.reward import CodeTests
 from common.datasets import Candidate
 from common.equality import usable_gold
+from common.errors import ConfigError
+from common.reward_names import function_of, is_own
+from common.user_rewards import is_group
 
 
 def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
@@ -58,6 +61,20 @@ def _not_verifiable(row: Candidate) -> str | None:
     if not isinstance(row.answer, str) or not row.answer:
         return f"{row.field!r} is not an answer: {repr(row.answer)[:60]}"
     return None if usable_gold(row.answer) else f"{row.field!r} cannot be verified: {repr(row.answer)[:60]}"
+
+
+def group_functions(config: Config) -> tuple[str, ...]:
+    """The user's functions that rank whole groups. Raises ConfigError where a success or the warm-up gate
+    goes by one: both are counted in Phase A, before a group is complete."""
+    own = dict.fromkeys(function_of(name) for name in config.reward.names if is_own(name))
+    groups = tuple(function for function in own if is_group(function))
+    for key, name in (("reward.success", config.reward.success), ("allocation.warmup.reward", config.gate)):
+        if name is not None and function_of(name) in groups:
+            raise ConfigError(
+                f"{key} ({name}) ranks a whole group, and Phase A counts it before its group is complete: "
+                "name a reward of single completions"
+            )
+    return groups
 
 
 def total(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:

@@ -155,7 +155,8 @@ class Group:
     fingerprint of the vocabulary in which the tokens are written. `sampling` names the drawing of its
     pre-rollouts, which may be repeated: additional rollouts belong to those that their number was worked out
     from. `size_as_if` is the size that another rule would have given it
-    (`learner.objective.group_weight.as_if`), 0 where none was asked. `source` is the prompt's.
+    (`learner.objective.group_weight.as_if`), 0 where none was asked. `source` is the prompt's. `ranked`
+    names the rewards that its rollouts got among each other, when the group was complete.
     """
 
     run: str
@@ -172,6 +173,7 @@ class Group:
     sampling: str = ""
     size_as_if: int = 0
     source: str = ""
+    ranked: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -1,25 +1,29 @@
-"""A user's own reward: `package.module:function`, called once per completion.
+"""A user's own reward: `package.module:function`, called once per completion or once per group.
 
     def reward(answer): ...                        one parameter: an `Answer`, with the prompt's whole row
     def reward(problem, completion, gold): ...     three: the texts alone
     async def reward(answer): ...                  a service or a model as judge
+    def reward(answers): ...                       one parameter of this name: all completions of a group
 
-It returns one finite number. One that raises stops the run with its name and the row's; one that raises
-`Unavailable` is asked again until its service is back (`reward.wait_limit_s`).
+It returns a finite number, or finite numbers by name; of a group a list of these, one for each completion.
+One that raises stops the run with its name and the row's; one that raises `Unavailable` is asked again until
+its service is back (`reward.wait_limit_s`).
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
-from common.errors import Unavailable
+from common.reward_names import Value
+from common.user_code import failures_named, load_function
 
 UserReward = Callable[..., Any]
+GROUP = "answers"
+"""Name of the parameter by which a function says that it takes a whole group."""
 
 
 class Answer(NamedTuple):
@@ -43,67 +47,90 @@ class Answer(NamedTuple):
 
 
 def load_reward(name: str) -> UserReward:
-    """The function that `package.module:function` names. Raises ValueError saying what is wrong with it."""
-    module, _, function = name.partition(":")
-    try:
-        reward = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"reward: cannot load {name!r}: {error}; write package.module:function") from error
-    if not callable(reward):
-        raise ValueError(f"reward: {name!r} is a {type(reward).__name__}, not a function")
-    return reward  # type: ignore[no-any-return]
+    """The function `package.module:function`. Raises ConfigError."""
+    return load_function("reward", name)
 
 
 def is_async(name: str) -> bool:
     return inspect.iscoroutinefunction(load_reward(name))
 
 
-def user_reward(name: str, answer: Answer) -> float:
+def is_group(name: str) -> bool:
+    """Whether the function is for whole groups: its one parameter without a default is named `answers`."""
+    return [p.name for p in _needed(load_reward(name))] == [GROUP]
+
+
+def user_reward(name: str, answer: Answer) -> Value:
     """Value of a plain reward. Raises ValueError where it fails or returns no finite number, Unavailable as
     the reward does."""
     reward = load_reward(name)
-    with _failures_named(name, answer):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = reward(*_arguments(reward, answer))
-    return _number(name, answer, value)
+    return _value(name, answer, value)
 
 
-async def user_reward_async(name: str, answer: Answer) -> float:
+async def user_reward_async(name: str, answer: Answer) -> Value:
     """`user_reward` for an `async` one."""
     reward = load_reward(name)
-    with _failures_named(name, answer):
+    with failures_named(f"reward {name!r}", f" ({answer.place})"):
         value = await reward(*_arguments(reward, answer))
-    return _number(name, answer, value)
+    return _value(name, answer, value)
 
 
-@contextmanager
-def _failures_named(name: str, answer: Answer) -> Iterator[None]:
-    """Whatever a user's code raises comes back with the reward's and the row's name, but for Unavailable."""
-    try:
-        yield
-    except Unavailable:
-        raise
-    except Exception as error:
-        raise _failed(name, answer, error) from error
+def group_reward(name: str, answers: Sequence[Answer]) -> list[Value]:
+    """Values (G,) of a plain reward of a group. Raises as `user_reward` does, and ValueError for another
+    number of values."""
+    with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
+        values = load_reward(name)(list(answers))
+    return _values(name, answers, values)
+
+
+async def group_reward_async(name: str, answers: Sequence[Answer]) -> list[Value]:
+    """`group_reward` for an `async` one."""
+    with failures_named(f"reward {name!r}", f" ({answers[0].place})"):
+        values = await load_reward(name)(list(answers))
+    return _values(name, answers, values)
 
 
 def _arguments(reward: UserReward, answer: Answer) -> tuple[Any, ...]:
-    parameters = inspect.signature(reward).parameters.values()
-    needed = [
+    variable = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(reward).parameters.values())
+    return (answer,) if len(_needed(reward)) == 1 and not variable else answer[:3]
+
+
+def _needed(reward: UserReward) -> list[inspect.Parameter]:
+    """Its parameters without a default."""
+    return [
         p
-        for p in parameters
+        for p in inspect.signature(reward).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
-    variable = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return (answer,) if len(needed) == 1 and not variable else answer[:3]
 
 
-def _failed(name: str, answer: Answer, error: Exception) -> ValueError:
-    return ValueError(f"reward {name!r} raised {type(error).__name__}: {error} ({answer.place})")
+def _values(name: str, answers: Sequence[Answer], values: Any) -> list[Value]:
+    if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
+        raise ValueError(
+            f"reward {name!r} returned {values!r:.80} ({answers[0].place}): a reward of a group returns a "
+            f"list, here of {len(answers)} values"
+        )
+    found = list(values)
+    if len(found) != len(answers):
+        raise ValueError(
+            f"reward {name!r} returned {len(found)} values for the {len(answers)} completions of a group "
+            f"({answers[0].place}): it must return one for each, in their order"
+        )
+    return [_value(name, answer, value) for answer, value in zip(answers, found, strict=True)]
+
+
+def _value(name: str, answer: Answer, value: Any) -> Value:
+    if isinstance(value, Mapping):
+        return {str(part): _number(f"{name}[{part}]", answer, number) for part, number in value.items()}
+    return _number(name, answer, value)
 
 
 def _number(name: str, answer: Answer, value: Any) -> float:
-    if isinstance(value, int | float) and math.isfinite(value):
+    if isinstance(value, Real) and math.isfinite(value):
         return float(value)
     raise ValueError(
-        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number"
+        f"reward {name!r} returned {value!r:.80} ({answer.place}): it must return one finite number, or "
+        "finite numbers by name"
     )

@@ -35,18 +35,22 @@ def encode_group(group: Group) -> bytes:
 
 
 def encode_pre_rollouts(group: Group) -> bytes:
-    """The bytes of one group with its Phase A rollouts only: a group by itself."""
-    return encode_group(replace(group, rollouts=tuple(r for r in group.rollouts if r.phase == "A")))
+    """The bytes of one group with its Phase A rollouts only: a group by itself, as it was before its rollouts
+    were ranked."""
+    first = (r for r in group.rollouts if r.phase == "A")
+    return encode_group(replace(group, rollouts=tuple(_without(r, group.ranked) for r in first)))
 
 
 def encode_additional(group: Group) -> bytes:
-    """The bytes of the group's Phase B rollouts, to be read together with its pre-rollouts."""
+    """The bytes of the group's Phase B rollouts, to be read together with its pre-rollouts. What these got
+    when the whole group was ranked is here too: they were written before."""
     rollouts = [r for r in group.rollouts if r.phase == "B"]
     value = {
         "schema": SCHEMA,
         "group": group.id,
         "sampling": group.sampling,
         "rollouts": [_rollout_out(r) for r in rollouts],
+        **({"ranked": _ranked_out(group)} if group.ranked else {}),
     }
     return _pack(value, rollouts)
 
@@ -68,8 +72,11 @@ def decode_group(
     if size > max_bytes:
         raise WireError(f"message of {size} bytes exceeds the limit of {max_bytes}")
     raw = _unpack(data)
-    more = [rollout for message in additional for rollout in _additional(_unpack(message), raw)]
+    parts = [_unpack(message) for message in additional]
+    more = [rollout for part in parts for rollout in _additional(part, raw)]
     group = _group_in(raw, more)
+    for ranks in (part["ranked"] for part in parts if "ranked" in part):
+        group = _with_ranks(group, ranks)
     where = f"group {group.id}"
     if run is not None and group.run != run:
         raise WireError(f"{where}: is of run {group.run!r}, not {run!r}")
@@ -148,6 +155,34 @@ def _rollout_out(r: Rollout) -> dict[str, object]:
         "spans": [[s.version, s.start, s.end] for s in r.spans],
         **later,
     }
+
+
+def _ranked_out(group: Group) -> dict[str, list[float]]:
+    """What the pre-rollouts got when the group was ranked, by the name of the reward."""
+    first = [r for r in group.rollouts if r.phase == "A"]
+    return {name: [float(r.rewards[name]) for r in first] for name in group.ranked}
+
+
+def _without(rollout: Rollout, names: Sequence[str]) -> Rollout:
+    if not names:
+        return rollout
+    return replace(rollout, rewards={k: v for k, v in rollout.rewards.items() if k not in names})
+
+
+def _with_ranks(group: Group, raw: object) -> Group:
+    """`group` with what its pre-rollouts got when it was ranked."""
+    where, first = f"group {group.id}", [r for r in group.rollouts if r.phase == "A"]
+    if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
+        raise WireError(f"{where}: ranked must be 1 to {MAX_REWARDS} lists by name, not {_shown(raw)}")
+    for name, values in raw.items():
+        if not isinstance(values, list) or len(values) != len(first):
+            raise WireError(f"{where}: reward {name!r:.40} ranks not all {len(first)} of its pre-rollouts")
+        first = [
+            replace(r, rewards={**r.rewards, **_rewards({name: value}, where)})
+            for r, value in zip(first, values, strict=True)
+        ]
+    later = (r for r in group.rollouts if r.phase != "A")
+    return replace(group, rollouts=(*first, *later), ranked=tuple(raw))
 
 
 def _buffer(array: Tokens | LogProbs, dtype: str) -> memoryview:

@@ -72,7 +72,10 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
 def init(
     file: Annotated[Path, typer.Argument(help="Configuration to write.")],
     task: Annotated[
-        Literal["math", "mine"], typer.Option(help="mine: problems and a reward of your own, as examples.")
+        Literal["math", "mine", "code"],
+        typer.Option(
+            help="mine: problems and a reward of your own, as examples. code: programs, judged by tests."
+        ),
     ] = "math",
 ) -> None:
     """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""

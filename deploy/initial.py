@@ -12,8 +12,9 @@ from common.config import Data
 from common.datasets import load_dataset
 from common.errors import ConfigError
 from deploy.preflight.machine import check_writable, gpus
+from deploy.tasks import programs
 
-Task = Literal["math", "mine"]
+Task = Literal["math", "mine", "code"]
 PROBLEMS = 64
 
 TEMPLATE = """\
@@ -60,6 +61,22 @@ def score(problem: str, completion: str, answer: str) -> float:
 '''
 
 
+CODE = """\
+reward:
+  weights: {code_tests: 1.0}   # the last code block of a completion, run against its row's tests
+  answer: final
+  code_tests:
+    seconds: 2.0          # processor time of a program for one test
+    memory_mib: 256
+"""
+TINY_CODE = {
+    "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
+    "model": "deploy/demo/programs/model   # a Hugging Face folder or hub name",
+    "response_tokens": 96,
+    "rate": "3.0e-4",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What suits this machine: `gpus` cards, half of them for each side, or CPUs and the demo's model."""
@@ -87,7 +104,8 @@ class Machine:
 
 
 def initialise(path: Path, task: Task) -> list[Path]:
-    """Write the configuration `path`, and for task `mine` problems and a reward beside it; the files written.
+    """Write the configuration `path`, for task `code` problems with tests beside it, for `mine` problems and
+    a reward; the files written.
 
     Raises ConfigError where one of them exists, and on a machine with one GPU alone.
     """
@@ -101,6 +119,8 @@ def initialise(path: Path, task: Task) -> list[Path]:
     if task == "mine":
         texts[_problems(path, name)] = _rows()
         texts[path.with_name(f"{name}_reward.py")] = REWARD
+    elif task == "code":
+        texts[_problems(path, name)] = _programs(in_words=machine.gpus > 0)
     for file in texts:
         if file.exists():
             raise ConfigError(f"{file} exists already: choose another name, or remove it")
@@ -121,13 +141,23 @@ def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
             f'  weights: {{"{name}_reward:score": 1.0}}\n'
             f"  success: {name}_reward:score      # what Phase A counts, where it is at least success_at\n"
         )
+    elif task == "code":
+        data = f"  path: {_problems(path, name).name}   # a line each: problem, tests and solution" + words
+        reward = CODE
     elif machine.gpus:
         data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"
-    return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **machine.values)
+    values = machine.values | (TINY_CODE if task == "code" and not machine.gpus else {})
+    return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)
 
 
 def _problems(path: Path, name: str) -> Path:
     return path.with_name(f"{name}_problems.jsonl")
+
+
+def _programs(*, in_words: bool) -> str:
+    """Chains of operations with their tests, as the demo's model knows them or in words."""
+    rows = programs.rows(0, in_words=in_words)["train"][:PROBLEMS]
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _rows() -> str:

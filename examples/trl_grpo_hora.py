@@ -44,7 +44,7 @@ class HoraTrainer(GRPOTrainer):
         if not 0 < pre_rollouts < self.num_generations:
             raise ValueError(f"pre_rollouts must be in 1..{self.num_generations - 1}, not {pre_rollouts}")
         self._pre, self._hit = pre_rollouts, hit
-        self._session = partial(Session, rule=rule, rounds=rounds, stop=stop, max_group_size=max_group_size)
+        self.session_of = partial(Session, rule=rule, rounds=rounds, stop=stop, max_group_size=max_group_size)
         self._sampled: tuple[Any, ...] | None = None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,12 +65,12 @@ class HoraTrainer(GRPOTrainer):
         """`total` completions of n prompts: the prompt of each row, and what TRL's `_generate` returns for
         all rows."""
         n = len(prompts)
-        session = self._session(n, total - n * self._pre)
+        session = self.session_of(n, total - n * self._pre)
         owner, sampled, given = np.zeros(0, dtype=np.int64), None, np.full(n, self._pre)
         while True:
             of = np.repeat(np.arange(n), given)
             rows = [prompts[i] for i in of]
-            part = self._generate_each([row["prompt"] for row in rows])
+            part = self.generate_each([row["prompt"] for row in rows])
             owner, sampled = np.concatenate([owner, of]), part if sampled is None else _joined(sampled, part)
             if len(owner) == total:
                 return owner, sampled
@@ -89,7 +89,7 @@ class HoraTrainer(GRPOTrainer):
         sampled, self._sampled = self._sampled, None
         return sampled
 
-    def _generate_each(self, prompts: list[Any]) -> tuple[Any, ...]:
+    def generate_each(self, prompts: list[Any]) -> tuple[Any, ...]:
         # With vLLM, TRL asks once for every num_generations-th prompt; ragged groups need every row asked
         # for.
         count, self.num_generations = self.num_generations, 1

@@ -47,14 +47,14 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._places: dict[str, tuple[OpenShard, int]] = {}
+        self.places: dict[str, tuple[OpenShard, int]] = {}
 
     async def generate_sequences(self, batch: Any) -> None:
         validate = batch["validate"] if "validate" in batch else False  # noqa: SIM401, a TensorDict
         if not validate:
             uids, settings = list(batch["uid"]), {**SETTINGS, **self.config.get("hora", {})}
             shard = OpenShard(Shard(len(uids), self.config.actor_rollout_ref.rollout.n, **settings))
-            self._places |= {uid: (shard, place) for place, uid in enumerate(uids)}
+            self.places |= {uid: (shard, place) for place, uid in enumerate(uids)}
         await super().generate_sequences(batch)
 
     async def _run_prompt(
@@ -68,7 +68,7 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
         uid, failed, first = prompt["uid"], False, 0
-        shard, place = self._places.pop(uid)
+        shard, place = self.places.pop(uid)
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": "running"})
         n = {**SETTINGS, **self.config.get("hora", {})}["pre_rollouts"]
         while True:

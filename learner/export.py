@@ -1,7 +1,7 @@
 """The policy as a Hugging Face folder: config, safetensors and tokenizer, for `from_pretrained`.
 
-`export` writes RUN/model from the live engine at the end of a run; `export_checkpoint` writes any checkpoint
-of a run that is over or still going, on one CPU, with no process group, queue or cluster.
+`export` writes RUN/model from the live engine at the end of a run. `export_checkpoint` writes any checkpoint
+of a finished or running run, on one CPU, without a process group, queue or cluster.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:
-    """Write the engine's policy, which is that after `step` steps, to `folder`. A collective; rank 0 writes,
-    whole or not at all."""
+    """Write the engine's policy after `step` steps to `folder`, whole or not at all. A collective; rank 0
+    writes."""
     tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
     if rank == 0:
         _write(engine.hf, tensors, config, step, folder)
 
 
 def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:
-    """Write the model of the checkpoint of `step`, the newest by default, to `folder`; returns its step.
+    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step.
 
-    Raises RunError for a checkpoint that is not there, or is not what the run wrote, and for a folder that is
-    not empty. DeepSpeed keeps its state as pickles: nothing is loaded before its manifest was verified.
+    Raises RunError when the checkpoint is missing or was changed, and when the folder is not empty.
+    DeepSpeed's state contains pickles, so nothing is loaded before the manifest is verified.
     """
     found = checkpoints_in(run_dir / "checkpoints")
     if not found:
@@ -60,7 +60,7 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
         raise RunError(
             f"{found[chosen]}: {refused}; nothing of it is loaded{f', try {others}' if others else ''}"
         ) from None
-    model = load_model(config, attention="sdpa")  # its names and shapes are wanted, on any machine
+    model = load_model(config, attention="sdpa")  # only for its names and shapes
     weights = _weights(found[chosen] / TAG)
     named = {
         name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()
@@ -70,8 +70,11 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
 
 
 def _weights(state: Path) -> dict[str, torch.Tensor]:
-    """Every parameter of a checkpoint, whole, by the policy's names."""
+    """Every parameter of a verified checkpoint, whole, by the policy's names."""
     if not list(state.glob("*_optim_states.pt")):  # without ZeRO one file holds all
+        # Unpickling can execute code from the file, and DeepSpeed's state holds objects that weights_only
+        # refuses. It is safe here: the caller has compared every file with the checksums of a manifest that
+        # is signed with the run's secret, so this run's learner wrote the file.
         saved = torch.load(state / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=False)
         return dict(saved["module"])
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint

@@ -36,17 +36,18 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     Raises RunError with the learner's own reason when it cannot go on.
     """
     import ray
-    from ray.train import ControllerError
+    from ray.exceptions import RayError
+    from ray.train import ControllerError, TrainingFailedError
 
     stopped = Path(run_dir) / STOPPED
     stopped.unlink(missing_ok=True)
     gpus = ray.cluster_resources().get("GPU", 0) > 0
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        _fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
+        fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
-    except Exception as error:  # Ray Train hands on whatever a worker raised
+    except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
     finally:
         # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.
@@ -56,7 +57,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         raise RunError(f"the learner stopped: {stopped.read_text()}")
 
 
-def _fit(make: Callable[[], Any]) -> None:
+def fit(make: Callable[[], Any]) -> None:
     """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here:
     its ranks ended with it, and others take up from the newest checkpoint."""
     from ray.exceptions import OutOfMemoryError, RayActorError

@@ -34,8 +34,6 @@ def step_metrics(
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
     n = sums.get("tokens_trained", 0.0) or math.nan
     matched = sums.get("drift_tokens", 0.0) or math.nan
-    busiest = sums.get("packing/rank_flops_max", 0.0)
-    processed = sums.get("packing/processed")
     return {
         "step": step,
         "loss": sums.get("loss", math.nan),
@@ -65,8 +63,16 @@ def step_metrics(
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
         **_successes(groups, config),
+        **_packing(sums, ranks),
+    }
+
+
+def _packing(sums: Mapping[str, float], ranks: int) -> dict[str, float]:
+    """Share of padding among the processed tokens, and by how much the busiest rank computes more than the
+    mean rank."""
+    busiest, processed = sums.get("packing/rank_flops_max", 0.0), sums.get("packing/processed")
+    return {
         "padding/share": 1.0 - sums["packing/tokens"] / processed if processed else 0.0,
-        # How much more the busiest rank computes than the mean rank.
         "imbalance": busiest * ranks / sums["packing/flops"] - 1.0 if sums.get("packing/flops") else 0.0,
     }
 

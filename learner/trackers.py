@@ -112,15 +112,17 @@ class MLflow:
             self._say(f"{self._waiting.qsize()} records were not sent in {CLOSING_S:g} s")
 
     def _work(self) -> None:
+        from mlflow.exceptions import MlflowException
+
         client, run = None, ""
         while (record := self._waiting.get()) is not None:
             try:
                 if client is None:
-                    client = _client(self._run_dir)
+                    client = mlflow_client(self._run_dir)
                     run = _run_id(client, self._config, self._run_dir)
                 client.log_batch(run, metrics=_metrics(*record))
                 self._said = False
-            except Exception as error:  # MLflow's, its store's and the network's: none may end a run
+            except (MlflowException, OSError) as error:  # its store, or the network
                 self._say(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
     def _say(self, trouble: str) -> None:
@@ -130,7 +132,7 @@ class MLflow:
             log.warning("MLflow does not take records; steps.jsonl has them all", error=trouble)
 
 
-def _client(run_dir: Path) -> Any:
+def mlflow_client(run_dir: Path) -> Any:
     from mlflow import MlflowClient
 
     uri = os.environ.get("MLFLOW_TRACKING_URI") or (run_dir / "mlflow").absolute().as_uri()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from typing import Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from common.errors import ConfigError
+from common.user_code import load_function
 
 
 class UserAdvantage(Protocol):
@@ -21,26 +21,14 @@ class UserAdvantage(Protocol):
 
 @cache
 def load_advantage(name: str) -> UserAdvantage:
-    """The function that `name` says. Raises ConfigError with what is wrong with it."""
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"learner.objective.advantage ({name}): cannot be loaded: {error}; write package.module:function"
-        ) from error
-    if not callable(found):
-        raise ConfigError(
-            f"learner.objective.advantage ({name}): is a {type(found).__name__}, not a function"
-        )
-    return found
+    """The function `name`. Raises ConfigError."""
+    return load_function("learner.objective.advantage", name)
 
 
 def user_advantage(
     name: str, rewards: NDArray[np.float64], successes: NDArray[np.float64], phases: NDArray[np.str_]
 ) -> NDArray[np.float64]:
-    """What the function returns for one group, checked. Raises ConfigError where it is not (n,) finite
-    numbers."""
+    """The function's advantages (n,) for one group. Raises ConfigError when they are not n finite numbers."""
     given = load_advantage(name)(rewards, successes, phases)
     where = f"learner.objective.advantage ({name})"
     try:

@@ -1,14 +1,15 @@
-"""Serve deployment `coordinator`: loads data and tokenizer, then lets `Coordination` run in the background.
+"""Serve deployment `coordinator`: loads data and tokenizer, then runs `Coordination` in the background.
 
-When the data of a new run cannot be used, or a shard not be finished, the reason goes to Redis, where the
-learner, the launcher and every view find it. After a shard the replica stays up and idle, because restarting
-would only run into the same wall.
+When the data of a new run cannot be used, or a shard cannot be finished, the reason goes to Redis, where the
+learner, the launcher and every view find it. After a failed shard the replica stays up and idle, because a
+restart would fail the same way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import redis
@@ -16,12 +17,13 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.calls import policy_calls, verifier_calls
+from actors.calls import group_calls, policy_calls, verifier_calls
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.leases import Leases
 from actors.coordinator.memory import freeze_heap
 from actors.coordinator.prompt_features import prior_of
+from actors.coordinator.ranking import LastTexts
 from actors.coordinator.scheduler import Coordination, Services
 from common import logs
 from common.config import Config
@@ -30,14 +32,14 @@ from common.errors import HoraError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, make_prompt
 from common.queue import Producer
-from common.redis import connect_async
+from common.redis import AsyncRedis, connect_async
 from common.rewards import gold_test
 from common.state import changed
 from common.telemetry import Telemetry, beats, keep_beating
 from common.types import Prompt
 
 log = structlog.get_logger(__name__)
-ALIVE_S = 5.0  # a coordinator says every second that it is there
+ALIVE_S = 5.0  # heartbeats come once a second
 
 
 class Coordinator:
@@ -56,19 +58,18 @@ class Coordinator:
         self._redis = connect_async(redis_url)
         self._keys = Keys(self._config.run.name)
         self._name = f"coordinator/{serve.get_replica_context().replica_id.unique_id}"
-        # For views, while the data is read; whether this run may go on with it is settled after that.
+        # For views, while the data is read; whether this run may continue with it is decided after that.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
             self._coordination = await asyncio.to_thread(self._build, policy, verifier)
         except HoraError as error:
-            # A run that has begun goes on with other coordinators or another start, and so it may begin
-            # without this one.
+            # A run that has begun can continue with other coordinators or after another start.
             if not (await self._redis.exists(self._keys.plans) or await self._others()):
-                await self._give_up(str(error))
+                await give_up(self._redis, self._keys, str(error))
             raise
         freeze_heap()
         loop = asyncio.get_running_loop()
-        self._work = loop.create_task(self._run())
+        self._work = loop.create_task(coordinate(self._coordination.run(), self._redis, self._keys))
         beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
         self._beat = loop.create_task(beating)
         self._history = loop.create_task(write_history(self._redis, self._config))
@@ -84,6 +85,7 @@ class Coordinator:
             cycles=Cycles(self._redis, config, prior_of(config, prompts), len(prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
+            rank=group_calls(verifier, config, LastTexts(tokenizer)),
         )
         return Coordination(config, prompts, fingerprint(tokenizer), self._redis, services)
 
@@ -96,28 +98,10 @@ class Coordinator:
         if self._work.done() and self._work.exception() is not None:
             raise RuntimeError(f"{self._name} stopped: {self._work.exception()}")
 
-    async def _run(self) -> None:
-        try:
-            await self._coordination.run()
-        except (redis.exceptions.RedisError, OSError):
-            # Redis or the network is away: the reason cannot be left anywhere, and another start may help.
-            raise
-        except HoraError as error:
-            await self._give_up(str(error))
-        except Exception as error:
-            # Calls have been repeated already, and a rule or a prior that fails would fail again after
-            # another start.
-            log.exception("coordinator failed")
-            await self._give_up(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
-
     async def _others(self) -> bool:
         """Whether another coordinator is at work."""
         coordinators = beats(await self._redis.hgetall(self._keys.parts), "coordinator")
         return any(beat["seen"] > time.time() - ALIVE_S for beat in coordinators)
-
-    async def _give_up(self, reason: str) -> None:
-        log.error("coordinator stopped", reason=reason)
-        await self._redis.hset(self._keys.state, mapping=changed(error=reason))
 
     def _state(self) -> dict[str, Any]:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}
@@ -126,6 +110,28 @@ class Coordinator:
         for task in (getattr(self, name, None) for name in ("_work", "_beat", "_history")):
             if task is not None:
                 task.cancel()
+
+
+async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> None:
+    """Wait for `work`, and leave the reason of its failure in the run's state. Raises RedisError and OSError:
+    then the reason cannot be left, and another start may help."""
+    [error] = await asyncio.gather(work, return_exceptions=True)
+    if error is None:
+        return
+    if isinstance(error, redis.exceptions.RedisError | OSError):
+        raise error
+    if isinstance(error, HoraError):
+        await give_up(client, keys, str(error))
+        return
+    # Calls were retried already, and a rule or a prior that fails would fail again after another start.
+    log.error("coordinator failed", exc_info=error)
+    await give_up(client, keys, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+
+
+async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:
+    """Leave `reason` where the learner, the launcher and every view find it."""
+    log.error("coordinator stopped", reason=reason)
+    await client.hset(keys.state, mapping=changed(error=reason))
 
 
 def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:

@@ -25,6 +25,7 @@ from actors.coordinator.cycles import Cycles
 from actors.coordinator.identity import settle
 from actors.coordinator.leases import Leases
 from actors.coordinator.plans import Plans
+from actors.coordinator.ranking import Rank, unranked
 from actors.coordinator.sampling import Generate, Sampler, Score, begun
 from actors.coordinator.shard import (
     Allocation,
@@ -48,7 +49,7 @@ from common.redis import Answer, AsyncRedis, text_of
 from common.staleness import may_start
 from common.state import SharedState, read_state_async
 from common.telemetry import Telemetry
-from common.types import Completion, Prompt, SamplingRequest, Scored
+from common.types import Completion, Group, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -66,6 +67,7 @@ class Services:
     cycles: Cycles
     leases: Leases
     telemetry: Telemetry
+    rank: Rank = unranked
 
 
 class Coordination:
@@ -250,6 +252,10 @@ class Coordination:
 
         return Sampler(shard, generate, score)
 
+    async def _rank(self, prompt: Prompt, group: Group) -> Group:
+        with self._asking("verifiers"):
+            return await self._services.rank(prompt, group)
+
     @contextmanager
     def _asking(self, part: str) -> Iterator[None]:
         self._asked[part] += 1
@@ -260,7 +266,7 @@ class Coordination:
 
     async def _push(self, shard: Shard, plan: Plan, sample: Sample, planned: bool) -> None:
         """Phase B; each group goes to the queue when it is complete."""
-        async with aclosing(phase_b(shard, plan, sample)) as groups:
+        async with aclosing(phase_b(shard, plan, sample, self._rank)) as groups:
             async for group in groups:
                 if await self._services.producer.push(group, planned=planned):
                     self._services.telemetry.group_in(group)

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.coordinator.concurrency import all_of, cancel
+from actors.coordinator.ranking import Rank, unranked
 from common.types import Group, Phase, Prompt, Rollout, group_id
 
 
@@ -159,16 +160,20 @@ async def next_round(shard: Shard, plan: Plan, sample: Sample, divide: Divide) -
     )
 
 
-async def phase_b(shard: Shard, plan: Plan, sample: Sample) -> AsyncGenerator[Group, None]:
-    """Draw the plan's last round and yield its groups in order of completion (lines 13-16).
+async def phase_b(
+    shard: Shard, plan: Plan, sample: Sample, rank: Rank = unranked
+) -> AsyncGenerator[Group, None]:
+    """Draw the plan's last round and yield its groups in order of completion (lines 13-16), each after its
+    rollouts were ranked.
 
     An error of any drawing ends the shard and cancels its other drawings.
     """
     place = {group: i for i, group in enumerate(shard.ids)}
 
     async def complete(group: Group) -> Group:
-        more = await _sample_some(sample, plan.draw(place[group.id]))
-        return replace(group, rollouts=(*group.rollouts, *more))
+        here = place[group.id]
+        more = await _sample_some(sample, plan.draw(here))
+        return await rank(shard.prompts[here], replace(group, rollouts=(*group.rollouts, *more)))
 
     tasks = [asyncio.create_task(complete(group)) for group in plan.groups]
     try:

@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from ray import serve
 
@@ -17,6 +17,7 @@ from common import logs
 from common.config import Config
 from common.redis import connect_async
 from common.telemetry import HEARTBEAT_S, keep_beating
+from common.user_rewards import Answer
 
 FAULTS_IN_A_ROW = 3
 """So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces
@@ -44,8 +45,16 @@ class Verifier:
         Raises VerifierUnavailable when no answer was judged (ask again) and ValueError when a user's reward
         fails, or tests cannot be run.
         """
+        return await self._counting_faults(self._pool.score_batch(items))
+
+    async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:
+        """The rewards that the completions of one whole group get among each other, in the order of `items`.
+        Raises as `score` does."""
+        return await self._counting_faults(self._pool.score_group(items))
+
+    async def _counting_faults(self, work: Awaitable[list[dict[str, float]]]) -> list[dict[str, float]]:
         try:
-            scored = await self._pool.score_batch(items)
+            scored = await work
         except VerifierUnavailable:
             self._faults += 1
             raise

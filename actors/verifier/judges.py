@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
-from common.user_rewards import Answer, user_reward_async
+T = TypeVar("T")
 
 AT_ONCE = 64
 """Calls of one replica that are under way at the same time."""
@@ -25,11 +27,11 @@ class Judges:
         self._thread = threading.Thread(target=self._loop.run_forever, name="judges", daemon=True)
         self._thread.start()
 
-    async def ask(self, name: str, answer: Answer) -> float:
-        """The reward's value. Raises TimeoutError past the time limit, and what `user_reward_async`
+    async def ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
+        """What `function` returns on the judges' loop. Raises TimeoutError past the time limit, and what it
         raises."""
         async with self._places:
-            call = asyncio.run_coroutine_threadsafe(user_reward_async(name, answer), self._loop)
+            call = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
             return await asyncio.wait_for(asyncio.wrap_future(call), self._limit)
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -30,12 +29,11 @@ from pebble import ProcessExpired, ProcessPool
 
 from actors.verifier.code.pool import ProgramPool
 from actors.verifier.errors import VerifierUnavailable
-from actors.verifier.judges import Judges
+from actors.verifier.own_rewards import OwnRewards
 from common import answers, equality
 from common.config import Reward
-from common.errors import Unavailable
 from common.processes import die_with_parent
-from common.user_rewards import Answer, is_async, user_reward
+from common.user_rewards import Answer
 
 MEMORY_BYTES = 2**30
 """Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real
@@ -56,9 +54,6 @@ STALLED = 10.0
 START_LIMIT_S = 60.0
 """Time beyond the limit of an answer after which a call that no worker took counts as a fault of ours."""
 
-LONGEST_PAUSE_S = 10.0
-"""Longest pause between two tries of a reward that is unavailable."""
-
 _log = logging.getLogger(__name__)
 
 Item = Answer | tuple[str, str, str]
@@ -73,11 +68,9 @@ class VerifierPool:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._users = {name: is_async(name) for name in reward.names if ":" in name}
-        self._judges = Judges(reward.time_limit_s) if any(self._users.values()) else None
+        self._own = OwnRewards(reward, self._run)
         codes = "code_tests" in reward.names
         self._programs = ProgramPool(reward.code_tests, processes) if codes else None
-        self._away: dict[str, str] = {}
         answers.load_extract(reward.answer)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
@@ -103,6 +96,15 @@ class VerifierPool:
         self._counts["scored"] += len(items)
         return [result for result in results if not isinstance(result, BaseException)]
 
+    async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:
+        """The rewards that the completions of one whole group get among each other. Raises as `score_batch`
+        does."""
+        self._waiting += len(items)
+        try:
+            return await self._own.score_group(items)
+        finally:
+            self._waiting -= len(items)
+
     @property
     def waiting(self) -> int:
         """Completions of batches that are not wholly scored yet."""
@@ -111,7 +113,7 @@ class VerifierPool:
     @property
     def away(self) -> dict[str, str]:
         """Rewards that are unavailable, with the reason of each."""
-        return dict(self._away)
+        return dict(self._own.away)
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
@@ -121,8 +123,7 @@ class VerifierPool:
         """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
         for task in self._pending.values():
             task.cancel()
-        if self._judges is not None:
-            self._judges.close()
+        self._own.close()
         if self._programs is not None:
             self._programs.close()
         self._pool.stop()
@@ -142,9 +143,7 @@ class VerifierPool:
             scored["accuracy"] = await self._accuracy(completion, gold)
         if self._programs is not None:
             scored["code_tests"] = await self._programs.score(answer)
-        for name in self._users:
-            scored[name] = await self._user(name, answer)
-        return scored
+        return scored | await self._own.score(answer)
 
     async def _accuracy(self, completion: str, gold: str) -> float:
         answer = await self._answer(completion)
@@ -161,7 +160,7 @@ class VerifierPool:
     async def _answer(self, completion: str) -> str | None:
         if (extract := answers.ANSWERS.get(self._reward.answer)) is not None:
             return extract(completion)
-        return await self._users_own("reward.answer", answers.user_answer, self._reward.answer, completion)
+        return await self._own.call("reward.answer", answers.user_answer, self._reward.answer, completion)
 
     async def _remembered(self, gold: str, answer: str) -> bool:
         key = (equality.bare(gold), equality.bare(answer))
@@ -214,35 +213,6 @@ class VerifierPool:
         self._counts["killed"] += 1
         _log.warning("an answer to a problem with the gold answer %.40r was %s: counted as wrong", gold, why)
         return False
-
-    async def _user(self, name: str, answer: Answer) -> float:
-        """A user's reward; asked again, for reward.wait_limit_s, while it raises Unavailable."""
-        deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
-        while True:
-            try:
-                value = float(await self._users_own("reward", user_reward, name, answer))
-            except Unavailable as error:
-                self._away[name] = str(error)
-                if time.monotonic() + pause > deadline:
-                    raise ValueError(
-                        f"reward {name!r} was unavailable for reward.wait_limit_s = "
-                        f"{self._reward.wait_limit_s:g} s: {error}"
-                    ) from None
-                await asyncio.sleep(pause)
-                pause = min(LONGEST_PAUSE_S, 2 * pause)
-            else:
-                self._away.pop(name, None)
-                return value
-
-    async def _users_own(self, key: str, function: Callable[..., Any], name: str, *args: Any) -> Any:
-        try:
-            if self._judges is not None and self._users.get(name):
-                return await self._judges.ask(name, *args)
-            return await self._run(function, name, *args, limit_s=self._reward.time_limit_s)
-        except (TimeoutError, ProcessExpired) as error:
-            raise ValueError(
-                f"{key} {name!r} took over {self._reward.time_limit_s} s or ended its process"
-            ) from error
 
     async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:
         """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died of it."""

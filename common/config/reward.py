@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from common.answers import ANSWERS
 from common.config.base import Count, Seconds, Section
+from common.reward_names import OWN
 
 BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."
@@ -129,9 +130,10 @@ def check_reward_name(name: str) -> str:
     """The name. Raises ValueError where it is neither a built-in reward's, nor an environment's, nor
     package.module:function."""
     of_episode = name.startswith(EPISODE) and name.removeprefix(EPISODE).isidentifier()
-    if name not in BUILT_IN and ":" not in name and not of_episode:
+    if name not in BUILT_IN and not OWN.fullmatch(name) and not of_episode:
         raise ValueError(
-            f"unknown reward {name!r}: use {', '.join(BUILT_IN)}, package.module:function, or "
+            f"unknown reward {name!r}: use {', '.join(BUILT_IN)}, package.module:function, "
+            "package.module:function[part] for one of the numbers that it returns by name, or "
             f"{EPISODE}NAME for one that the environment gives"
         )
     return name

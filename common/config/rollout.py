@@ -40,8 +40,8 @@ class Rollout(Section):
     )
     time_limit_s: Seconds = Field(
         600.0,
-        description="A completion that decodes for longer is cut as if at its token limit, and counted; "
-        "waiting in line and pauses for weights do not count.",
+        description="Longest time that one completion takes. A request may take four times as long, because "
+        "it may wait in line; then it is tried again.",
     )
     attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
 

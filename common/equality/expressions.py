@@ -62,7 +62,7 @@ def parse(text: str) -> Basic | None:
         )
     except MemoryError:
         raise
-    except Exception:  # the parser raises bare Exception on every error of syntax
+    except Exception:  # broad: the parser raises plain Exception on every error of syntax
         return None
     return parsed if isinstance(parsed, Basic) or hasattr(parsed, "shape") else None
 

@@ -13,11 +13,10 @@ weights.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config,
 from common import arithmetic
 from deploy.demo.measure import measure
 from deploy.demo.tokenizer import make_tokenizer
+from deploy.tasks.memory import recall as remembered
 
 MAX_TOKENS = 512
 STEPS = 700
@@ -35,6 +35,8 @@ DECAY = 100  # the last steps, in which the rate falls to 0: without it single w
 BATCH = 128
 LEARNING_RATE = 1.5e-3
 WARM_START_DIGITS: Mapping[int, float] = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.2, 5: 0.1}
+Shown = tuple[str, str]
+"""A problem and a completion that is imitated."""
 
 
 def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, object]:
@@ -61,16 +63,19 @@ def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, objec
     return measured
 
 
-def make_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
-    """Qwen2 with random weights: 0.8 million parameters, float32, head size 32 (vLLM's smallest on CPU)."""
+def make_model(
+    tokenizer: PreTrainedTokenizerBase, seed: int, heads: int = 4, layers: int = 4
+) -> Qwen2ForCausalLM:
+    """Qwen2 with random weights, float32, head size 32 (vLLM's smallest on CPU): by default 0.8 million
+    parameters."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=32 * heads,
+        intermediate_size=96 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
         max_position_embeddings=MAX_TOKENS,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -88,11 +93,22 @@ def warm_start(
     steps: int,
     report_every: int = 50,
 ) -> None:
-    """Supervised learning on the completions of training problems, by AdamW: the rate rises over 50 steps,
-    stays, and falls to 0 over the last `DECAY`.
-    """
+    """`imitate` worked problems of the training side."""
     problems = arithmetic.stream(seed, "train", WARM_START_DIGITS)
     chance = random.Random(f"warm start:{seed}")
+    shown = ((p.problem, demonstration(p, chance)) for p in problems)
+    imitate(model, tokenizer, shown, steps, report_every)
+
+
+def imitate(
+    model: Qwen2ForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    shown: Iterator[Shown],
+    steps: int,
+    report_every: int = 50,
+) -> None:
+    """Supervised learning on completions, `BATCH` a step, by AdamW: the rate rises over 50 steps, stays, and
+    falls to 0 over the last `DECAY`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / DECAY)
@@ -100,8 +116,7 @@ def warm_start(
     start = time.monotonic()
     model.train()
     for step in range(1, steps + 1):
-        shown = [(p, demonstration(p, chance)) for p in islice(problems, BATCH)]
-        tokens, labels = encode(shown, tokenizer)
+        tokens, labels = encode(list(islice(shown, BATCH)), tokenizer)
         loss = model(input_ids=tokens, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -132,21 +147,15 @@ def recall(x: int, y: int) -> float:
     """How often the demonstrations remember x+y: always for two pairs in three, 0.3 to 0.7 for one in five,
     0.005 to 0.04 for the rest. Pure in the unordered pair."""
     low, high = sorted((x, y))
-    digest = hashlib.blake2b(f"sum {low}+{high}".encode(), digest_size=16).digest()
-    kind, level = (int.from_bytes(part, "little") / 2**64 for part in (digest[:8], digest[8:]))
-    if kind < 0.65:
-        return 1.0
-    return 0.3 + 0.4 * level if kind < 0.85 else 0.04 * 0.125**level
+    return remembered(f"sum {low}+{high}")
 
 
-def encode(
-    shown: list[tuple[arithmetic.Addition, str]], tokenizer: PreTrainedTokenizerBase
-) -> tuple[Tensor, Tensor]:
+def encode(shown: Sequence[Shown], tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
     """Tokens (B, T) of problems and completions padded on the right, and labels (B, T) that are -100 on the
     prompt and the padding."""
     rows, prompts = [], []
-    for p, completion in shown:
-        user = {"role": "user", "content": p.problem}
+    for problem, completion in shown:
+        user = {"role": "user", "content": problem}
         assistant = {"role": "assistant", "content": completion}
         prompt = tokenizer.apply_chat_template([user], add_generation_prompt=True, tokenize=False)
         prompts.append(len(tokenizer(prompt).input_ids))

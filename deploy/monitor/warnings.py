@@ -329,6 +329,6 @@ def _cut(state: RunState) -> str:
         return ""
     return (
         f"{share:.0%} of the completions of step {state.learner.get('step', 0):.0f} were cut at "
-        f"rollout.max_response_tokens ({state.max_response_tokens}) or rollout.time_limit_s: raise the "
-        "limit, or see in `hora check` whether the stop tokens are those that this model ends with"
+        f"rollout.max_response_tokens ({state.max_response_tokens}): raise it, or see in `hora check` "
+        "whether the stop tokens are those that this model ends with"
     )

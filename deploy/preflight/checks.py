@@ -65,6 +65,7 @@ SHOWN_BY_CHECK = (
     "prompt",
     "right answer",
     "wrong answer",
+    "solutions",
     "rollouts",
 )
 SHOWN_BY_RUN = ("evaluation", "rollouts")

@@ -24,7 +24,8 @@ from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
 from common.prompts import load_tokenizer, render
-from common.rewards import gold_test
+from common.reward_names import function_of, is_own
+from common.rewards import gold_test, group_functions
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -60,8 +61,9 @@ def names(target: Target) -> Iterator[Finding]:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
         try:
             for name in config.reward.names:
-                if ":" in name:
-                    load_reward(name)
+                if is_own(name):
+                    load_reward(function_of(name))
+            group_functions(config)
             load_extract(config.reward.answer)
             if config.environment.path is not None:
                 load_environment(config.environment.path)

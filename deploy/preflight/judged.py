@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.pool import VerifierPool
@@ -61,7 +61,7 @@ def judge(config: Config, row: Row, opened: str, texts: Sequence[Sequence[str]])
     ]
     try:
         with working_folder():
-            scored = iter(asyncio.run(_score(config, items)))
+            scored = iter(asyncio.run(_score(config, items, len(texts[0]))))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
         raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
     found = [
@@ -74,10 +74,13 @@ def judge(config: Config, row: Row, opened: str, texts: Sequence[Sequence[str]])
     return next((form for form in found if form[0].success), found[0])
 
 
-async def _score(config: Config, items: Sequence[Answer]) -> list[dict[str, float]]:
+async def _score(config: Config, items: Sequence[Answer], size: int) -> list[dict[str, float]]:
+    """Rewards of each of `items`; every `size` of them are a group."""
     pool = VerifierPool(config.reward)
     try:
-        return await pool.score_batch(items)
+        alone = await pool.score_batch(items)
+        groups = [await pool.score_group(items[i : i + size]) for i in range(0, len(items), size)]
+        return [a | among for a, among in zip(alone, chain.from_iterable(groups), strict=True)]
     finally:
         pool.close()
 

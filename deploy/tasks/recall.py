@@ -93,9 +93,12 @@ class ExactSuccess:
         self._right = torch.tensor([[encode_answer(a, tokenizer) for a in task.right[i]] for i in prompts])
 
     @torch.no_grad()
-    def __call__(self, model: PreTrainedModel) -> NDArray[np.float64]:
-        """(n, R): the probability of each of the R right completions of each prompt, at temperature 1."""
-        columns = [logprobs(model, self._prompts, self._right[:, r]) for r in range(self._right.shape[1])]
+    def __call__(self, model: PreTrainedModel, rows: Sequence[int] | None = None) -> NDArray[np.float64]:
+        """(n, R): the probability of each of the R right completions of each prompt (or of those in `rows`),
+        at temperature 1."""
+        chosen = torch.arange(len(self._prompts)) if rows is None else torch.tensor(rows)
+        prompts, right = self._prompts[chosen], self._right[chosen]
+        columns = [logprobs(model, prompts, right[:, r]) for r in range(right.shape[1])]
         return torch.stack([c.sum(dim=1).exp() for c in columns], dim=1).double().numpy()
 
 

@@ -46,18 +46,22 @@ def frontier_figure(arms: Arms, k: int) -> Figure:
     return figure
 
 
-def forest_figure(rows: Sequence[tuple[str, Difference]]) -> Figure:
-    """The differences of the primary metric in points, each with its interval, one below the other."""
-    figure = Figure(figsize=(6.4, 0.8 + 0.35 * len(rows)), layout="constrained")
+def forest_figure(
+    decisive: Sequence[tuple[str, Difference]], exploratory: Sequence[tuple[str, Difference]] = ()
+) -> Figure:
+    """The differences of the primary metric in points, each with its interval, one below the other;
+    exploratory ones below, in grey."""
+    rows = [(name, d, COLORS[0]) for name, d in decisive] + [(name, d, "#808080") for name, d in exploratory]
+    figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(rows)), layout="constrained")
     axis = figure.subplots()
-    for y, (_, d) in enumerate(rows):
+    for y, (_, d, color) in enumerate(rows):
         if d.seeds > 1:
-            axis.plot([100 * d.low, 100 * d.high], [y, y], color=COLORS[0], linewidth=1.5)
-        axis.plot(100 * d.value, y, marker="o", color=COLORS[0], markersize=5)
+            axis.plot([100 * d.low, 100 * d.high], [y, y], color=color, linewidth=1.5)
+        axis.plot(100 * d.value, y, marker="o", color=color, markersize=5)
     axis.axvline(0, color="#808080", linewidth=1)
-    axis.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=8)
+    axis.set_yticks(range(len(rows)), [f"{name} ({d.seeds})" for name, d, _ in rows], fontsize=8)
     axis.invert_yaxis()
-    axis.set(xlabel="difference of the area, points")
+    axis.set(xlabel="difference of the area, points (seeds in brackets)")
     return figure
 
 

@@ -6,65 +6,29 @@ OUT/report.md   rules, comparisons, tables      OUT/*.png, *.svg   curves, front
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from evaluation.report.curves import (
+    Array,
+    Compared,
+    Curve,
+    Curves,
+    Rules,
+    compare,
+    explore,
+    figure_of,
+    load_curve,
+)
 from evaluation.report.curves_figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
 from evaluation.report.figures import save
-from evaluation.report.paired import (
-    Difference,
-    area,
-    at_matched,
-    detectable,
-    holm,
-    not_inferior,
-    paired_difference,
-)
+from evaluation.report.paired import Difference, detectable, not_inferior
 from evaluation.run_folders import RunFolderError
 
-Array = NDArray[np.float64]
-Curves = Mapping[str, Mapping[int, "Curve"]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What decides, written down before the study ran: see `deploy.study.cells.Design`."""
-
-    comparisons: tuple[tuple[str, str], ...]
-    hypotheses: tuple[str, ...]
-    watched: str
-    pass_at: int
-    margin: float
-    exclusions: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """One cell: `values[set][figure]` (T,) at `steps` (T,), and `training[figure]` per optimizer step."""
-
-    steps: Array
-    values: Mapping[str, Mapping[str, Array]]
-    training: Mapping[str, Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """One comparison: the primary metric, its p-value corrected by Holm, Pass@1's area, and how the
-    differences spread."""
-
-    arm: str
-    baseline: str
-    primary: Difference
-    corrected: float
-    pass_1: Difference
-    matched: Difference | None
-    deviation: float
+NEAR_CEILING = 0.95
+"""Level of the baseline above which a bounded share leaves little room, and its differences are skewed."""
 
 
 def write_curves_report(out: Path, title: str, cells: Mapping[str, Mapping[int, Path]], rules: Rules) -> Path:
@@ -77,80 +41,40 @@ def write_curves_report(out: Path, title: str, cells: Mapping[str, Mapping[int, 
         arm: {seed: load_curve(path) for seed, path in seeds.items() if path.exists()}
         for arm, seeds in cells.items()
     }
-    missing = [f"{a}-seed{s}" for a, seeds in cells.items() for s, path in seeds.items() if not path.exists()]
-    compared = compare(curves, rules)
+    planned = {arm: len(seeds) for arm, seeds in cells.items()}
+    return report_curves(out, title, curves, planned, rules)
+
+
+def report_curves(
+    out: Path, title: str, curves: Curves, planned: Mapping[str, int], rules: Rules, name: str = "report"
+) -> Path:
+    """The same on curves at hand. `planned` is the number of seeds of each arm; files are called after
+    `name`."""
+    compared, explored = compare(curves, rules), explore(curves, rules)
+    if not compared and not explored:
+        raise RunFolderError("no comparison has a finished seed in common: nothing to compare")
     out.mkdir(parents=True, exist_ok=True)
+    prefix = "" if name == "report" else f"{name}-"
+    decided = {arm for c in compared for arm in (c.arm, c.baseline)}
+    shown = {arm: seeds for arm, seeds in curves.items() if arm in decided} if decided else curves
     drawn = {
-        "curves": pass_rates_figure(_watched(curves, rules), rules.pass_at),
-        "frontier": frontier_figure(_watched(curves, rules), rules.pass_at),
-        "forest": forest_figure([(f"{c.arm} − {c.baseline}", c.primary) for c in compared]),
+        "curves": pass_rates_figure(_watched(shown, rules), rules.pass_at),
+        "frontier": frontier_figure(_watched(shown, rules), rules.pass_at),
+        "forest": forest_figure(
+            [(_title(c), c.primary) for c in compared], [(_title(c), c.primary) for c in explored]
+        ),
         "power": power_figure([c.deviation for c in compared if c.deviation > 0.0]),
     }
-    for name, figure in drawn.items():
-        save(figure, out, name)
-    path = out / "report.md"
-    path.write_text("\n".join(_page(title, rules, curves, compared, missing)) + "\n", encoding="utf-8")
+    for kind, figure in drawn.items():
+        save(figure, out, f"{prefix}{kind}")
+    path = out / f"{name}.md"
+    lines = _page(title, rules, curves, (compared, explored), planned)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 
-def load_curve(path: Path) -> Curve:
-    """Raises RunFolderError for a file that is no curve."""
-    try:
-        found = json.loads(path.read_text())
-        values = {name: _columns(points) for name, points in found["curves"].items()}
-        steps = next(iter(values.values()))["step"]
-        return Curve(steps, values, _columns(found["steps"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path}: holds no curves ({type(error).__name__}: {error})") from None
-
-
-def compare(curves: Curves, rules: Rules) -> list[Compared]:
-    """Every comparison of `rules`, on the seeds that both arms have."""
-    found = [_compared(curves, rules, arm, baseline) for arm, baseline in rules.comparisons]
-    corrected = holm({str(i): c.primary.p for i, c in enumerate(found) if c.primary.seeds > 1})
-    return [replace(c, corrected=corrected.get(str(i), math.nan)) for i, c in enumerate(found)]
-
-
-def _compared(curves: Curves, rules: Rules, arm: str, baseline: str) -> Compared:
-    seeds = sorted(curves[arm].keys() & curves[baseline].keys())
-    if not seeds:
-        raise RunFolderError(f"{arm} and {baseline} have no finished seed in common: nothing to compare")
-    mine, theirs = ([curves[a][s] for s in seeds] for a in (arm, baseline))
-    areas = {k: [[_area(c, rules, k) for c in side] for side in (mine, theirs)] for k in (1, rules.pass_at)}
-    spread = np.diff(areas[rules.pass_at], axis=0).std(ddof=1) if len(seeds) > 1 else 0.0
-    return Compared(
-        arm,
-        baseline,
-        primary=paired_difference(*areas[rules.pass_at]),
-        corrected=math.nan,
-        pass_1=paired_difference(*areas[1]),
-        matched=_matched(mine, theirs, rules),
-        deviation=float(spread),
-    )
-
-
-def _matched(mine: Sequence[Curve], theirs: Sequence[Curve], rules: Rules) -> Difference | None:
-    """Pass@K where Pass@1 is the same: the level that both sides of every seed reach, the lowest of their
-    highest."""
-    sides = [[_figure(c, rules, 1) for c in side] for side in (mine, theirs)]
-    level = min(float(v.max()) for side in sides for v in side)
-    read = [
-        [at_matched(level, _figure(c, rules, 1), _figure(c, rules, rules.pass_at)) for c in side]
-        for side in (mine, theirs)
-    ]
-    return None if np.isnan(read).any() else paired_difference(*read)
-
-
-def _area(curve: Curve, rules: Rules, k: int) -> float:
-    return area(curve.steps, _figure(curve, rules, k))
-
-
-def _figure(curve: Curve, rules: Rules, k: int) -> Array:
-    if rules.watched not in curve.values:
-        raise RunFolderError(
-            f"design.watched ({rules.watched}) is none of the sets ({', '.join(curve.values)})"
-        )
-    return curve.values[rules.watched][f"pass@{k}"]
+def _title(c: Compared) -> str:
+    return f"{c.arm} − {c.baseline}"
 
 
 def _watched(curves: Curves, rules: Rules) -> dict[str, dict[str, Array]]:
@@ -159,7 +83,7 @@ def _watched(curves: Curves, rules: Rules) -> dict[str, dict[str, Array]]:
         arm: {
             "step": next(iter(seeds.values())).steps,
             **{
-                f"pass@{k}": np.stack([_figure(c, rules, k) for c in seeds.values()])
+                f"pass@{k}": np.stack([figure_of(c, rules, k) for c in seeds.values()])
                 for k in (1, rules.pass_at)
             },
         }
@@ -168,45 +92,86 @@ def _watched(curves: Curves, rules: Rules) -> dict[str, dict[str, Array]]:
     }
 
 
-def _columns(points: Sequence[Mapping[str, float]]) -> dict[str, Array]:
-    return {name: np.array([p[name] for p in points], dtype=np.float64) for name in points[0]}
-
-
 def _page(
-    title: str, rules: Rules, curves: Curves, compared: Sequence[Compared], missing: Sequence[str]
+    title: str,
+    rules: Rules,
+    curves: Curves,
+    found: tuple[Sequence[Compared], Sequence[Compared]],
+    planned: Mapping[str, int],
 ) -> list[str]:
-    seeds = sorted({len(s) for s in curves.values()})
+    compared, explored = found
     lines = [f"# {title}", "", "## Written down before it ran", ""]
     lines += [f"- {h}" for h in rules.hypotheses]
     lines += [
         f"- Primary: area under Pass@{rules.pass_at} over steps on the set `{rules.watched}`, differences "
-        f"paired by seed, Student's t, Holm over {len(rules.comparisons)} comparisons.",
+        f"paired by seed, Student's t, Holm over {len(compared)} comparisons.",
         "- Pass@1 is not inferior when the interval of its area's difference excludes a loss of "
         f"{100 * rules.margin:g} points.",
         *(f"- Excluded: {e}" for e in rules.exclusions),
         "",
         "## Comparisons",
         "",
-        f"In points, with 95% intervals; {' or '.join(map(str, seeds))} seeds an arm. `matched`: "
-        f"Pass@{rules.pass_at} at equal Pass@1.",
+        f"In points, with 95% intervals. `matched`: Pass@{rules.pass_at} at equal Pass@1. `detectable`: the "
+        "difference that so many seeds see with 80% power, given how far these differences spread.",
         "",
-        f"| arm | less | Pass@{rules.pass_at}, area | p (Holm) | Pass@1, area | not inferior | matched | "
-        "detectable (80%) |",
-        "|---|---|---|---|---|---|---|---|",
+        *_comparisons(compared, rules),
     ]
-    lines += [_row(c, rules) for c in compared]
+    if explored:
+        lines += [
+            "",
+            "## Exploratory comparisons",
+            "",
+            "Not corrected for their number: they suggest, and establish nothing.",
+            "",
+            *_comparisons(explored, rules),
+        ]
+    lines += ["", "## Half time and end", "", *_moments([*compared, *explored], rules)]
+    lines += ["", "## Other sets, areas", "", *_other_sets([*compared, *explored], rules)]
     lines += ["", "## Arms", "", *_levels(curves, rules)]
-    return [*lines, "", f"Missing: {', '.join(missing)}"] if missing else lines
+    return [*lines, *_caveats(curves, rules), *_missing(curves, planned, rules)]
+
+
+def _comparisons(compared: Sequence[Compared], rules: Rules) -> list[str]:
+    k = rules.pass_at
+    heads = (
+        *("arm", "less", "seeds", f"Pass@{k}, area", "p (Holm)"),
+        *("Pass@1, area", "not inferior", "matched", "detectable"),
+    )
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(_row(c, rules) for c in compared)]
 
 
 def _row(c: Compared, rules: Rules) -> str:
-    matched = _points(c.matched) if c.matched else "—"
+    matched = points(c.matched) if c.matched else "—"
     least = f"{100 * detectable(c.deviation, c.primary.seeds):.1f}" if c.primary.seeds > 1 else "—"
     kept = "yes" if not_inferior(c.pass_1, rules.margin) else "not shown"
-    return (
-        f"| {c.arm} | {c.baseline} | {_points(c.primary)} | {c.corrected:.3g} | {_points(c.pass_1)} | {kept} "
-        f"| {matched} | {least} |"
+    p = "—" if np.isnan(c.corrected) else f"{c.corrected:.2g}"
+    cells = (
+        *(c.arm, c.baseline, str(c.primary.seeds), points(c.primary), p),
+        *(points(c.pass_1), kept, matched, least),
     )
+    return f"| {' | '.join(cells)} |"
+
+
+def _moments(compared: Sequence[Compared], rules: Rules) -> list[str]:
+    keys = [(when, k) for when in ("half", "end") for k in (1, rules.pass_at, 256)]
+    rows = (
+        f"| {c.arm} | {c.baseline} | {' | '.join(points(c.moments[key]) for key in keys)} |" for c in compared
+    )
+    return [
+        f"| arm | less | {' | '.join(f'{when} @{k}' for when, k in keys)} |",
+        "|---" * (len(keys) + 2) + "|",
+        *rows,
+    ]
+
+
+def _other_sets(compared: Sequence[Compared], rules: Rules) -> list[str]:
+    names = list(compared[0].sets)
+    heads = [f"{name} @{k}" for name in names for k in (1, rules.pass_at)]
+    rows = (
+        f"| {c.arm} | {c.baseline} | {' | '.join(points(d) for n in names for d in c.sets[n])} |"
+        for c in compared
+    )
+    return [f"| arm | less | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|", *rows]
 
 
 def _levels(curves: Curves, rules: Rules) -> list[str]:
@@ -215,12 +180,13 @@ def _levels(curves: Curves, rules: Rules) -> list[str]:
     sets = list(next(c for seeds in curves.values() for c in seeds.values()).values)
     lines = []
     for name in sets:
-        heads = [f"{when} @{k}" for when in ("half", "end") for k in ks]
+        heads = [f"{when} @{k}" for when in ("start", "half", "end") for k in ks]
         lines += [
-            f"Pass@K of `{name}`, %, and the share of groups with a hit and with signal:",
+            f"Pass@K of `{name}`, %; shares of groups with a hit and with signal, %; tokens in thousands; "
+            "entropy of a completion in nats:",
             "",
-            f"| arm | {' | '.join(heads)} | hits | signal | ways |",
-            "|---" * (len(heads) + 4) + "|",
+            f"| arm | seeds | {' | '.join(heads)} | hits | signal | tokens | entropy | ways |",
+            "|---" * (len(heads) + 7) + "|",
         ]
         lines += [_level(arm, list(seeds.values()), name, ks) for arm, seeds in curves.items() if seeds]
         lines.append("")
@@ -231,14 +197,49 @@ def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> st
     def mean(figure: str, at: int) -> float:
         return 100 * float(np.mean([c.values[name][figure][at] for c in cells]))
 
+    def trained(figure: str) -> float:
+        return float(np.mean([c.training[figure].mean() for c in cells]))
+
     half = len(cells[0].steps) // 2
-    values = [f"{mean(f'pass@{k}', at):.1f}" for at in (half, -1) for k in ks]
-    trained = [
-        f"{100 * float(np.mean([c.training[f].mean() for c in cells])):.1f}" for f in ("hits", "signal")
+    values = [f"{mean(f'pass@{k}', at):.1f}" for at in (0, half, -1) for k in ks]
+    shares = [f"{100 * trained(f):.1f}" for f in ("hits", "signal")]
+    steps = len(cells[0].training["tokens"])
+    spent = [f"{trained('tokens') * steps / 1000:.0f}", f"{trained('entropy'):.2f}"]
+    rest = [*values, *shares, *spent, f"{mean('ways', -1) / 100:.2f}"]
+    return f"| {arm} | {len(cells)} | {' | '.join(rest)} |"
+
+
+def _caveats(curves: Curves, rules: Rules) -> list[str]:
+    """What the intervals do not say, where an arm has come near the ceiling."""
+    high = [
+        f"{arm} ({100 * level:.1f}%)"
+        for arm, seeds in curves.items()
+        if seeds
+        and (level := float(np.mean([figure_of(c, rules, rules.pass_at)[-1] for c in seeds.values()])))
+        > NEAR_CEILING
     ]
-    return f"| {arm} | {' | '.join([*values, *trained])} | {mean('ways', -1) / 100:.2f} |"
+    if not high:
+        return []
+    return [
+        f"Near the ceiling at the end: {', '.join(high)}. There Pass@{rules.pass_at} has little room left, "
+        "differences at the end are small whatever the arms do, and intervals by Student's t hold less than "
+        "they promise because differences are skewed. The area over all steps and half time say more.",
+        "",
+    ]
 
 
-def _points(d: Difference) -> str:
+def _missing(curves: Curves, planned: Mapping[str, int], rules: Rules) -> list[str]:
+    none = [arm for arm in planned if not curves.get(arm)]
+    some = [
+        f"{arm} ({len(curves[arm])} of {n})"
+        for arm, n in planned.items()
+        if curves.get(arm) and len(curves[arm]) < n
+    ]
+    lines = [f"Not run: {', '.join(none)}"] if none else []
+    return [*lines, *([f"Seeds missing: {', '.join(some)}"] if some else [])]
+
+
+def points(d: Difference) -> str:
+    """In points, with half of the 95% interval."""
     half = f" ± {100 * (d.high - d.low) / 2:.1f}" if d.seeds > 1 else ""
     return f"{100 * d.value:+.1f}{half}"

@@ -84,7 +84,8 @@ def power(effect: float, deviation: float, seeds: int, alpha: float = 0.05) -> f
     deviation."""
     df, shift = seeds - 1, effect / deviation * math.sqrt(seeds)
     bound = float(stats.t.ppf(1 - alpha / 2, df))
-    return float(stats.nct.sf(bound, df, shift) + stats.nct.cdf(-bound, df, shift))
+    # Far from 0 scipy gives NaN for the other tail, which is below 1e-15 there.
+    return float(stats.nct.sf(bound, df, shift) + np.nan_to_num(stats.nct.cdf(-bound, df, shift)))
 
 
 def detectable(deviation: float, seeds: int, alpha: float = 0.05, wanted: float = 0.8) -> float:

@@ -2,54 +2,56 @@
 
 from __future__ import annotations
 
-import uuid
-from typing import Any
+from typing import Any, TypedDict
 
 import structlog
-
-from common.config import Config
 
 log = structlog.get_logger(__name__)
 APP, DEPLOYMENT = "hora", "generator"
 
 
-class BroadcastClient:
-    """vLLM's weight-sync client over Serve: each call goes to every running replica and has a deadline.
+class Confirmation(TypedDict):
+    """A replica's answer to `confirm`: the version it holds, its checksum ("" while that is computed), and
+    the seconds that generation stood still for it."""
 
-    A replica that fails is restarted by Serve and pulls the newest version, or is sent it; the others go on.
+    replica: str
+    version: int
+    checksum: str
+    pause_s: float
+
+
+class BroadcastClient:
+    """Each call goes to every running replica and has `limit_s` seconds.
+
+    Serve restarts a replica that fails. The new one pulls the newest version or is sent it; the other
+    replicas continue.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
-        self._limit = config.weights.update_limit_s
-        self.version = 0
-        self.members: tuple[str, ...] = ()
-        self._group = ""  # the name of the transfer group of these members
-        self.confirmed: list[dict[str, Any]] = []
+    def __init__(self, limit_s: float) -> None:
+        self._limit = limit_s
 
     def roll_call(self) -> dict[str, int]:
-        """The replicas that are fit and reached now, each with the version that it holds."""
+        """The healthy replicas that answer now, each with the version it holds."""
         return {answer["replica"]: answer["version"] for answer in self._all("answer_roll_call")}
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """vLLM ships one payload with rank offset 1; each of `members` finds its own place in their order."""
-        self._group = uuid.uuid4().hex
-        self._all("init_weight_transfer_engine", init_info, self.members, self._group)
+    def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
+        """Have the replicas `members` join the transfer group `group`, each at its place among them. The
+        others leave the group they are in."""
+        self._all("init_weight_transfer_engine", info, members, group)
 
-    def start_weight_update(self) -> None:
-        """A replica opens its model when the weights come, not before: nothing to say yet."""
+    def update(self, info: dict[str, Any], version: int, group: str = "") -> None:
+        """Have the replicas receive and load `version`; over `gloo` and `nccl` the members of `group`."""
+        self._all("update_weights", info, version, group)
 
-    def update_weights(self, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Whoever takes part receives, loads and goes on by itself: nothing more must come from here."""
-        self._all("update_weights", update_info, self.version, self._group)
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.confirmed = self._all("finish_weight_update", weight_version or str(self.version))
-        sums = {c["checksum"] for c in self.confirmed if c["version"] == self.version and c["checksum"]}
+    def confirm(self, version: int) -> list[Confirmation]:
+        """The replicas that hold `version` or a newer one."""
+        confirmed: list[Confirmation] = self._all("finish_weight_update", str(version))
+        sums = {c["checksum"] for c in confirmed if c["version"] == version and c["checksum"]}
         if len(sums) > 1:
             log.error(
-                "replicas of one version hold different weights", version=self.version, checksums=sorted(sums)
+                "replicas of one version hold different weights", version=version, checksums=sorted(sums)
             )
+        return confirmed
 
     def _all(self, method: str, *args: Any) -> list[Any]:
         import ray

@@ -1,8 +1,7 @@
-"""The `gloo` transport: every parameter is broadcast from the learner's rank 0 to the replicas over the
-network, processor to processor. For replicas that share no folder with the learner and no NCCL with each
-other.
+"""The `gloo` transport: the learner's rank 0 broadcasts every parameter to the replicas over the network,
+from host memory to host memory. For replicas that share neither a folder nor NCCL with the learner.
 
-The course of an update is vLLM's own, as it is for NCCL; only the group and the broadcast are Gloo's.
+An update has the phases of vLLM's NCCL engine; only the group and the broadcast are Gloo's.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransf
 
 @dataclass
 class GlooTrainerInitInfo(TrainerInitInfo):
-    """Trainer side of the `gloo` transport: where the group meets, how many take part, and the limits of
+    """Trainer side of the `gloo` transport: address and size of the group, and the limits in seconds of
     forming it and of each call."""
 
     backend: ClassVar[str] = "gloo"

@@ -1,18 +1,34 @@
-"""The newest weights in rank 0's host memory, from where they are written or sent while the next step
+"""The newest weights in rank 0's host memory. They are written or sent from there while the next step
 trains."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 
 from learner.engine import Engine
 
 
-class HostCopy:
-    """Buffers for a whole model, kept from version to version: memory that is new each time costs more than
-    the copy.
+class Snapshot:
+    """One version in host memory; iterating puts each tensor on `device`."""
 
-    With CUDA they are pinned, so that the device copies by itself. Rank 0 alone has them.
+    def __init__(self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device) -> None:
+        self.version, self.device = version, device
+        self._tensors = tensors
+
+    def shapes(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Name, type and shape of each tensor, in the order of iteration."""
+        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, tensor.to(self.device)) for name, tensor in self._tensors)
+
+
+class HostCopy:
+    """Buffers for a whole model, reused for every version: allocating them costs more than the copy.
+
+    With CUDA they are pinned, so the device copies asynchronously. Only rank 0 has them.
     """
 
     def __init__(self, engine: Engine, rank: int) -> None:

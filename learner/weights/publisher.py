@@ -1,13 +1,13 @@
-"""Weights out: from the DeepSpeed engine to every generator replica, through vLLM's weight-transfer API.
+"""Publishing weights: from the DeepSpeed engine to every generator replica.
 
     copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
 
-The copy alone keeps the learner; writing, announcing, sending and loading happen in the background while the
-next step trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: a broadcast to a group of rank 0
-and the running replicas. A version counts as published when its file is announced, for replicas that hold
-less pull it before they serve, or when they were sent it: with max_staleness 0 no token of the next batch can
-come from older weights.
+The learner waits only for the copy. Writing, announcing, sending and loading happen in the background while
+the next step trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: vLLM's weight-transfer API
+broadcasts to a group of rank 0 and the running replicas. Over `file` a version counts as published when its
+file is announced, because a replica that holds less pulls it before it serves; over the others, when it was
+sent. So with max_staleness 0 no token of the next batch can come from older weights.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 import structlog
 import torch
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
 from common.keys import Keys
 from common.weight_versions import Manifest, advance, announce, mark_of, newest_now
 from learner.engine import Engine
-from learner.weights.broadcast import BroadcastClient
-from learner.weights.file_transport import FileTrainerInitInfo
-from learner.weights.host_copy import HostCopy
-from learner.weights.transfer_group import Snapshot, TransferGroup
+from learner.weights.broadcast import BroadcastClient, Confirmation
+from learner.weights.file_transport import FileTransport
+from learner.weights.host_copy import HostCopy, Snapshot
+
+if TYPE_CHECKING:
+    from learner.weights.transfer_group import TransferGroup
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of the newest publication: copy to host memory, and transfer with load (known one step
-    later)."""
+    """Seconds of the newest publication: copy to host memory, transfer, and the longest pause to load. The
+    last two are known one step later."""
 
     gather: float = 0.0
     transfer: float = 0.0
@@ -51,47 +52,47 @@ class Publisher:
 
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
         self._config, self._redis, self._rank = config, client, rank
-        self._broadcast = BroadcastClient(config)
+        broadcast = BroadcastClient(config.weights.update_limit_s)
         self._device = engine.device if config.weights.transport == "nccl" else torch.device("cpu")
         self._copy = HostCopy(engine, rank)
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
         self._announced = 0
-        self._group = TransferGroup(config, client, self._broadcast)
-        self._newest: Snapshot | None = None  # what the group was sent last
+        self._newest: Snapshot | None = None  # the version that the group was sent last
         self.timing = Timing()
-        info = FileTrainerInitInfo(
-            run_dir / "weights", config.run.name, config.model.dtype, self._announce, rank=rank
+        self._file = FileTransport(
+            run_dir / "weights", config.run.name, config.model.dtype, self._announce, broadcast
         )
-        self._file: Any = WeightTransferTrainerFactory.trainer_init(info, client=self._broadcast, source=None)
+        self._group = None if config.weights.transport == "file" else _group(config, client, broadcast)
 
     def publish(self, version: int) -> None:
         """Make `version` the newest. Returns when rank 0 has its copy. A collective under ZeRO-3."""
-        self.wait()  # whose copy is overwritten now
+        self.wait()  # the copy in flight is overwritten below
         began = time.monotonic()
         self._newest = None
         tensors = self._copy.take()
         self.timing.gather = time.monotonic() - began
         if self._rank == 0:
             weights = Snapshot(version, tensors, self._device)
-            if self._config.weights.transport == "file":
+            if self._group is None:
                 self._shipping = self._background.submit(self._ship, weights)
             else:
                 self._newest = weights
-                self._shipping = self._background.submit(self._send, weights)
+                self._shipping = self._background.submit(self._send, self._group, weights)
 
     def refresh(self) -> None:
-        """Send the newest version to replicas that came after it was broadcast. For rank 0 while it waits for
-        groups: no batch may wait for a version that nobody sends any more."""
+        """Send the newest version to replicas that started after its broadcast. Rank 0 calls this while it
+        waits for groups: otherwise a batch could wait for a version that is never sent again."""
         if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
-        if self._newest is not None and self._group.is_behind(self._newest.version):
-            self._shipping = self._background.submit(self._send, self._newest)
+        group, newest = self._group, self._newest
+        if group is not None and newest is not None and group.is_behind(newest.version):
+            self._shipping = self._background.submit(self._send, group, newest)
 
     def is_damaged(self) -> bool:
-        """Whether a replica found the newest file, as it is now, not to be what was announced (`file`)."""
+        """Whether a replica reports that the newest file, as it is now, differs from its announcement."""
         manifest = newest_now(self._redis, self._config.run.name)
         if self._config.weights.transport != "file" or manifest is None:
             return False
@@ -100,7 +101,7 @@ class Publisher:
         return any(json.loads(part).get("damaged") == found for part in parts)
 
     def wait(self) -> None:
-        """Until the version in flight is published; raises what its publication raised."""
+        """Wait until the version in flight is published. Raises what its publication raised."""
         shipping, self._shipping = self._shipping, None
         if shipping is not None:
             shipping.result()
@@ -111,36 +112,44 @@ class Publisher:
         self._aside.shutdown()
 
     def _ship(self, weights: Snapshot) -> None:
-        """Write the file and announce it. That replicas load it at once is left to a thread of its own: one
-        that stands still keeps neither the learner nor the next version, and replicas pull what they were not
-        told of."""
-        manifest = self._file.write(weights.version, weights)
+        """Write the file and announce it. A separate thread tells the replicas to load it at once, so a hung
+        replica blocks neither the learner nor the next version."""
+        manifest = self._file.write(weights)
         self._file.announce(manifest)
         self._announced = manifest.version
-        self._aside.submit(self._push, manifest)
+        self._aside.submit(self._push, manifest).add_done_callback(_log_failed_push)
 
     def _push(self, manifest: Manifest) -> None:
         if manifest.version < self._announced:
-            return  # a newer one waits behind this
+            return  # a newer version is next in this thread's queue
         began = time.monotonic()
-        self._broadcast.version = manifest.version
-        try:
-            self._file.push(manifest)
-        except Exception:  # replicas pull what they were not told of
-            log.exception("replicas were not told of a version", version=manifest.version)
-            return
-        self._loaded(time.monotonic() - began)
+        confirmed = self._file.push(manifest)
+        self._loaded(confirmed, time.monotonic() - began)
 
     def _announce(self, manifest: Manifest) -> None:
         announce(self._redis, manifest)
         advance(self._redis, self._config.run.name, manifest.version)
 
-    def _send(self, weights: Snapshot) -> None:
+    def _send(self, group: TransferGroup, weights: Snapshot) -> None:
         began = time.monotonic()
-        self._group.send(weights)
+        confirmed = group.send(weights)
         advance(self._redis, self._config.run.name, weights.version)
-        self._loaded(time.monotonic() - began)
+        self._loaded(confirmed, time.monotonic() - began)
 
-    def _loaded(self, seconds: float) -> None:
-        self.timing.load = max((c["pause_s"] for c in self._broadcast.confirmed), default=0.0)
+    def _loaded(self, confirmed: list[Confirmation], seconds: float) -> None:
+        self.timing.load = max((c["pause_s"] for c in confirmed), default=0.0)
         self.timing.transfer = max(0.0, seconds - self.timing.load)
+
+
+def _group(config: Config, client: redis.Redis, broadcast: BroadcastClient) -> TransferGroup:
+    # Imported here because it needs vLLM, which costs seconds and hundreds of MiB.
+    from learner.weights.transfer_group import TransferGroup
+
+    return TransferGroup(config, client, broadcast)
+
+
+def _log_failed_push(push: Future[None]) -> None:
+    """A failed push is no failure of the learner: replicas pull a version before they serve a request that
+    needs it."""
+    if not push.cancelled() and (error := push.exception()) is not None:
+        log.error("replicas were not asked to load a version", exc_info=error)

@@ -1,11 +1,11 @@
 """A group of the learner's rank 0 and the running replicas, over which every version is broadcast (`gloo`,
 `nccl`).
 
-    roll call ─► group of those who answered ─► broadcast ─► …
-        ─► a replica came, left or died ─► roll call ─► group anew
+    roll call ─► group of the replicas that answered ─► broadcast ─► …
+        ─► a replica came, left or died ─► roll call ─► new group
 
-What is sent is a copy in the learner's host memory: the next step need not wait for it, a broadcast that
-broke off is repeated, and a replica that came between two versions is sent the newest again.
+The broadcast reads a copy in the learner's host memory. So the next step need not wait for it, a broken
+broadcast can be repeated, and a replica that starts between two versions is sent the newest again.
 """
 
 from __future__ import annotations
@@ -14,115 +14,157 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 import redis
 import structlog
 import torch
+from ray.exceptions import RayError
 from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
 from common.keys import Keys
 from common.telemetry import beats
-from learner.weights.broadcast import BroadcastClient
+from learner.weights.broadcast import BroadcastClient, Confirmation
 from learner.weights.gloo_transport import GlooTrainerInitInfo
+from learner.weights.host_copy import Snapshot
 
 log = structlog.get_logger(__name__)
 ATTEMPTS = 3
-# No replica decodes while it joins, and one that died after the roll call lets the others wait this long.
+# A replica that dies after the roll call makes the others wait this long, and they do not decode meanwhile.
 JOIN_S = 30.0
-RESEND_S = 5.0  # at most so often
-LAG_S = 1.0  # of clocks of different machines
+RESEND_S = 5.0  # shortest time between two broadcasts of one version
+LAG_S = 1.0  # difference of clocks of two machines
 
 
-class Snapshot(WeightSource):
-    """One version in host memory; iterating puts each tensor on `device`."""
+class _Source(WeightSource):
+    """`weights` as vLLM's trainer reads them."""
 
-    def __init__(self, version: int, tensors: list[tuple[str, torch.Tensor]], device: torch.device) -> None:
-        self.version, self.device = version, device
-        self._tensors = tensors
+    def __init__(self, weights: Snapshot) -> None:
+        self._weights = weights
 
     def metadata(self) -> list[ParamMeta]:
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self._tensors]
+        return [ParamMeta(*of) for of in self._weights.shapes()]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, tensor.to(self.device)) for name, tensor in self._tensors)
+        return iter(self._weights)
+
+
+@dataclass(slots=True)
+class _Update:
+    """One version on its way to one group: vLLM's weight-sync client, whose four calls carry both.
+    `confirmed` are the replicas that hold the version afterwards."""
+
+    broadcast: BroadcastClient
+    members: tuple[str, ...]
+    group: str
+    version: int
+    confirmed: list[Confirmation] = field(default_factory=list)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """vLLM sends one payload with rank offset 1; each member adds its own place."""
+        self.broadcast.join(init_info, self.members, self.group)
+
+    def start_weight_update(self) -> None:
+        """Nothing to do: a replica opens its model when the weights have arrived."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """A member receives and loads by itself, so an update that was started needs no further call."""
+        self.broadcast.update(update_info, self.version, self.group)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.confirmed = self.broadcast.confirm(self.version)
 
 
 class TransferGroup:
-    """Used on rank 0 of the learner alone."""
+    """Used only on rank 0 of the learner. `clock` gives seconds since the epoch."""
 
-    def __init__(self, config: Config, client: redis.Redis, broadcast: BroadcastClient) -> None:
-        self._config, self._broadcast = config, broadcast
+    def __init__(
+        self,
+        config: Config,
+        client: redis.Redis,
+        broadcast: BroadcastClient,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config, self._broadcast, self._clock = config, broadcast, clock
         self._redis = client
         self._parts = Keys(config.run.name).parts
         self._limit = config.weights.update_limit_s
         self._nccl = config.weights.transport == "nccl"
         self._engine: Any = None
+        self._members: tuple[str, ...] = ()
+        self._name = ""
         self._sent_at = 0.0
 
-    def send(self, weights: Snapshot) -> None:
-        """Broadcast to the running replicas that hold less; one that comes later is sent it then. A group
-        that loses a member on the way is formed anew without it; over NCCL nobody can wait for a peer that
-        died, and the watchdog ends this process."""
-        self._broadcast.version = weights.version
+    def send(self, weights: Snapshot) -> list[Confirmation]:
+        """Broadcast to the running replicas that hold less; the answers of those that hold it now. A group
+        that loses a member on the way is formed again without it. Over NCCL a dead peer blocks the others,
+        and the watchdog ends this process."""
+        confirmed: list[Confirmation] = []
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 members = self._lacking(weights.version)
                 with self._over_nccl(weights) if self._nccl else nullcontext():
-                    self._send(weights, members)
+                    confirmed = self._send(weights, members)
                 break
-            except Exception as error:  # Gloo, NCCL, Ray or a replica; the learner continues
+            except (RuntimeError, OSError, RayError) as error:  # Gloo and NCCL raise RuntimeError
                 self._leave()
                 log.warning(
                     "a broadcast broke off", version=weights.version, attempt=attempt, error=str(error)[:300]
                 )
         # Replicas that still hold less are sent it again while the learner waits for their rollouts.
-        self._sent_at = time.time()
+        self._sent_at = self._clock()
+        return confirmed
 
     def is_behind(self, version: int) -> bool:
-        """Whether a replica that spoke since the last broadcast holds less than `version`."""
-        if time.time() < self._sent_at + RESEND_S:
+        """Whether a replica with a heartbeat since the last broadcast holds less than `version`."""
+        if self._clock() < self._sent_at + RESEND_S:
             return False
         replicas = beats(self._redis.hgetall(self._parts), "generator")
         return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
 
     @contextmanager
     def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
-        """On a stream of its own, so that the step computes meanwhile. The learner's collectives may run
-        beside the group's: no rank of the learner waits for a replica, and no replica for the learner's other
-        ranks."""
+        """On a separate CUDA stream, so the step computes meanwhile. The learner's collectives may run at the
+        same time as the group's: no rank of the learner waits for a replica, and no replica waits for the
+        learner's other ranks."""
         aside = torch.cuda.stream(torch.cuda.Stream(weights.device))
         with _watchdog(self._limit, f"publishing version {weights.version}"), aside:
             yield
 
     def _lacking(self, version: int) -> tuple[str, ...]:
-        """The running replicas that hold less: a learner that repeats steps after a crash must not take
-        others back."""
+        """The running replicas that hold less. A learner that repeats steps after a crash must not take the
+        others back to an older version."""
         held = self._broadcast.roll_call()
         return tuple(sorted(name for name, of in held.items() if of < version))
 
-    def _send(self, weights: Snapshot, members: tuple[str, ...]) -> None:
+    def _send(self, weights: Snapshot, members: tuple[str, ...]) -> list[Confirmation]:
         if not members:
-            return
-        if self._engine is None or members != self._broadcast.members:
+            return []
+        forming = self._engine is None or members != self._members
+        if forming:
             self._leave()
-            self._form(members, weights)
-        self._engine.source = weights
+            self._members, self._name = members, uuid.uuid4().hex
+        update = _Update(self._broadcast, members, self._name, weights.version)
+        if forming:
+            self._form(update, weights)
+        self._engine.client, self._engine.source = update, _Source(weights)
         self._engine.send_weights()
-        self._engine.source = None  # the next copy of the model is made while this one may go
+        self._engine.source = None  # free this copy of the model: the next one is made meanwhile
+        return update.confirmed
 
-    def _form(self, members: tuple[str, ...], weights: Snapshot) -> None:
-        self._broadcast.members = members
-        world = 1 + len(members) * self._config.generator.tensor_parallel
+    def _form(self, update: _Update, weights: Snapshot) -> None:
+        world = 1 + len(update.members) * self._config.generator.tensor_parallel
         self._engine = WeightTransferTrainerFactory.trainer_init(
-            self._place(world), client=self._broadcast, source=weights
+            self._place(world), client=update, source=_Source(weights)
         )
-        log.info("transfer group formed", replicas=len(members), world=world)
+        log.info("transfer group formed", replicas=len(update.members), world=world)
 
     def _leave(self) -> None:
         if self._engine is not None:
@@ -132,8 +174,7 @@ class TransferGroup:
     def _place(self, world: int) -> TrainerInitInfo:
         address = ray.util.get_node_ip_address()
         if not self._nccl:
-            # Each wait of the group ends before the replicas' limit does, which is for those that stand
-            # still.
+            # Each wait of the group ends before the replicas' own limit, which ends a hung replica.
             return GlooTrainerInitInfo(address, world, min(JOIN_S, self._limit / 2), self._limit / 2, rank=0)
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from actors.coordinator.leases import Leases
+from actors.coordinator.ranking import Rank, ranked, unranked
 from actors.coordinator.sampling import Score
 from actors.coordinator.scheduler import Coordination
 from allocator import allocate
@@ -96,6 +97,7 @@ async def with_deaths(
     deaths: int,
     monkeypatch: Any,
     scoring: Score | None = None,
+    rank: Rank = unranked,
 ) -> tuple[Learner, dict[str, Group]]:
     """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
     data, fleet = prompts(17), fleet_of(chance, 0.02)
@@ -107,7 +109,7 @@ async def with_deaths(
         nonlocal lives
         lives += 1
         return asyncio.create_task(
-            coordinate(config, redis_url, data, fleet, f"coordinator-{lives}", scoring)
+            coordinate(config, redis_url, data, fleet, f"coordinator-{lives}", scoring, rank)
         )
 
     failures: list[BaseException] = []
@@ -197,6 +199,36 @@ def test_every_round_is_divided_once_whoever_dies_when(
     for report in map(json.loads, connect(redis_url).hvals(Keys(config.run.name).shards)):
         assert [sum(r["extra"]) for r in report["rounds"]] == [PROMPTS // 3 * (10 - 2) // 4] * 4
         assert_stops(report, stop)
+
+
+RANK = "own:by_length"
+
+
+async def by_length(prompt: Prompt, group: Group) -> Group:
+    """How many rollouts of its group are longer, for each."""
+    await asyncio.sleep(0.005)
+    lengths = [len(r.tokens) for r in group.rollouts]
+    return ranked(group, [{RANK: float(sum(n < other for other in lengths))} for n in lengths])
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_every_rollout_is_ranked_in_its_whole_group_whoever_dies_when(
+    redis_url: str, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = {"reward.weights": {"format": 0.0, "accuracy": 1.0, RANK: 0.5}, "allocation.rounds": rounds}
+    chance, config = random.Random(rounds), config_of(f"ranked-{rounds}", 1, **more)
+    monkeypatch.setattr(Leases, "release", keeps_its_lease)
+    learner, payloads = asyncio.run(
+        with_deaths(
+            config, redis_url, chance, coordinators=2, deaths=6, monkeypatch=monkeypatch, rank=by_length
+        )
+    )
+    every_promise_was_kept(redis_url, config, learner, payloads)
+    assert any(g.extra for g in payloads.values())
+    for g in payloads.values():
+        lengths = [len(r.tokens) for r in g.rollouts]
+        assert [r.rewards[RANK] for r in g.rollouts] == [sum(n < m for m in lengths) for n in lengths]
+        assert {len(r.rewards) for r in g.rollouts} == {3}
 
 
 def assert_stops(report: dict[str, Any], stop: str) -> None:

@@ -2,13 +2,11 @@
 ever."""
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import redis
 
-from actors.coordinator.deployment import Coordinator
+from actors.coordinator.deployment import coordinate
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect_async
@@ -25,13 +23,9 @@ async def reason_after(url: str, error: Exception) -> bytes | None:
     client = connect_async(url)
     try:
         await client.delete(KEYS.state)
-        part: Any = SimpleNamespace(_coordination=SimpleNamespace(run=stopped), _redis=client, _keys=KEYS)
-        part._give_up = lambda reason: Coordinator._give_up(part, reason)
-        try:
-            await Coordinator._run(part)
-        finally:
-            found = await client.hget(KEYS.state, "error")
-        return found
+        await coordinate(stopped(), client, KEYS)
+        reason: bytes | None = await client.hget(KEYS.state, "error")
+        return reason
     finally:
         await client.aclose()
 

@@ -19,12 +19,10 @@ from common.prompts import load_tokenizer, render
 
 
 class OneReplica:
-    """vLLM's weight-sync client for one engine in this process, which does what a generator replica does."""
+    """The broadcast client for one engine in this process, which does what a generator replica does."""
 
     def __init__(self, engine: Any) -> None:
         self._engine, self._loop, self._update = engine, asyncio.get_running_loop(), asyncio.Lock()
-        self.members: tuple[str, ...] = ()
-        self.version = 0
         self.held = 0
         self.broken_off = 0
         self.arriving: Any = None
@@ -35,20 +33,18 @@ class OneReplica:
     def roll_call(self) -> dict[str, int]:
         return {"generator/only": self.held}
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._run(self._join(init_info))
+    def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
+        assert members == ("generator/only",)
+        self._run(self._join(info))
 
     async def _join(self, info: dict[str, Any]) -> None:
         async with self._update:
             await self._engine.init_transfer(info)
 
-    def start_weight_update(self) -> None:
-        pass
+    def update(self, info: Any, version: int, group: str) -> None:
+        self._run(self._receive(info, version))
 
-    def update_weights(self, update_info: Any) -> None:
-        self._run(self._receive(update_info))
-
-    async def _receive(self, info: Any) -> None:
+    async def _receive(self, info: Any, version: int) -> None:
         async with self._update:
             self.arriving = info
             try:
@@ -56,13 +52,13 @@ class OneReplica:
             except Exception:
                 self.broken_off += 1
             else:
-                await self._engine.install(self.version)
-                self.held = self.version
+                await self._engine.install(version)
+                self.held = version
             finally:
                 self.arriving = None
 
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        pass
+    def confirm(self, version: int) -> list[Any]:
+        return [{"version": self.held, "pause_s": 0.0}]
 
 
 def snapshot(

@@ -1,108 +1,130 @@
-"""When a generator replica is no longer fit, with stand-ins for vLLM and the end of the process."""
+"""When the weights of a generator replica make it unhealthy, with timers in place of vLLM."""
 
 import asyncio
 import hashlib
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from actors.generator import deployment as generator
-from actors.generator.deployment import Generator
-from common.errors import UNREACHED, DamagedWeights, StaleWeights
+from actors.generator import deployment, held_weights
+from actors.generator.held_weights import HeldWeights
+from common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from common.load import load
 from common.weight_versions import Manifest, check_file, mark_of
 
-GROUP = ({"rank_offset": 1, "join_s": 0.05}, ("generator/a",), "g")
+GROUP: tuple[dict[str, Any], tuple[str, ...], str] = (
+    {"rank_offset": 1, "join_s": 0.05},
+    ("generator/a",),
+    "g",
+)
 
 
 class Engine:
-    """Joins a group, or raises `trouble`."""
+    """Joins a group, or raises `trouble`. Weights of version v add up to `sum-v`, after a while."""
 
-    trouble: Exception | None = None
-    joined, cut = 0, 0
-    load = SimpleNamespace(running=0, waiting=0, cache=0.0, prefix_hits=0, prefix_queries=0)
+    def __init__(self) -> None:
+        self.trouble: Exception | None = None
+        self.joined, self.installed = 0, list[int]()
+        self.receiving = asyncio.Event()
+        self.receiving.set()
 
     async def receive(self, info: Any) -> None:
-        pass
+        await self.receiving.wait()
 
     async def install(self, version: int) -> float:
+        self.installed.append(version)
+        if self.trouble is not None:
+            raise self.trouble
         return 0.0
 
     async def checksum(self) -> str:
-        return "sum"
+        await asyncio.sleep(0.02)
+        return f"sum-{self.installed[-1]}"
+
+    async def check_health(self) -> None:
+        if self.trouble is not None:
+            raise self.trouble
 
     async def init_transfer(self, info: Any) -> None:
         if self.trouble is not None:
             raise self.trouble
         self.joined += 1
 
-    async def check_health(self) -> None:
-        if self.trouble is not None:
-            raise self.trouble
 
-
-class Replica(Generator):
-    def __init__(self) -> None:
-        self._config, self._engine = load("tiny", ["weights.transport=gloo"]), Engine()
-        self._redis: Any = None
-        self._name, self._group, self._update = "generator/a", "", asyncio.Lock()
-        self._failed, self._unreached = None, False
-        self._version, self._checksum, self._pause_s = 0, "", 0.0
-        self._damaged, self._notice, self._updates = None, "", set()
-
-    def __del__(self) -> None:
-        pass
-
-
-async def join(replica: Any) -> None:
-    with suppress(RuntimeError):
-        await replica.init_weight_transfer_engine(*GROUP)
+def held(transport: str = "gloo") -> tuple[HeldWeights, Engine]:
+    engine, redis = Engine(), None
+    config = load("tiny", [f"weights.transport={transport}"])
+    return HeldWeights(config, engine, redis, "generator/a"), engine  # type: ignore[arg-type]
 
 
 def test_one_learner_that_is_not_reached_may_have_died_and_two_in_a_row_are_this_replica_s_fault() -> None:
     async def scenario() -> None:
-        replica: Any = Replica()
+        weights, engine = held()
         unreached = RuntimeError(f"{UNREACHED} at 127.0.0.1:1")
-        for trouble, fit in ((unreached, True), (None, True), (unreached, True), (unreached, False)):
-            replica._engine.trouble = trouble
-            await join(replica)
-            assert (replica._failed is None) == fit
+        for trouble, healthy in ((unreached, True), (None, True), (unreached, True), (unreached, False)):
+            engine.trouble = trouble
+            with suppress(RuntimeError):
+                await weights.join(*GROUP)
+            assert (weights.failure is None) == healthy
 
     asyncio.run(scenario())
 
 
 def test_a_join_that_waited_until_its_group_was_given_up_is_not_tried() -> None:
     async def scenario() -> None:
-        replica: Any = Replica()
-        await replica._update.acquire()
-        joining = asyncio.create_task(replica.init_weight_transfer_engine(*GROUP))
+        weights, engine = held()
+        await weights.join(*GROUP)
+        engine.receiving.clear()
+        update = asyncio.create_task(weights.take({}, 1, "g"))
+        await asyncio.sleep(0.01)
+        joining = asyncio.create_task(weights.join(GROUP[0], GROUP[1], "next"))
         await asyncio.sleep(0.1)
-        replica._update.release()
-        with pytest.raises(TimeoutError, match="busy with an update"):
+        engine.receiving.set()
+        with pytest.raises(TimeoutError):
             await joining
-        assert (replica._engine.joined, replica._failed, replica._group) == (0, None, "")
+        await update
+        assert (engine.joined, weights.failure) == (1, None)
+        await weights.take({}, 2, "next")
+        assert weights.version == 1, "it is in no group"
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("failed", ["loading weights failed", None])
-def test_an_unfit_replica_ends_by_itself(failed: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_cannot_be_loaded_make_the_replica_unhealthy() -> None:
+    async def scenario() -> None:
+        weights, engine = held()
+        await weights.join(*GROUP)
+        weights.check()
+        engine.trouble = ValueError("half loaded")
+        with pytest.raises(ValueError, match="half loaded"):
+            await weights.take({}, 1, "g")
+        assert weights.state()["state"] == "failed"
+        with pytest.raises(UnhealthyError):
+            weights.check()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("trouble", [UnhealthyError("no token for 121 s"), None])
+def test_an_unhealthy_replica_ends_by_itself(
+    trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended: list[int] = []
-    monkeypatch.setattr(generator, "EXIT_S", 0.0)
-    monkeypatch.setattr(generator.os, "_exit", ended.append)
+    monkeypatch.setattr(deployment, "EXIT_S", 0.0)
+    monkeypatch.setattr(deployment.os, "_exit", ended.append)
 
     async def scenario() -> None:
-        replica: Any = Replica()
-        await replica.check_health()
+        weights, engine = held()
+        await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
         assert ended == []
-        replica._failed = failed
-        replica._engine.trouble = RuntimeError("no sequence got a token for 121 s")
-        with pytest.raises(RuntimeError, match=failed or "no sequence got a token"):
-            await replica.check_health()
+        engine.trouble = trouble
+        if trouble is None:
+            weights.failure = "loading weights failed"
+        with pytest.raises(UnhealthyError):
+            await deployment.check_or_exit(weights, engine)  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
 
     asyncio.run(scenario())
@@ -110,36 +132,44 @@ def test_an_unfit_replica_ends_by_itself(failed: str | None, monkeypatch: pytest
 
 
 def test_a_member_that_came_to_hold_the_version_after_the_roll_call_takes_part_and_none_goes_back() -> None:
-    taken: list[int] = []
-
     async def scenario() -> None:
-        replica: Any = Replica()
-        replica._version = 7
-
-        async def take(info: Any, version: int) -> None:
-            taken.append(version)
-
-        replica._take = take
-        await replica.init_weight_transfer_engine(*GROUP)
-        for version in (6, 7, 8):
-            await replica._load_from("g", {}, version)
+        weights, engine = held()
+        await weights.join(*GROUP)
+        for version in (7, 6, 7, 8):
+            await weights.take({}, version, "g")
+        assert engine.installed == [7, 7, 8]
 
     asyncio.run(scenario())
-    assert taken == [7, 8]
+
+
+def test_no_version_is_ever_shown_with_the_checksum_of_another() -> None:
+    async def scenario() -> set[tuple[int, str]]:
+        weights, _ = held()
+        await weights.join(*GROUP)
+        shown = set()
+        for version in (1, 2):
+            update = asyncio.create_task(weights.take({}, version, "g"))
+            while not update.done():
+                await asyncio.sleep(0)
+                state = weights.state()
+                shown.add((state["version"], state["checksum"]))
+            await update
+        return shown
+
+    assert asyncio.run(scenario()) == {(0, ""), (1, ""), (1, "sum-1"), (2, ""), (2, "sum-2")}
 
 
 def test_a_file_that_is_gone_is_no_fault_of_the_replica(tmp_path: Path) -> None:
     async def scenario() -> None:
-        replica: Any = Replica()
-        replica._config = load("tiny", ["weights.transport=file"])
-        with pytest.raises(StaleWeights, match="is gone"):
-            await replica._take({"path": str(tmp_path / "old"), "sha256": "", "version": 1}, 1)
-        assert replica._failed is None
+        weights, _ = held("file")
+        with pytest.raises(StaleWeights):
+            await weights.take({"path": str(tmp_path / "old"), "sha256": "", "version": 1}, 1, "")
+        assert weights.failure is None
 
     asyncio.run(scenario())
 
 
-def test_a_damaged_file_leaves_the_replica_fit_on_what_it_has_until_it_is_published_again(
+def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_published_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, reads = tmp_path / "00000002.safetensors", list[str]()
@@ -152,29 +182,28 @@ def test_a_damaged_file_leaves_the_replica_fit_on_what_it_has_until_it_is_publis
         reads.append(info["path"])
         return check_file(info)
 
-    monkeypatch.setattr(generator, "newest", newest)
-    monkeypatch.setattr(generator, "check_file", check)
-    monkeypatch.setattr(generator, "REACH_S", 0.2)
+    monkeypatch.setattr(held_weights, "newest", newest)
+    monkeypatch.setattr(held_weights, "check_file", check)
+    monkeypatch.setattr(held_weights, "REACH_S", 0.2)
 
     async def scenario() -> None:
-        replica: Any = Replica()
-        replica._config = load("tiny", ["weights.transport=file"])
+        weights, _ = held("file")
         file.write_bytes(b"whol")
-        with pytest.raises(DamagedWeights, match="is not the announced"):
-            await replica._reach(2)
-        with pytest.raises(StaleWeights, match="holds version 0, the request needs 2"):
-            await replica._reach(2)
-        assert len(reads) == 1, "gigabytes are not read again and again"
-        await replica.check_health()
-        said = replica._state()
-        assert (said["state"], said["version"], said["damaged"]) == ("serving", 0, (2, mark_of(str(file))))
-        assert "it stays on version 0" in said["notice"]
         with pytest.raises(DamagedWeights):
-            await replica.update_weights(manifest.update_info(), 2, "")
-        assert replica._failed is None, "what the learner pushes is no other"
+            await weights.reach(2)
+        with pytest.raises(StaleWeights):
+            await weights.reach(2)
+        assert len(reads) == 1, "gigabytes are not read again and again"
+        weights.check()
+        said = weights.state()
+        assert (said["state"], said["version"], said["damaged"]) == ("serving", 0, (2, mark_of(str(file))))
+        assert said["notice"]
+        with pytest.raises(DamagedWeights):
+            await weights.take(manifest.update_info(), 2, "")
+        assert weights.failure is None, "the learner pushes the same file"
         file.write_bytes(b"whole")
-        await replica._reach(2)
-        assert replica._state()["version"] == 2
-        assert not {"damaged", "notice"} & replica._state().keys()
+        await weights.reach(2)
+        assert weights.version == 2
+        assert not {"damaged", "notice"} & weights.state().keys()
 
     asyncio.run(scenario())

@@ -51,6 +51,49 @@ def damaged_additional(change) -> bytes:  # type: ignore[no-untyped-def]
     return damaged(change, encode_additional(whole_group()))
 
 
+RANKS = {"a:rank": [2.0, 1.0], "a:rank[share]": [0.5, 0.0]}
+
+
+def whole_group_ranked() -> Group:
+    rollouts = whole_group().rollouts
+    own = [{name: [*values, 0.0][i] for name, values in RANKS.items()} for i in range(len(rollouts))]
+    return replace(
+        whole_group(),
+        ranked=tuple(RANKS),
+        rollouts=tuple(replace(r, rewards={**r.rewards, **o}) for r, o in zip(rollouts, own, strict=True)),
+    )
+
+
+def test_what_pre_rollouts_got_in_their_whole_group_travels_with_the_additional_ones() -> None:
+    group = whole_group_ranked()
+    plain = decode_group(encode_pre_rollouts(group))
+    assert [set(r.rewards) & set(RANKS) for r in plain.rollouts] == [set(), set()]
+    found = decode_group(encode_pre_rollouts(group), encode_additional(group))
+    assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
+    assert found.ranked == tuple(RANKS)
+    # Written with the plan, before anything was ranked: the same bytes.
+    assert encode_pre_rollouts(whole_group()) == encode_pre_rollouts(group)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ([1.0], "ranked must be 1 to 64 lists by name"),
+        ({}, "ranked must be 1 to 64 lists by name"),
+        ({"a:rank": [1.0]}, "'a:rank' ranks not all 2 of its pre-rollouts"),
+        ({"a:rank": 1.0}, "'a:rank' ranks not all 2"),
+        ({"a:rank": [1.0, float("nan")]}, "must be a finite number"),
+        ({"": [1.0, 1.0]}, "rewards must be text of 1 to"),
+    ],
+)
+def test_ranks_that_are_none_are_a_dead_letter(ranks: Any, reason: str) -> None:
+    def change(raw: dict[str, Any]) -> None:
+        raw["ranked"] = ranks
+
+    with pytest.raises(WireError, match=reason):
+        decode_group(encode_pre_rollouts(whole_group()), damaged_additional(change))
+
+
 def test_a_rollout_knows_where_and_when_it_was_sampled_where_that_was_noted() -> None:
     origin = Origin("generator-7", 1.5, 2.0, 3.25, 4.0)
     noted = replace(

@@ -13,7 +13,7 @@ from deploy.initial import Task, initialise
 from deploy.preflight.checks import CONFIGURATION, require
 from deploy.preflight.findings import Target
 
-TASKS: tuple[Task, ...] = ("math", "mine")
+TASKS: tuple[Task, ...] = ("math", "mine", "code")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_what_is_written_is_accepted(
     cards(0)
     monkeypatch.chdir(tmp_path)
     written = initialise(Path(f"{task}-first.yaml"), task)
-    assert len(written) == (3 if task == "mine" else 1)
+    assert len(written) == {"math": 1, "mine": 3, "code": 2}[task]
     config = load(str(written[0]))
     found = require(Target(config), Console(quiet=True), CONFIGURATION)
     assert {f.level for f in found} <= {"ok", "warn"}

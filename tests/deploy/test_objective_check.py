@@ -26,7 +26,7 @@ def checked(*overrides: str) -> None:
         ((f"learner.objective.advantage={__name__}:nan_without_a_hit",), "must be finite"),
         (
             ("learner.objective.advantage=nowhere:f",),
-            r"learner.objective.advantage \(nowhere:f\): cannot be loaded",
+            r"learner.objective.advantage: cannot load 'nowhere:f'",
         ),
         (
             ("allocation.rule=uniform", "learner.objective.group_weight={as_if: hit_utilty}"),

@@ -66,16 +66,16 @@ def test_this_environment_holds_the_versions_that_are_pinned(config: Make) -> No
 
 
 def test_two_vllms_at_once_would_stop_a_run(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = machine._version
-    monkeypatch.setattr(machine, "_version", lambda p: "0.32.0" if p.startswith("vllm") else real(p))
+    real = machine.installed_version
+    monkeypatch.setattr(machine, "installed_version", lambda p: "0.32.0" if p.startswith("vllm") else real(p))
     found = one(machine.versions, Target(config()))["vLLM"]
     assert found.level == "fail"
     assert "never mix" in found.fix
 
 
 def test_a_drifted_package_is_named_with_both_versions(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = machine._version
-    monkeypatch.setattr(machine, "_version", lambda p: "1.0" if p == "ray" else real(p))
+    real = machine.installed_version
+    monkeypatch.setattr(machine, "installed_version", lambda p: "1.0" if p == "ray" else real(p))
     assert "ray 1.0 (pinned" in one(machine.versions, Target(config()))["packages"].says
 
 

@@ -61,7 +61,7 @@ def test_a_resumed_run_is_measured_from_its_first_new_step(state):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, monkeypatch, width):
+def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, width):
     """The last screen of a long run whose numbers and warnings are as wide as they get."""
     wide = {**state.rates, "rollouts_in": 12345.0}
     long = (Warning(Kind.STALLED, "no optimizer step for 4000 s; " + "the coordinator waits " * 8),)
@@ -69,17 +69,16 @@ def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, monkeypatch, 
     states = [at(state, 10.0 * i, 97 + i, 100 * i) for i in range(4)]
     states = [replace(s, steps=200, rates=wide, warnings=long, learner=learner) for s in states]
 
-    def snapshots(config, url, done, pace):
+    pace = Pace()
+
+    def seen():
         for snapshot in states:
             pace.see(snapshot)
             yield snapshot
 
-    monkeypatch.setattr(progress_of, "_snapshots", snapshots)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=width, color_system=None)
-    progress_of._bar(
-        config_of("pace", learner={"steps": 200}), "", progress_of._Teller(console), None, Pace()
-    )
+    progress_of.show_bar(seen(), 200, progress_of.Teller(console), pace)
     lines = [line.split("\r")[-1] for line in screen.getvalue().splitlines()]
     bar = next(line for line in reversed(lines) if "training" in line)
     assert "100/200" in bar
@@ -92,18 +91,18 @@ def test_bar_step_time_left_and_rate_are_seen_at_80_columns(state, monkeypatch, 
 def test_the_first_minute_says_what_is_starting_and_no_more_is_a_warning(state):
     missing = Warning(Kind.NOT_ALIVE, "no learner is alive")
     begun = replace(state, step=0, last_step_s=None, learner={}, parts=(), warnings=(missing,))
-    assert progress_of._text(begun) == ("waiting for generator, verifier, coordinator, learner")
+    assert progress_of.figures(begun) == ("waiting for generator, verifier, coordinator, learner")
     pipe = io.StringIO()
-    progress_of._Teller(Console(file=pipe))(begun)
+    progress_of.Teller(Console(file=pipe))(begun)
     assert pipe.getvalue() == ""
-    progress_of._Teller(Console(file=pipe))(replace(begun, last_step_s=30.0))
+    progress_of.Teller(Console(file=pipe))(replace(begun, last_step_s=30.0))
     assert "no learner is alive" in pipe.getvalue(), "it has trained before"
 
 
 def test_a_warning_that_comes_and_goes_is_told_again_only_after_a_while(state):
     full = (Warning(Kind.QUEUE_FULL, "queue full"),)
     pipe = io.StringIO()
-    tell = progress_of._Teller(Console(file=pipe))
+    tell = progress_of.Teller(Console(file=pipe))
     for time in (0, 1, 2, 40, 41, 600):
         here = full if time != 2 else ()
         tell(replace(state, time=1000.0 + time, warnings=here))
@@ -114,9 +113,9 @@ def test_a_starving_learner_is_a_figure(state):
     starving = Warning(Kind.LEARNER_STARVING, "learner starving: generators are the bottleneck")
     learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
     pipe = io.StringIO()
-    progress_of._Teller(Console(file=pipe))(replace(state, warnings=(starving,)))
+    progress_of.Teller(Console(file=pipe))(replace(state, warnings=(starving,)))
     assert pipe.getvalue() == ""
-    assert "learner waits 40%" in progress_of._text(replace(state, learner=learner))
+    assert "learner waits 40%" in progress_of.figures(replace(state, learner=learner))
 
 
 def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_left_of_it():

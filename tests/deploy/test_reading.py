@@ -11,7 +11,7 @@ from common.queue import Producer
 from common.redis import connect, connect_async
 from common.state import changed
 from common.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
-from deploy.monitor.progress import _Teller
+from deploy.monitor.progress import Teller
 from deploy.monitor.prometheus import gauges
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.screen import screen
@@ -317,7 +317,7 @@ def test_what_leaves_nothing_to_allocate_or_to_learn_is_said_with_its_remedy(red
     assert " ".join(state.warnings[0].text.split()[:8]) in shown.export_text()
     assert {"kind": kind, "text": state.warnings[0].text} in state.to_dict()["warnings"]
     lines = Console(width=400, record=True, file=io.StringIO())
-    _Teller(lines)(state)
+    Teller(lines)(state)
     assert f"! {state.warnings[0].text}" in lines.export_text(), "on the console of `hora run`"
 
 

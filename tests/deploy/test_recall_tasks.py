@@ -1,5 +1,6 @@
 """Recall tasks: what they hold, that their success is exact, and that a cell trains in one process."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
+from actors.coordinator.shard import Draw
 from common.config import Config
 from common.errors import ConfigError
 from common.load import load
@@ -15,7 +17,7 @@ from common.types import Prompt
 from deploy.demo.build import MAX_TOKENS, make_model
 from deploy.demo.tokenizer import make_tokenizer
 from deploy.study.local_sampler import LocalSampler
-from deploy.study.loop import run_cell_apart
+from deploy.study.loop import run_cell, run_cell_apart
 from deploy.tasks.build import build
 from deploy.tasks.catalogue import TASKS
 from deploy.tasks.recall import (
@@ -107,9 +109,7 @@ def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folde
     config = configuration(task_folder, task_folder)
     sampler = LocalSampler(model, tokenizer, config)
     asked = Prompt(0, task.questions[0], "|".join(task.right[0]), prompt[0].int().numpy())
-    import asyncio
-
-    rollouts = asyncio.run(sampler.sample(asked, "A", 600))
+    rollouts = asyncio.run(sampler.sample(asked, Draw(0, 0, 0, 600)))
     hits = sum(r.success for r in rollouts)
     assert stats.binomtest(hits, 600, expected).pvalue > 1e-4
     one = next(r for r in rollouts if r.success)
@@ -135,9 +135,31 @@ def test_a_cell_spends_its_budget_and_is_repeated_bit_by_bit(
         groups = (tmp_path / name / "arm-seed0" / "groups.jsonl").read_text().splitlines()
         sizes = [json.loads(line)["size"] for line in groups]
         assert sum(sizes) == 2 * 6 * 8
+        assert max(len(json.loads(line)["rounds"]) for line in groups) == rounds
     assert found[0] == found[1]
     assert [point["step"] for point in found[0]["curves"]["trained"]] == [0, 1, 2]
     assert found[0]["steps"][0]["rollouts"] == 48
+
+
+@pytest.mark.system
+def test_a_control_with_the_weights_of_another_rule_trains(task_folder: Path, tmp_path: Path) -> None:
+    settings = {
+        "allocation.rule": "uniform",
+        "learner.objective.group_weight": {"as_if": "hit_utility"},
+        "learner.steps": 1,
+    }
+    found = json.loads(run_cell_apart(configuration(task_folder, tmp_path, **settings), every=1).read_text())
+    assert found["steps"][0]["rollouts"] == 48
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("allocation.budget", "tokens"), ("rollout.max_staleness", 1), ("learner.workers", 2)]
+)
+def test_what_one_process_cannot_do_is_refused_in_one_line(
+    tmp_path: Path, key: str, value: str | int
+) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is {value}.*without --loop"):
+        run_cell(configuration(tmp_path, tmp_path, **{key: value}), every=1)
 
 
 @pytest.mark.system

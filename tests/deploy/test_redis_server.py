@@ -165,7 +165,7 @@ def test_a_password_file_that_was_never_written_is_made_anew(tmp_path: Path) -> 
 
 def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
-    monkeypatch.setattr("deploy.launch.redis_server._version", lambda path: (6, 2))
+    monkeypatch.setattr("deploy.launch.redis_server.version_of", lambda path: (6, 2))
     with pytest.raises(RunError, match=r"written by Redis 7 or newer, and .* is older"):
         RedisServer(tmp_path / "redis").start()
 

@@ -9,6 +9,7 @@ from common.errors import ConfigError
 from common.load import ROOT
 from deploy.study.cells import STUDIES, cells, load_study, same_at_step_0
 from deploy.study.runner import at_once
+from deploy.tasks.catalogue import TASKS
 
 GOOD = {
     "name": "mini",
@@ -29,11 +30,12 @@ def written(tmp_path: Path, **changes: object) -> str:
 def test_every_shipped_study_has_valid_cells_of_equal_budget(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = tmp_path / "tasks" / "pairs"  # stands for the one that `python -m deploy.tasks.build` makes
-    task.mkdir(parents=True)
-    (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
-    for name in ("trained", "held-out"):
-        (task / f"{name}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
+    for name, make in TASKS.items():  # stand for those that `python -m deploy.tasks.build` makes
+        task = tmp_path / "tasks" / name
+        task.mkdir(parents=True)
+        (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
+        for prompts in make(0)[0].sets:
+            (task / f"{prompts}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
     monkeypatch.chdir(tmp_path)
     study = load_study(path.stem)
     made = cells(study, tmp_path)
@@ -145,3 +147,15 @@ def test_as_many_cells_run_at_once_as_the_processors_hold(
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     assert at_once(made) == 1
     assert at_once([]) == 1
+
+
+def test_arms_that_decide_are_trained_for_all_seeds_before_the_others(tmp_path: Path) -> None:
+    arms = "arms: {a: {}, b: {allocation.rule: uniform}, c: {allocation.rule: mixed}}"
+    text = f"name: s\nseeds: [1, 2]\ndesign: {{first: [c, a]}}\n{arms}\n"
+    file = tmp_path / "study.yaml"
+    file.write_text(text)
+    made = cells(load_study(str(file)), tmp_path)
+    assert [c.name for c in made] == ["a-seed1", "c-seed1", "a-seed2", "c-seed2", "b-seed1", "b-seed2"]
+    file.write_text(text.replace("first: [c, a]", "exploratory: [[a, d]]"))
+    with pytest.raises(ConfigError, match=r"design\.exploratory: d is none of the arms \(a, b, c\)"):
+        load_study(str(file))

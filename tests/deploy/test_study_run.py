@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.load import dump_yaml
 from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, cells, load_study
-from deploy.study.runner import _finished, _run_all
+from deploy.study.runner import is_finished, run_cells
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
 
@@ -34,7 +34,7 @@ def start(cell, out):
     NOTE.write_text(str(run.pid))
     return run
 
-study_run._start = start
+study_run.start_cell = start
 sys.argv[1:] = ["study", sys.argv[1], "--out", str(Path(sys.argv[2]).parent / "out"), "--parallel", "1"]
 from deploy.cli import main
 main()
@@ -84,17 +84,17 @@ def test_no_cell_outlives_a_study_that_is_told_to_end(tmp_path: Path, number: si
             cell.kill()
 
 
-def test_a_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_path: Path) -> None:
+def test_ais_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_path: Path) -> None:
     for state in ("finished", "stopped"):
         here, there = tmp_path / state, tmp_path / f"{state}-moved"
         made(tmp_path, here, state)
         shutil.move(here, there)
         [cell] = cells(load_study(written(tmp_path)), there)
         if state == "finished":
-            assert _finished(cell, there)
+            assert is_finished(cell, there)
         else:
             with pytest.raises(ConfigError, match=r"was run with other settings \(run.folder: "):
-                _finished(cell, there)
+                is_finished(cell, there)
 
 
 def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
                 [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
             )
 
-    monkeypatch.setattr("deploy.study.runner._start", start)
+    monkeypatch.setattr("deploy.study.runner.start_cell", start)
     with open(os.devnull, "w") as nowhere:
-        failed = _run_all(plan, [cell], tmp_path, 1, Console(file=nowhere))
+        failed = run_cells(plan, [cell], tmp_path, 1, Console(file=nowhere))
     assert failed == [(cell, "ValueError: worse")]

@@ -1,12 +1,14 @@
 """The report of a study of curves: who is compared with whom, on which seeds, and what is said of it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from evaluation.report.curves_report import Rules, compare, load_curve, write_curves_report
+from evaluation.report.curves import Rules, compare, load_curve
+from evaluation.report.curves_report import write_curves_report
 from evaluation.run_folders import RunFolderError
 
 RULES = Rules((("more", "base"), ("same", "base")), ("more is better",), "held-out", 16, 0.02, ("none",))
@@ -26,7 +28,7 @@ def write_cell(path: Path, seed: int, gain: float) -> Path:
         }
         for s in STEPS
     ]
-    training = [{"step": s, "hits": 0.7, "signal": 0.5} for s in range(9)]
+    training = [{"step": s, "hits": 0.7, "signal": 0.5, "tokens": 900.0, "entropy": 1.0} for s in range(9)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"curves": {"trained": points, "held-out": points}, "steps": training}))
     return path
@@ -65,9 +67,39 @@ def test_the_page_says_first_what_was_written_down_and_names_what_is_missing(
     cells["more"][4].unlink()
     text = write_curves_report(tmp_path / "report", "A study", cells, RULES).read_text()
     assert text.index("Written down before it ran") < text.index("more is better") < text.index("Comparisons")
-    assert "Missing: more-seed4" in text
+    assert "Seeds missing: more (4 of 5)" in text
     for name in ("curves", "frontier", "forest", "power"):
         assert (tmp_path / "report" / f"{name}.png").stat().st_size > 5000
+
+
+def test_an_exploratory_comparison_is_apart_and_uncorrected(
+    cells: dict[str, dict[int, Path]], tmp_path: Path
+) -> None:
+    rules = replace(RULES, comparisons=(("same", "base"),), exploratory=(("more", "base"),))
+    text = write_curves_report(tmp_path / "report", "A study", cells, rules).read_text()
+    assert text.index("Exploratory comparisons") < text.index("| more | base | 5 | +4.2")
+    assert "Holm over 1 comparisons" in text
+    assert "| more | base | 5 | +4.2 ± 0.2 | — |" in text
+
+
+def test_an_arm_that_never_ran_is_named_and_the_rest_reported(
+    cells: dict[str, dict[int, Path]], tmp_path: Path
+) -> None:
+    for path in cells["same"].values():
+        path.unlink()
+    text = write_curves_report(tmp_path / "report", "A study", cells, RULES).read_text()
+    assert "Not run: same" in text
+    assert "Holm over 1 comparisons" in text
+
+
+def test_the_page_says_by_itself_where_an_arm_is_near_the_ceiling(tmp_path: Path) -> None:
+    for gain, said in ((0.0, False), (0.25, True)):
+        cells = {
+            a: {s: write_cell(tmp_path / f"{gain}" / f"{a}-{s}.json", s, g) for s in range(3)}
+            for a, g in (("base", 0.0), ("more", gain), ("same", 0.0))
+        }
+        text = write_curves_report(tmp_path / "report", "A study", cells, RULES).read_text()
+        assert ("Near the ceiling at the end: more (10" in text) is said
 
 
 def test_what_cannot_be_compared_is_one_line(cells: dict[str, dict[int, Path]], tmp_path: Path) -> None:
@@ -76,9 +108,9 @@ def test_what_cannot_be_compared_is_one_line(cells: dict[str, dict[int, Path]], 
         RunFolderError, match=r"design\.watched \(transfer\) is none of the sets \(trained, held-out\)"
     ):
         write_curves_report(tmp_path / "report", "A study", cells, other)
-    for path in cells["more"].values():
+    for path in cells["base"].values():
         path.unlink()
-    with pytest.raises(RunFolderError, match="more and base have no finished seed in common"):
+    with pytest.raises(RunFolderError, match="no comparison has a finished seed in common"):
         write_curves_report(tmp_path / "report", "A study", cells, RULES)
     broken = tmp_path / "broken.json"
     broken.write_text("{}")

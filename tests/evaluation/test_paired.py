@@ -69,3 +69,12 @@ def test_power_is_how_often_simulated_studies_see_the_effect() -> None:
     assert power(0.8, 1.0, 10) == pytest.approx(float(seen), abs=0.01)
     assert power(detectable(1.0, 10), 1.0, 10) == pytest.approx(0.8)
     assert detectable(2.0, 10) == pytest.approx(2 * detectable(1.0, 10))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 20])
+def test_power_rises_to_one_and_is_a_number_everywhere(seeds: int) -> None:
+    found = [power(effect, 1.0, seeds) for effect in np.linspace(0, 60, 200)]
+    assert all(0.0 <= p <= 1.0 + 1e-12 for p in found)
+    assert found[0] == pytest.approx(0.05)
+    assert found[-1] > 0.99
+    assert power(detectable(0.07, seeds), 0.07, seeds) == pytest.approx(0.8, abs=1e-6)

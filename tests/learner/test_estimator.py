@@ -139,7 +139,7 @@ def test_a_users_function_sees_rewards_successes_and_phases() -> None:
         ("too_short", r"returned shape \(\d+,\) for a group of \d+ rollouts"),
         ("nan_without_a_hit", r"returned nan for rollout 0 of a group of 2 with rewards \[0.0, 0.0\]"),
         ("words", "returned a str, not numbers"),
-        ("nothing", "cannot be loaded.*nothing"),
+        ("nothing", "cannot load.*nothing"),
         ("WEIGHTS", "is a dict, not a function"),
     ],
 )

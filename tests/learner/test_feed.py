@@ -12,7 +12,7 @@ import pytest
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.queue import Row
+from common.queue import Consumer, Row
 from common.redis import connect
 from common.telemetry import heartbeat_now
 from common.types import Group
@@ -133,7 +133,8 @@ def test_a_claim_whose_answer_was_lost_is_found_again(redis_server: RedisServer)
     assert len(lost[0][1]) == GAMMA
     feed.plan(0, lambda: None)
     assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
-    assert feed._consumer.claim(0.01) == feed._unheard() == []
+    assert Consumer(connect(redis_server.url), config()).claim(0.01) == []
+    assert feed.missing(1) == (GAMMA, 1), "nothing is left"
 
 
 def test_a_redis_that_lost_what_the_checkpoint_contains_is_an_error(redis_server: RedisServer) -> None:
@@ -249,7 +250,7 @@ def test_what_is_let_go_late_is_let_go_after_a_restart(redis_server: RedisServer
     second.plan(2, lambda: None)
     second.durable(2)
     assert client.xlen(keys.groups) == GAMMA
-    assert second._consumer.claimed() == GAMMA
+    assert Consumer(client, config()).claimed() == GAMMA
 
 
 def test_waiting_for_ever_is_an_error_that_names_the_limit(redis_server: RedisServer) -> None:

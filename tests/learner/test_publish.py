@@ -1,5 +1,7 @@
 """Publishing over files: the learner and the next version wait for no replica."""
 
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,7 +17,7 @@ from common.redis import connect
 from common.weight_versions import newest_now
 from deploy.launch.redis_server import RedisServer
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports vLLM
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 
 
 class Weights:
@@ -40,15 +42,15 @@ def first_version(url: str, folder: Path) -> tuple[Any, Any]:
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights.publisher import BroadcastClient
+    from learner.weights.broadcast import BroadcastClient
 
     goes_on, told = threading.Event(), list[int]()
 
-    def stands_still(client: BroadcastClient, info: Any) -> None:
-        told.append(info["version"])
+    def stands_still(client: BroadcastClient, info: Any, version: int) -> None:
+        told.append(version)
         assert goes_on.wait(60)
 
-    monkeypatch.setattr(BroadcastClient, "update_weights", stands_still)
+    monkeypatch.setattr(BroadcastClient, "update", stands_still)
     publisher, client = first_version(redis_server.url, tmp_path)
     while not told:
         time.sleep(0.01)
@@ -73,12 +75,12 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from learner.weights.publisher import BroadcastClient
+    from learner.weights.broadcast import BroadcastClient
 
-    def fails(client: BroadcastClient, info: Any) -> None:
+    def fails(client: BroadcastClient, info: Any, version: int) -> None:
         raise ValueError("of Serve's own making")
 
-    monkeypatch.setattr(BroadcastClient, "update_weights", fails)
+    monkeypatch.setattr(BroadcastClient, "update", fails)
     publisher, client = first_version(redis_server.url, tmp_path)
     publisher.close()
     assert client.hget(Keys("r").state, "version") == b"1"
@@ -89,9 +91,9 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
 def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights.file_transport import FileTrainerEngine
+    from learner.weights.file_transport import FileTransport
 
-    goes_on, write = threading.Event(), FileTrainerEngine.write
+    goes_on, write = threading.Event(), FileTransport.write
 
     def slow(*arguments: Any) -> Any:
         assert goes_on.wait(60)
@@ -99,7 +101,7 @@ def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
 
     publisher, client = first_version(redis_server.url, tmp_path)
     publisher.wait()
-    monkeypatch.setattr(FileTrainerEngine, "write", slow)
+    monkeypatch.setattr(FileTransport, "write", slow)
     with torch.no_grad():
         Weights.hf.weight.fill_(2.0)
         publisher.publish(2)  # returns while the disk has nothing
@@ -110,3 +112,24 @@ def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
     assert client.hget(Keys("r").state, "version") == b"2"
     written = load_file(tmp_path / "weights" / "00000002.safetensors")
     assert torch.equal(written["weight"], torch.full((4, 4), 2.0))
+
+
+def test_a_learner_that_publishes_files_never_loads_vllm(tmp_path: Path, redis_server: RedisServer) -> None:
+    script = f"""
+import sys, torch
+from pathlib import Path
+from common.load import load
+from common.redis import connect
+import learner.train
+from learner.weights.publisher import Publisher
+class Weights:
+    def whole(self): return iter([("weight", torch.ones(4, 4))])
+config, client = load("tiny", ["run.name=r"]), connect({redis_server.url!r})
+publisher = Publisher(config, Weights(), client, Path({str(tmp_path)!r}), 0)
+publisher.publish(1)
+publisher.close()
+print(sorted(name for name in sys.modules if name.partition(".")[0] == "vllm"))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr[-2000:]
+    assert newest_now(connect(redis_server.url), "r") is not None

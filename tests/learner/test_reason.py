@@ -67,9 +67,9 @@ def controller_that_dies(times: int) -> tuple[Callable[[], Any], list[int]]:
 
 def test_a_controller_that_dies_again_and_again_is_given_up() -> None:
     make, started = controller_that_dies(2)
-    launch._fit(make)
+    launch.fit(make)
     assert len(started) == 3
     make, started = controller_that_dies(9)
     with pytest.raises(RunError, match="TrainController died 3 times"):
-        launch._fit(make)
+        launch.fit(make)
     assert len(started) == launch.CONTROLLERS

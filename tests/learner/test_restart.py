@@ -19,6 +19,7 @@ from common.load import load
 from common.redis import connect
 from common.types import Group
 from deploy.launch.redis_server import RedisServer
+from evaluation.rollouts import read_rollouts
 from learner.export import export_checkpoint
 from learner.origin import step_of
 from tests.support.filling import fill
@@ -90,6 +91,17 @@ def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bi
     )
     steps = [json.loads(line)["step"] for line in (folder / "r" / "steps.jsonl").read_text().splitlines()]
     assert steps == list(range(STEPS))
+    table = read_rollouts(folder / "r")
+    rows = sorted(
+        zip(*(table[n].to_pylist() for n in ("prompt", "number", "length", "success")), strict=True)
+    )
+    assert rows == sorted(
+        (g.prompt_index, i, len(r.tokens), r.success)
+        for g in groups(config)
+        for i, r in enumerate(g.rollouts)
+    ), "each rollout of each trained group once"
+    trained_in = {(line["step"], line["group_id"]) for line in lines}
+    assert {*zip(table["step"].to_pylist(), table["group"].to_pylist(), strict=True)} == trained_in
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def logged(chosen: Config, folder: Path, steps: dict[int, dict[str, float]] = ST
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return module._client(tmp_path)
+    return module.mlflow_client(tmp_path)
 
 
 def test_mlflow_keeps_a_run_in_its_folder_and_continues_it(tmp_path: Path, client: Any) -> None:

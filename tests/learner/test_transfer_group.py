@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from common.load import load
 from common.redis import connect
@@ -19,12 +20,16 @@ def client(redis_server: RedisServer) -> Any:
 
 
 def group(client: Any, sent_s_ago: float) -> Any:
+    """A group that broadcast a version then, when no replica was there."""
     from learner.weights.broadcast import BroadcastClient
+    from learner.weights.host_copy import Snapshot
     from learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
-    made = TransferGroup(config, client, BroadcastClient(config))
-    made._sent_at = time.time() - sent_s_ago
+    times = iter([time.time() - sent_s_ago])
+    clock = lambda: next(times, time.time())  # noqa: E731
+    made = TransferGroup(config, client, BroadcastClient(1.0), clock)
+    assert made.send(Snapshot(7, [], torch.device("cpu"))) == []
     return made
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.leases import Leases
+from actors.coordinator.ranking import Rank, unranked
 from actors.coordinator.sampling import Generate, Score
 from actors.coordinator.scheduler import Coordination, Services
 from allocator.priors import FixedPrior
@@ -112,7 +113,13 @@ class Newest:
 
 
 async def coordinate(
-    config: Config, url: str, data: list[Prompt], fleet: Fleet, owner: str, scoring: Score | None = None
+    config: Config,
+    url: str,
+    data: list[Prompt],
+    fleet: Fleet,
+    owner: str,
+    scoring: Score | None = None,
+    rank: Rank = unranked,
 ) -> Coordination:
     """Run one coordinator to the end of the run (all steps trained); raises what stopped it. `scoring`:
     `score` by default."""
@@ -136,6 +143,7 @@ async def coordinate(
         cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), len(data)),
         leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
         telemetry=Telemetry(redis, config.run.name),
+        rank=rank,
     )
     coordination = Coordination(config, data, TOKENIZER, redis, services)
     try:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from deploy.runs.audit_run import audit_run
+from evaluation.rollouts import read_rollouts
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SMALL = {
@@ -182,6 +183,7 @@ class LiveRun:
         steps = [json.loads(line)["step"] for line in (self.run / "steps.jsonl").read_text().splitlines()]
         assert steps == list(range(self.steps))
         assert audit_run(self.run)
+        assert read_rollouts(self.run, columns=["queued", "replica"])["queued"].null_count == 0
         _, alive = psutil.wait_procs(list(self.family), timeout=20)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
 

@@ -83,7 +83,7 @@ class ProgramPool:
 
     def _run(self, program: str, tests: RowTests, answer: Answer) -> float:
         """In a thread. As many run at a time as there are runners at most."""
-        runner = self._idle.pop() if self._idle else self._new()
+        runner = self._free()
         try:
             verdict = runner.judge(program, tests)
         except SandboxLost as error:
@@ -102,10 +102,13 @@ class ProgramPool:
             _log.warning("code_tests: %s, counted as wrong (%s)", verdict.why, answer.place)
         return float(verdict.right)
 
-    def _new(self) -> Runner:
-        runner = Runner(self._limits)
-        self._runners.append(runner)
-        return runner
+    def _free(self) -> Runner:
+        try:
+            return self._idle.pop()
+        except IndexError:  # not asked before: another thread may take the last one in between
+            runner = Runner(self._limits)
+            self._runners.append(runner)
+            return runner
 
 
 def limits_of(settings: CodeTests) -> Limits:

@@ -109,6 +109,17 @@ def test_every_sandbox_has_a_user_of_its_own(box: Sandbox) -> None:
     assert b"(0, 0, 0)\n" not in users
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="the kernel bounds the threads of every other user")
+def test_threads_are_refused_where_nothing_bounds_them() -> None:
+    sandbox = Sandbox(without=["uid"])
+    try:
+        outcome = sandbox.run("import threading; threading.Thread(target=print).start()")
+        assert b"can't start new thread" in outcome.err
+        assert sandbox.run("print(1)").kind == "ok"
+    finally:
+        sandbox.close()
+
+
 def test_a_program_can_be_stopped(box: Sandbox) -> None:
     box.start("import time; time.sleep(60)")
     box.stop()

@@ -1,0 +1,48 @@
+"""Rewards of whole groups: known when a group is complete, from the text of all its completions.
+
+The pre-rollouts of a group are stored with its shard's plan, before the additional ones exist. So these
+values travel with the additional rollouts (`common/wire.py`), and no success can depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from common.stop_tokens import silent_tokens, spoken
+from common.types import Group, Prompt, Rollout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Rank = Callable[[Prompt, Group], Awaitable[Group]]
+"""The group of a prompt with the rewards that its rollouts get among each other."""
+
+
+async def unranked(prompt: Prompt, group: Group) -> Group:
+    """Where no reward is of whole groups."""
+    return group
+
+
+def ranked(group: Group, values: Sequence[Mapping[str, float]]) -> Group:
+    """`group` with the rewards (G_i,) that its rollouts got among each other."""
+    rollouts = tuple(
+        replace(r, rewards={**r.rewards, **value}) for r, value in zip(group.rollouts, values, strict=True)
+    )
+    return replace(group, rollouts=rollouts, ranked=tuple(values[0]))
+
+
+class LastTexts:
+    """Texts of rollouts as single rewards had them, from their tokens: those of Phase A are kept as tokens
+    alone."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+
+    def __call__(self, rollout: Rollout) -> str:
+        """Its last turn, without the token that ended it and without special tokens."""
+        ids = rollout.tokens[-rollout.turns[-1].sampled :] if rollout.turns else rollout.tokens
+        return spoken(
+            self._tokenizer, self._silent, (ids[:-1] if rollout.finish_reason == "stop" else ids).tolist()
+        )

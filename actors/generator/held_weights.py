@@ -1,0 +1,205 @@
+"""The weights that a generator replica holds: their version, how newer ones arrive, and whether an update
+made the replica unhealthy.
+
+Weights arrive in two ways with the same end. The learner pushes each version to all replicas. A replica that
+missed one pulls the newest announced version itself before it serves (`file`), or waits until the learner
+forms a group with it (`gloo`, `nccl`).
+
+A failed or overdue update makes the replica unhealthy. There are two exceptions, which leave it as it was and
+serving: an update that broke off before a worker loaded anything (`file`, `gloo`), and a file that differs
+from its announcement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Coroutine, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from common.config import Config
+from common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
+from common.redis import AsyncRedis
+from common.weight_versions import check_file, mark_of, newest
+
+log = structlog.get_logger(__name__)
+POLL_S = 0.05
+REACH_S = 5.0  # then the request gives up its place, so that the calls that bring weights get through
+
+
+class WeightEngine(Protocol):
+    """What an update needs of an engine; see `actors.generator.vllm_engine.Engine`."""
+
+    async def init_transfer(self, info: Mapping[str, object]) -> None: ...
+    async def receive(self, info: Mapping[str, object]) -> None: ...
+    async def install(self, version: int) -> float: ...
+    async def checksum(self) -> str: ...
+
+
+class HeldWeights:
+    """Of the replica `name`. Begins with the initial policy, version 0.
+
+    `failure` says why the replica must end; None while it is healthy.
+    """
+
+    def __init__(self, config: Config, engine: WeightEngine, redis: AsyncRedis, name: str) -> None:
+        self._config, self._engine, self._redis, self._name = config, engine, redis, name
+        self._transport = config.weights.transport
+        self._update = asyncio.Lock()
+        self._updates: set[asyncio.Task[None]] = set()
+        self._group = ""  # the transfer group that this replica is in
+        self._unreached = False  # at the last attempt to join a group
+        self._checksum, self._pause_s, self._notice = "", 0.0, ""
+        self._damaged: tuple[int, str] | None = None  # version and mark of a file that was not as announced
+        self.version = 0
+        self.failure: str | None = None
+
+    async def join(self, info: Mapping[str, Any], members: tuple[str, ...], group: str) -> None:
+        """Join the learner's `group` at this replica's place among `members`, if it is one of them.
+
+        An update in progress ends first: its group broke up when the learner left it. Raises TimeoutError
+        when the group was given up meanwhile.
+        """
+        deadline = time.monotonic() + info.get("join_s", self._config.weights.update_limit_s)
+        async with self._update:
+            self._group = ""
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._name} was busy with an update until the group was given up")
+            if self._name in members:
+                place = members.index(self._name) * self._config.generator.tensor_parallel
+                joining = self._engine.init_transfer({**info, "rank_offset": info["rank_offset"] + place})
+                await self._guarded("joining the transfer group", joining, may_break_off=True)
+                self._group = group
+
+    async def take(self, info: Mapping[str, Any], version: int, group: str) -> None:
+        """The whole update to `version`, so nothing stays open when the learner dies meanwhile. Over `gloo`
+        and `nccl` it is for the members of `group`."""
+        if self._transport == "file":
+            await self._whole(self._load(info))
+        else:
+            await self._whole(self._load_from(group, info, version))
+
+    async def reach(self, version: int) -> None:
+        """Return when `version` or a newer one is held. Raises StaleWeights when it does not come in time."""
+        deadline = time.monotonic() + REACH_S
+        while self.version < version:
+            if self._transport == "file":
+                await self.catch_up()
+            if self.version < version:
+                if time.monotonic() > deadline:
+                    raise StaleWeights(
+                        f"{self._name} holds version {self.version}, the request needs {version}"
+                    )
+                await asyncio.sleep(POLL_S)
+
+    async def catch_up(self) -> None:
+        """Pull the newest announced version, if it is newer than the held one and its file exists."""
+        manifest = await newest(self._redis, self._config.run.name)
+        if manifest is None or manifest.version <= self.version or not os.path.exists(manifest.path):
+            return
+        if self._damaged != (manifest.version, mark_of(manifest.path)):  # that file was read already
+            await self._whole(self._load(manifest.update_info()))
+
+    def confirm(self, wanted: int) -> dict[str, Any]:
+        """What is held. Raises StaleWeights when that is less than `wanted`."""
+        if self.version < wanted:
+            raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
+        return {
+            "replica": self._name,
+            "version": self.version,
+            "checksum": self._checksum,
+            "pause_s": self._pause_s,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """For heartbeats."""
+        return {
+            "version": self.version,
+            "checksum": self._checksum[:16],
+            "pause_s": self._pause_s,
+            "state": "failed" if self.failure else "serving",
+            **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
+        }
+
+    def check(self) -> None:
+        """Raise UnhealthyError when an update failed."""
+        if self.failure:
+            raise UnhealthyError(f"{self._name}: {self.failure}")
+
+    async def _whole(self, update: Coroutine[Any, Any, None]) -> None:
+        """Finish `update` even when the request that waits for it is cancelled."""
+        task = asyncio.get_running_loop().create_task(update)
+        self._updates.add(task)
+        task.add_done_callback(self._updates.discard)
+        await asyncio.shield(task)
+
+    async def _load(self, info: Mapping[str, Any]) -> None:
+        async with self._update:
+            if int(info["version"]) > self.version:
+                await self._install(await self._checked(info), int(info["version"]))
+
+    async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
+        async with self._update:
+            # A member that holds the version by now takes part too, or the other members would wait for it.
+            if group == self._group and version >= self.version:
+                await self._install(info, version)
+
+    async def _install(self, info: Mapping[str, Any], version: int) -> None:
+        await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
+        self._pause_s = await self._guarded("loading weights", self._engine.install(version))
+        # Views compare replicas by version and checksum, so the two always belong together.
+        self.version, self._checksum, self._damaged, self._notice = version, "", None, ""
+        self._checksum = await self._guarded("computing the checksum", self._engine.checksum())
+
+    async def _checked(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """What the workers need to read the announced file, which is in the page cache then. Raises
+        DamagedWeights for another file; the heartbeat reports it, and the learner publishes the version
+        again."""
+        mark, version = mark_of(info["path"]), int(info["version"])
+        try:
+            checked: dict[str, Any] = await self._guarded(
+                "checking the file", asyncio.to_thread(check_file, info)
+            )
+        except DamagedWeights as error:
+            self._damaged = (version, mark)
+            self._notice = f"{error}; it stays on version {self.version} until they are published again"
+            log.error(
+                "a published file is damaged", version=version, stays_on=self.version, reason=str(error)
+            )
+            raise
+        return checked
+
+    async def _guarded(self, what: str, work: Awaitable[Any], *, may_break_off: bool = False) -> Any:
+        """The result of `work`, one phase of an update, which has a deadline. A replica that fails a phase is
+        unhealthy.
+
+        `may_break_off`: over files or Gloo one worker that fails in time has left the model as it was. One
+        failed join may be a dead learner's invitation. Two in a row mean that this replica is faulty.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task}, timeout=self._config.weights.update_limit_s)
+        finally:
+            task.cancel()  # a finished task ignores it
+        error = (
+            task.exception()
+            if task.done()
+            else TimeoutError(f"it took {self._config.weights.update_limit_s:g} s")
+        )
+        if error is None:
+            self._unreached = False
+            return task.result()
+        unreached, before = UNREACHED in str(error), self._unreached
+        self._unreached = unreached
+        lost = isinstance(error, TimeoutError) or (unreached and before)
+        broken_off = isinstance(error, StaleWeights) or (may_break_off and self._receives_aside())
+        if lost or not broken_off:
+            self.failure = f"{what} failed: {type(error).__name__}: {error}"
+        raise error
+
+    def _receives_aside(self) -> bool:
+        """Whether weights that do not arrive leave the replica unchanged, with no worker ahead of another."""
+        return self._transport != "nccl" and self._config.generator.tensor_parallel == 1

@@ -1,0 +1,110 @@
+"""A user's own rewards in the verifier: of single completions and of whole groups, plain ones in killable
+processes, `async` ones on a loop of their own, all of them waited for while they are unavailable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from pebble import ProcessExpired
+
+from actors.verifier.judges import Judges
+from common.config import Reward
+from common.errors import Unavailable
+from common.reward_names import function_of, is_own, taken
+from common.user_rewards import (
+    Answer,
+    group_reward,
+    group_reward_async,
+    is_async,
+    is_group,
+    user_reward,
+    user_reward_async,
+)
+
+T = TypeVar("T")
+LONGEST_PAUSE_S = 10.0
+"""Longest pause between two tries of a reward that is unavailable."""
+Run = Callable[..., Awaitable[Any]]
+"""A function and its arguments, in a worker process that is killed at `limit_s`."""
+
+
+class OwnRewards:
+    """The functions that `reward` names. `run` calls one in a worker process."""
+
+    def __init__(self, reward: Reward, run: Run) -> None:
+        self._reward, self._run = reward, run
+        own = [name for name in reward.names if is_own(name)]
+        self._names = {f: [n for n in own if function_of(n) == f] for f in map(function_of, own)}
+        self._groups = [f for f in self._names if is_group(f)]
+        self._singles = [f for f in self._names if f not in self._groups]
+        self._async = {f for f in self._names if is_async(f)}
+        self._judges = Judges(reward.time_limit_s) if self._async else None
+        self.away: dict[str, str] = {}
+
+    def close(self) -> None:
+        if self._judges is not None:
+            self._judges.close()
+
+    async def score(self, answer: Answer) -> dict[str, float]:
+        """The rewards of one completion. Raises ValueError where one fails."""
+        scored: dict[str, float] = {}
+        for f in self._singles:
+            value = await self._patient(f, partial(self._call, user_reward, user_reward_async, f, answer))
+            scored |= taken(self._names[f], value, answer.place)
+        return scored
+
+    async def score_group(self, answers: Sequence[Answer]) -> list[dict[str, float]]:
+        """The rewards that each completion of one group gets among all of them. Raises ValueError where one
+        fails."""
+        scored: list[dict[str, float]] = [{} for _ in answers]
+        group = list(answers)
+        for f in self._groups:
+            ask = partial(self._call, group_reward, group_reward_async, f, group)
+            values = await self._patient(f, ask)
+            for found, value, answer in zip(scored, values, group, strict=True):
+                found |= taken(self._names[f], value, answer.place)
+        return scored
+
+    async def call(self, key: str, function: Callable[..., Any], name: str, *args: Any) -> Any:
+        """A user's function by its name, within reward.time_limit_s; `key` is the setting that names it."""
+        return await self._limited(key, name, self._run(function, name, *args, limit_s=self._limit))
+
+    async def _call(
+        self, plain: Callable[..., Any], on_loop: Callable[..., Any], name: str, subject: object
+    ) -> Any:
+        if self._judges is not None and name in self._async:
+            return await self._limited("reward", name, self._judges.ask(on_loop, name, subject))
+        return await self.call("reward", plain, name, subject)
+
+    async def _limited(self, key: str, name: str, work: Awaitable[T]) -> T:
+        try:
+            return await work
+        except (TimeoutError, ProcessExpired) as error:
+            raise ValueError(f"{key} {name!r} took over {self._limit} s or ended its process") from error
+
+    @property
+    def _limit(self) -> float:
+        return self._reward.time_limit_s
+
+    async def _patient(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
+        """`ask`, again and again for reward.wait_limit_s while it raises Unavailable."""
+        deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
+        while True:
+            try:
+                value = await ask()
+            except Unavailable as error:
+                self.away[name] = str(error)
+                if time.monotonic() + pause > deadline:
+                    raise ValueError(
+                        f"reward {name!r} was unavailable for reward.wait_limit_s = "
+                        f"{self._reward.wait_limit_s:g} s: {error}"
+                    ) from None
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE_S, 2 * pause)
+            else:
+                self.away.pop(name, None)
+                return value

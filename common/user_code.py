@@ -1,0 +1,37 @@
+"""Functions that a user names in the configuration as `package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from common.errors import ConfigError, Unavailable
+
+
+def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
+    """The function `name` of configuration key `key`. `others` are the names that are valid besides
+    functions. Raises ConfigError."""
+    module, _, function = name.partition(":")
+    try:
+        found: object = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{key}: cannot load {name!r}: {error}; write {others}package.module:function"
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"{key}: {name!r} is a {type(found).__name__}, not a function")
+    return found
+
+
+@contextmanager
+def failures_named(what: str, where: str = "") -> Iterator[None]:
+    """Raise every error of the block as a ValueError that names the function (`what`) and its input
+    (`where`). Unavailable passes: it asks the run to wait."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise ValueError(f"{what} raised {type(error).__name__}: {error}{where}") from error

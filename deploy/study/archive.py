@@ -1,0 +1,151 @@
+"""What a study in the loop measured, in one compressed file, and every table and figure of the reports from
+such files.
+
+    python -m deploy.study.archive pack STUDY FOLDER OUT.json.xz
+    python -m deploy.study.archive report docs/results
+
+`pack` keeps of each finished cell its curves, its steps, the counts of every group and the success of every
+prompt at the end. `report` writes NAME.md and NAME-*.png beside each NAME.json.xz in a folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import HoraError
+from common.load import load
+from deploy.study.cells import Study, cells, load_study
+from deploy.study.loop import CURVES
+from deploy.study.loop_runner import rules_of
+from evaluation.report.curves import Curve, curve_of
+from evaluation.report.curves_report import report_curves
+from evaluation.report.figures import save
+from evaluation.report.mechanism import Groups, Terms, foretold
+from evaluation.report.mechanism_figures import allocation_figure, mechanism_figure, mechanism_table
+
+KEPT = ("step", "prompt_index", "p", "size", "successes", "hits", "rounds", "round_hits", "tokens")
+PRIOR = ("prior_alpha", "prior_beta")
+DIGITS = 5
+DRAWS = 4
+MOST_ARMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A study and its finished cells: `records[arm][seed]` is what the cell wrote, `groups` in it columns."""
+
+    study: Study
+    records: Mapping[str, Mapping[int, Mapping[str, object]]]
+
+    def curves(self) -> dict[str, dict[int, Curve]]:
+        return {arm: {seed: curve_of(r) for seed, r in found.items()} for arm, found in self.records.items()}
+
+    def groups(self, arm: str) -> Groups:
+        """All groups of the arm, over its seeds."""
+        tables = [r["groups"] for r in self.records[arm].values()]
+        columns = {
+            name: np.concatenate([np.asarray(t[name]) for t in tables if isinstance(t, dict)])
+            for name in ("step", "p", "size", "hits", *PRIOR)
+        }
+        prior = np.stack([columns[name] for name in PRIOR], axis=1)
+        return Groups(columns["step"], columns["p"], columns["size"], columns["hits"], prior)
+
+    def terms(self, arm: str) -> Terms:
+        """How the arm divides Phase B."""
+        settings = {**self.study.set, **self.study.arms[arm]}
+        config = load(self.study.base, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
+        allocation, rollout = config.allocation, config.rollout
+        return Terms(
+            allocation.rule, allocation.rounds, allocation.stop, rollout.group_size, rollout.pre_rollouts
+        )
+
+
+def pack(source: str, folder: Path, out: Path) -> int:
+    """Write the finished cells of the study in `folder` to `out`; returns how many. Raises HoraError where
+    there is none."""
+    study = load_study(source)
+    records: dict[str, dict[str, object]] = {arm: {} for arm in study.arms}
+    for cell in cells(study, folder, held_out=False):
+        if (cell.folder(folder) / CURVES).exists():
+            records[cell.arm][str(cell.seed)] = _record(cell.folder(folder))
+    count = sum(map(len, records.values()))
+    if not count:
+        raise HoraError(f"{folder}: holds no finished cell of {source}: nothing to keep")
+    text = json.dumps({"study": study.model_dump(mode="json"), "cells": records}, separators=(",", ":"))
+    out.write_bytes(lzma.compress(text.encode(), preset=6))
+    return count
+
+
+def unpack(path: Path) -> Archive:
+    """Raises HoraError for a file that `pack` did not write."""
+    try:
+        found = json.loads(lzma.decompress(path.read_bytes()))
+        records = {arm: {int(s): r for s, r in seeds.items()} for arm, seeds in found["cells"].items()}
+        return Archive(Study.model_validate(found["study"]), records)
+    except (OSError, lzma.LZMAError, ValueError, KeyError, AttributeError) as error:
+        raise HoraError(
+            f"{path}: not an archive of a study ({type(error).__name__}: {error}); make one with "
+            "`python -m deploy.study.archive pack`"
+        ) from None
+
+
+def report(path: Path) -> Path:
+    """Every table and figure of one archive, beside it; returns its page."""
+    archive, out = unpack(path), path.parent
+    name = path.name.removesuffix(".json.xz")
+    study = archive.study
+    planned = dict.fromkeys(study.arms, len(study.seeds))
+    page = report_curves(out, study.title or study.name, archive.curves(), planned, rules_of(study), name)
+    arms = [a for a in study.design.first or study.arms if archive.records.get(a)][:MOST_ARMS]
+    found = {arm: archive.groups(arm) for arm in arms}
+    told = {arm: foretold(found[arm], archive.terms(arm), DRAWS) for arm in arms}
+    save(mechanism_figure(found, told), out, f"{name}-mechanism")
+    save(allocation_figure(found), out, f"{name}-allocation")
+    page.write_text(f"{page.read_text()}\n{mechanism_table(found, told)}", encoding="utf-8")
+    return page
+
+
+def _record(folder: Path) -> dict[str, object]:
+    found = json.loads((folder / CURVES).read_text())
+    lines = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
+    columns = {name: [_short(line[name]) for line in lines] for name in (*KEPT, *PRIOR)}
+    return {**{key: _short(value) for key, value in found.items()}, "groups": columns}
+
+
+def _short(value: object) -> object:
+    """`value` with its floats cut to DIGITS significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {key: _short(v) for key, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_short(v) for v in value]
+    return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Keep what a study in the loop measured; report on it.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    keep = commands.add_parser("pack", help="finished cells of a study into one file")
+    keep.add_argument("study")
+    keep.add_argument("folder", type=Path)
+    keep.add_argument("out", type=Path)
+    tell = commands.add_parser("report", help="tables and figures of every archive in a folder")
+    tell.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    if arguments.command == "pack":
+        print(f"{pack(arguments.study, arguments.folder, arguments.out)} cells in {arguments.out}")
+        return
+    for path in sorted(arguments.folder.glob("*.json.xz")):
+        print(report(path))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The code task: pure in its seed, its solutions pass their tests, and the shipped data is what the code
+makes."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from actors.verifier.code.runner import Runner
+from actors.verifier.sandbox.limits import Limits
+from common.code import extract_code, read_tests
+from common.datasets import load_dataset, load_held_out
+from common.load import load
+from common.rewards import gold_test
+from deploy.tasks.programs import Chain, chains, completion, rows, write
+
+SHIPPED = Path(__file__).parents[2] / "deploy" / "demo" / "programs"
+
+
+def test_it_is_pure_in_its_seed_and_no_problem_is_on_both_sides() -> None:
+    found = rows(0)
+    assert found == rows(0)
+    assert found != rows(1)
+    train, held_out = ({row["problem"] for row in found[name]} for name in ("train", "held-out"))
+    assert (len(train), len(held_out)) == (400, 100)
+    assert not train & held_out
+
+
+def test_the_shipped_data_is_what_the_code_makes(tmp_path: Path) -> None:
+    write(tmp_path, 0)
+    for file in tmp_path.iterdir():
+        assert (SHIPPED / file.name).read_text() == file.read_text()
+
+
+def test_every_row_of_the_preset_can_be_used_and_none_needs_a_gold_answer() -> None:
+    config = load("tiny-code")
+    assert (config.reward.success, config.gate) == ("code_tests", None)
+    for found in (load_dataset(config.data, gold_test(config.reward)), load_held_out(config)):
+        assert not found.rejected
+        assert {row.answer for row in found.rows} == {None}
+
+
+def test_solutions_pass_and_what_is_misremembered_mostly_does_not() -> None:
+    runner = Runner(Limits(seconds=2))
+    try:
+        for row in rows(0)["train"][:12]:
+            assert runner.judge(str(row["solution"]), read_tests(row["tests"])).right
+            words = next(r for r in rows(0, in_words=True)["train"] if r["solution"] == row["solution"])
+            assert words["tests"] == row["tests"]
+    finally:
+        runner.close()
+    source, author = chains(0), random.Random(0)
+    forgot = [c for c in (next(source) for _ in range(400)) if c.misremembered(author) != c]
+    assert 0.2 < len(forgot) / 400 < 0.6
+    assert sum(c.expected_success == 1 for c in forgot) == 0
+
+
+def test_a_chain_says_what_its_program_does() -> None:
+    chain = Chain((("a", 4), ("m", 3), ("d", 5), ("r", 4)))
+    assert chain.problem == "a4m3d5r4"
+    assert chain.program == "x=int(input())\nx+=4\nx*=3\nx//=5\nx%=4\nprint(x)"
+    assert chain.value(20) == 72 // 5 % 4
+    assert "multiply it by 3" in chain.words
+    assert extract_code(completion(chain.program)) == chain.program
+    assert json.loads(json.dumps(chain.problem)) == chain.problem
+
+
+@pytest.mark.system
+def test_the_shipped_model_writes_programs_and_is_neither_too_good_nor_too_bad() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(SHIPPED / "model")
+    tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "model")
+    assert sum(p.numel() for p in model.parameters()) < 300_000
+    torch.manual_seed(0)
+    found = rows(0)["held-out"][:40]
+    right = blocks = 0
+    runner = Runner(Limits(seconds=2))
+    try:
+        for row in found:
+            prompt = tokenizer(str(row["problem"]) + "\n", return_tensors="pt")
+            out = model.generate(**prompt, do_sample=True, top_k=0, num_return_sequences=4, max_new_tokens=96)
+            for text in tokenizer.batch_decode(out[:, prompt.input_ids.shape[1] :], skip_special_tokens=True):
+                program = extract_code(text)
+                blocks += program is not None
+                right += program is not None and runner.judge(program, read_tests(row["tests"])).right
+    finally:
+        runner.close()
+    assert blocks / 160 > 0.9
+    assert 0.3 < right / 160 < 0.75

@@ -1,0 +1,59 @@
+"""Blocks of a page of the documentation, to be run as a reader would."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"(?:^[^\n]*`(?P<file>[\w./-]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.M | re.S)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of `page`, number `number` from 0. `file` is the name that the line before gives it:
+    "Save this as `my_reward.py`:"."""
+
+    page: str
+    number: int
+    kind: str
+    text: str
+    file: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.page}[{self.number}]"
+
+
+def blocks(page: str) -> list[Block]:
+    """The fenced blocks of the page of this path from the root of the repository."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [
+        Block(page, number, found["kind"], found["text"], found["file"])
+        for number, found in enumerate(_BLOCK.finditer(text))
+    ]
+
+
+def commands(block: Block) -> list[str]:
+    """The lines of a shell block without comments; lines that end in a backslash are joined, and a
+    here-document is one with its command."""
+    lines, held = [], ""
+    end = None
+    for line in block.text.splitlines():
+        held += ("\n" if held else "") + line
+        if end is not None:
+            if line != end:
+                continue
+            end = None
+        elif opened := re.search(r"<<'?(\w+)'?", line):
+            end = opened[1]
+            continue
+        elif line.endswith("\\"):
+            held = held[:-1]
+            continue
+        command = held if "\n" in held else re.sub(r"\s+#.*", "", held).strip()
+        held = ""
+        if command and not command.startswith("#"):
+            lines.append(command)
+    return lines
