@@ -11,7 +11,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from jinja2 import TemplateError
 from pydantic import BaseModel, ValidationError
-from ray.exceptions import RayTaskError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -91,12 +90,21 @@ class Handlers:
         if isinstance(answer, BaseModel):
             del self._proxy.watched[name]
             return _whole(answer, watched)
-        return StreamingResponse(self._events(answer, name), media_type="text/event-stream")
+        return await self._streamed(answer, name, watched)
 
-    async def _events(self, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
+    async def _streamed(self, answer: AsyncIterator[str], name: str, watched: Watched) -> Response:
+        """The events, once there is one: a request that no replica took is refused by its status."""
+        first = await anext(answer, "")
+        if watched.failure is not None:
+            del self._proxy.watched[name]
+            return refusal(watched.failure)
+        return StreamingResponse(self._events(first, answer, name), media_type="text/event-stream")
+
+    async def _events(self, first: str, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
         """vLLM's events, and before the last one which weights sampled what."""
         watched = self._proxy.watched[name]
         try:
+            yield first
             async for event in answer:
                 if event.startswith("data: [DONE]"):
                     yield f"data: {json.dumps({'id': name, 'choices': [], **_versions(watched)})}\n\n"
@@ -134,8 +142,6 @@ async def _served(handlers: Handlers, request: Request, kind: Kind) -> Response:
 
 def refusal(error: Exception) -> Response:
     """The answer to a request that failed."""
-    if isinstance(error, RayTaskError):  # of a replica, with its trace
-        error = error.cause
     if isinstance(error, Refused):
         return JSONResponse(problem(error.status, str(error), error.field), error.status)
     if isinstance(error, NoRoom):

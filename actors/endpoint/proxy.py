@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 from vllm import SamplingParams
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.registry import renderer_from_config
 
 from actors.generator.vllm_engine import engine_args
@@ -20,11 +21,12 @@ Spans = tuple[VersionSpan, ...]
 
 @dataclass(slots=True)
 class Watched:
-    """A request under way: the oldest weight version that may answer it, and the versions of its completions
-    that have ended, by the number of the prompt and of the completion."""
+    """A request under way: the oldest weight version that may answer it, the versions of its completions that
+    have ended, by the number of the prompt and of the completion, and why a replica did not serve it."""
 
     version: int
     spans: dict[tuple[int, int], Spans] = field(default_factory=dict)
+    failure: Exception | None = None
 
 
 class EngineProxy:
@@ -52,11 +54,20 @@ class EngineProxy:
         name, _dash, number = request_id.partition("-")[2].partition("-")
         watched = self.watched[name]
         tokens = list(prompt["prompt_token_ids"])
-        async for output in self._stream.remote(tokens, params, watched.version):
-            for completion in output.outputs:
-                if completion.weight_versions:
-                    watched.spans[int(number or 0), completion.index] = tuple(
-                        VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions
-                    )
-            output.request_id = request_id
-            yield output
+        stream = self._stream.remote(tokens, params, watched.version)
+        try:
+            async for output in stream:
+                for completion in output.outputs:
+                    if completion.weight_versions:
+                        watched.spans[int(number or 0), completion.index] = _spans(completion)
+                output.request_id = request_id
+                yield output
+        except RayTaskError as error:
+            watched.failure = error.cause  # without the replica's trace, which is nobody's business
+            raise watched.failure from None
+        finally:
+            stream.cancel()  # of a client that left; nothing where it has ended
+
+
+def _spans(completion: CompletionOutput) -> Spans:
+    return tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions or ())

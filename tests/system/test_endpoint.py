@@ -125,10 +125,14 @@ def test_what_is_refused_is_refused_by_its_status(served: Served) -> None:
     ours = post(served, "/chat/completions", {**CHAT, "priority": -(2**40)})
     long = post(served, "/completions", {"prompt": [5] * 5000})
     newer = post(served, "/completions", {"prompt": TEXT, "min_weight_version": 7})
-    statuses = [r.status_code for r in (no_key, large, ours, long, newer)]
-    assert statuses == [401, 413, 400, 400, 503]
-    for response in (no_key, large, ours, long, newer):
-        assert response.json()["error"]["message"]
+    streamed_newer = post(served, "/completions", {"prompt": TEXT, "min_weight_version": 7, "stream": True})
+    unknown = post(served, "/completions", {"prompt": [100_000]})
+    found = (no_key, large, ours, long, newer, streamed_newer, unknown)
+    assert [r.status_code for r in found] == [401, 413, 400, 400, 503, 503, 400]
+    for response in found:
+        message = response.json()["error"]["message"]
+        assert message
+        assert "Traceback" not in message
     assert "priority" in ours.json()["error"]["message"]
 
 
