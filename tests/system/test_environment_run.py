@@ -48,7 +48,7 @@ def lines(path: Path) -> list[dict]:
 def test_hits_rise(finished: LiveRun) -> None:
     success = [s["success"] for s in lines(finished.run / "steps.jsonl")]
     print("success by step:", [round(s, 2) for s in success])
-    assert np.mean(success[-3:]) > success[0] + 0.08
+    assert np.mean(success[-3:]) > success[0] + 0.05
 
 
 def test_the_audit_is_clean_after_a_replica_was_killed(finished: LiveRun) -> None:
