@@ -26,6 +26,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
         "seed, over problems alone), of the other figures over seeds.",
         matched,
         *missing,
+        *([facts["caveat"]] if facts["caveat"] else []),
         _table(
             ["arm", "seeds", *ks], start + [[r.arm, str(r.seeds), *map(_percent, r.pass_at_k)] for r in rows]
         ),
@@ -83,6 +84,7 @@ PAGE = """<!doctype html>
 {% else %}<p>Every batch of every cell holds its Γ·G rollouts, and all cells the same total (counted from their
 records).</p>{% endif %}
 {% if missing %}<p class="bad">Missing cells: {{ missing | join(", ") }}.</p>{% endif %}
+{% if caveat %}<p>{{ caveat }}</p>{% endif %}
 {% macro cell(e, form) %}{{ form | format(100 * e.value) }}<br>
 <small>{{ form | format(100 * e.low) }} to {{ form | format(100 * e.high) }}</small>{% endmacro %}
 <h2>Pass@K (%)</h2>

@@ -8,8 +8,9 @@ import pytest
 import yaml
 from scipy import stats
 
+from evaluation.pass_at_k import Estimate
 from evaluation.report.figures import allocation_figure
-from evaluation.report.study_report import write_study_report
+from evaluation.report.study_report import Row, near_ceiling, write_study_report
 from evaluation.report.study_statistics import (
     estimate,
     half_widths,
@@ -234,3 +235,11 @@ def test_the_allocation_of_an_arm_is_that_of_all_its_seeds(tmp_path: Path) -> No
 def test_a_study_without_a_finished_cell_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no cell of the study has finished"):
         write_study_report(tmp_path / "report", "A study", {"grpo": {0: tmp_path / "nothing"}}, "grpo")
+
+
+def test_the_report_says_by_itself_where_its_intervals_promise_too_much() -> None:
+    estimates = [Estimate(1, 0.60, 0.5, 0.7), Estimate(64, 0.97, 0.9, 1.0)]
+    row = Row("hora", 5, estimates, [], {})
+    said = near_ceiling([row], [1, 64])
+    assert said.startswith("Near the ceiling (hora Pass@64) a few problems decide")
+    assert near_ceiling([Row("hora", 5, estimates[:1], [], {})], [1]) == ""

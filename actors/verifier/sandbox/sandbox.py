@@ -22,10 +22,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from actors.verifier.sandbox.limits import Kind, Limits, Outcome
-from actors.verifier.sandbox.zygote import LAUNCH, STOP
+from actors.verifier.sandbox.zygote import LAUNCH, STOP, serve
 from common.errors import RunError
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[__name__.count(".")]
+"""Where our modules are imported from, under the names that they have here."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 """All that a program's environment holds. Each arena of the C library's is 64 MiB of address space."""
 SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -57,7 +58,7 @@ class Sandbox:
     def __init__(self, preload: Sequence[str] = (), without: Collection[str] = ()) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            words = [str(ROOT), str(theirs.fileno()), " ".join(preload), " ".join(without)]
+            words = [str(ROOT), serve.__module__, str(theirs.fileno()), " ".join(preload), " ".join(without)]
             self._process = subprocess.Popen(
                 [interpreter(), "-I", "-S", "-B", "-c", LAUNCH, *words],
                 pass_fds=[theirs.fileno()],

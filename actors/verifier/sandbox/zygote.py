@@ -30,10 +30,9 @@ from typing import NoReturn
 from actors.verifier.sandbox import landlock, layers, seccomp
 
 LAUNCH = """\
-import sys
+import importlib, sys
 sys.path.insert(0, sys.argv[1])
-from actors.verifier.sandbox.zygote import serve
-serve(int(sys.argv[2]), sys.argv[3].split(), sys.argv[4].split())
+importlib.import_module(sys.argv[2]).serve(int(sys.argv[3]), sys.argv[4].split(), sys.argv[5].split())
 """
 
 STOP = b"stop"

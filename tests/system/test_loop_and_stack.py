@@ -1,0 +1,130 @@
+"""A study in one process stands for the whole stack: at `max_staleness: 0` both have the same gradients,
+yields and learning curves, within what seeds make of them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from transformers import AutoModelForCausalLM
+
+from common.config import Config
+from common.load import load
+from common.prompts import load_tokenizer
+from deploy.study.loop import run_cell
+from deploy.tasks.build import build
+from deploy.tasks.recall import ExactSuccess, load_task
+
+STEPS, WARM_START = 6, 250
+LOOP_SEEDS, STACK_SEEDS = range(8), range(3)
+LIMIT = 0.9995
+"""Quantile of Student's t within which a difference must lie: seven figures are compared."""
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Of one run: per step gradient norm, shares of groups with a hit and with signal; Pass@K at the end."""
+
+    norm: list[float]
+    hits: list[float]
+    signal: list[float]
+    pass_1: float
+    pass_16: float
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {
+            "gradient of the first step": self.norm[0],
+            "gradient of the last step": self.norm[-1],
+            "mean gradient": float(np.mean(self.norm)),
+            "hits": float(np.mean(self.hits)),
+            "signal": float(np.mean(self.signal)),
+            "Pass@1 at the end": self.pass_1,
+            "Pass@16 at the end": self.pass_16,
+        }
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task some of whose answers are right."""
+    folder = tmp_path_factory.mktemp("task") / "facts"
+    build("facts", folder, steps=WARM_START)
+    return folder
+
+
+def settings(task: Path, out: Path, seed: int) -> list[str]:
+    values = {
+        "run.name": f"facts-seed{seed}",
+        "run.seed": seed,
+        "run.folder": out,
+        "model.path": task / "model",
+        "data.path": task / "trained.jsonl",
+        "evaluation.path": None,
+        "telemetry.http_port": 0,
+        "rollout.group_size": 16,
+        "rollout.pre_rollouts": 4,
+        "rollout.shards": 1,
+        "rollout.max_staleness": 0,
+        "learner.steps": STEPS,
+        "learner.optimizer.learning_rate": 1e-3,
+    }
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in values.items()]
+
+
+def in_the_loop(configs: list[Config]) -> list[Curve]:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        found = [json.loads(pool.submit(run_cell, c, STEPS).result().read_text()) for c in configs]
+    return [
+        Curve(
+            [s["grad_norm"] for s in one["steps"]],
+            [s["hits"] for s in one["steps"]],
+            [s["signal"] for s in one["steps"]],
+            one["curves"]["trained"][-1]["pass@1"],
+            one["curves"]["trained"][-1]["pass@16"],
+        )
+        for one in found
+    ]
+
+
+def on_the_stack(task: Path, out: Path, seed: int) -> Curve:
+    arguments = [part for value in settings(task, out, seed) for part in ("-s", value)]
+    command = [str(Path(sys.executable).with_name("hora")), "run", "facts", *arguments]
+    environment = {**os.environ, "COLUMNS": "120"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=700, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    run = out / f"facts-seed{seed}"
+    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    model = AutoModelForCausalLM.from_pretrained(run / "model").eval()
+    tokenizer = load_tokenizer(str(task / "model"), trust_remote_code=False)
+    success = ExactSuccess(load_task(task), "trained", tokenizer)(model).sum(axis=1)
+    return Curve(
+        [s["grad_norm"] for s in steps],
+        [s["groups/hit"] for s in steps],
+        [1.0 - s["groups/zero_signal"] for s in steps],
+        float(success.mean()),
+        float(np.mean(1 - (1 - success) ** 16)),
+    )
+
+
+def test_the_loop_learns_as_the_whole_stack_does(task: Path, tmp_path: Path) -> None:
+    configs = [load("facts", settings(task, tmp_path / "loop", seed)) for seed in LOOP_SEEDS]
+    loop = [curve.figures for curve in in_the_loop(configs)]
+    stack = [on_the_stack(task, tmp_path / "stack", seed).figures for seed in STACK_SEEDS]
+    bound, lines = float(stats.t.ppf(LIMIT, len(loop) + len(stack) - 2)), []
+    for name in loop[0]:
+        a, b = (np.array([figures[name] for figures in side]) for side in (loop, stack))
+        t = float(stats.ttest_ind(a, b).statistic)
+        lines.append(f"{name}: loop {a.mean():.4f} ± {a.std(ddof=1):.4f}, stack {b.mean():.4f}, t {t:+.2f}")
+        assert abs(t) < bound, "\n".join(lines)
+    print("\n".join(lines))
+    assert loop[0]["mean gradient"] > 0.0
