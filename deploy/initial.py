@@ -73,7 +73,7 @@ TINY_CODE = {
     "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
     "model": "deploy/demo/programs/model   # a Hugging Face folder or hub name",
     "response_tokens": 96,
-    "rate": "3.0e-4",
+    "rate": "2.0e-4",
 }
 
 

@@ -60,7 +60,7 @@ def train_on_cluster(config: Config) -> None:
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
     alerts = Alerts(config, run_dir, console)
     console.print(
-        "Ctrl-C stops the learner; then `serve shutdown -y` ends the application, `ray stop` on every machine "
+        "Ctrl-C stops the learner; then `serve shutdown -y` ends the application, `ray stop` on each machine "
         "Ray, and Ctrl-C `hora redis`",
         markup=False,
         soft_wrap=True,

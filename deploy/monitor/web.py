@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -34,12 +34,15 @@ from deploy.monitor.rollouts import add_rollouts, folder_of
 from deploy.monitor.run_state import RunState, read_run
 
 PAGE = Path(__file__).with_name("page.html")
-# The page brings everything with it and talks to its own server alone.
+# The page loads nothing from other servers.
 POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src "
-    "data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src "
+    "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 PAGE_HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+VENDOR = Path(__file__).with_name("vendor")
+LIBRARY = {"uplot-1.6.32.min.js": "text/javascript", "uplot-1.6.32.min.css": "text/css"}
+"""uPlot draws the charts: the files of its npm package, unchanged, with their licence (MIT) in the folder."""
 
 
 class Health(BaseModel):
@@ -101,6 +104,9 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     async def index() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
 
+    for name, kind in LIBRARY.items():
+        app.get(f"/{name}", include_in_schema=False)(_file(VENDOR / name, kind))
+
     @app.get("/healthz", responses={503: PROBLEMS[503]})
     async def healthz() -> Health:
         """Whether this server can read the run now."""
@@ -122,6 +128,16 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
         null}."""
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(_stream(feed, version), media_type="text/event-stream", headers=headers)
+
+
+def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
+    # The name holds the version, so a browser may keep the file for good.
+    content, headers = path.read_bytes(), {"Cache-Control": "public, max-age=31536000, immutable"}
+
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=headers)
+
+    return send
 
 
 async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
