@@ -36,6 +36,7 @@ LOCAL = (
     "generator.replicas",
     "verifier.replicas",
     "coordinator.replicas",
+    "environment.replicas",
 )
 WAIT_S = 120.0
 SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replaces is gone

@@ -164,6 +164,6 @@ def _with_replicas(config: Config, application: dict[str, Any]) -> Config:
     sections = {}
     for deployment in application.get("deployments") or []:
         name, replicas = deployment.get("name"), deployment.get("num_replicas")
-        if name in ("generator", "verifier", "coordinator") and isinstance(replicas, int):
+        if name in config.deployments and isinstance(replicas, int):
             sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
     return config.model_copy(update=sections)
