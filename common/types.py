@@ -98,6 +98,13 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """Completions that cannot be had, however often they are asked for again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
     """The judgement of a completion: its rewards by name (each finite), and whether it is a success
     (`reward.success`)."""
@@ -222,9 +229,11 @@ BELOW_TRAINING = 2**40
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
-    weights; of requests that wait in an engine, those of the lowest `priority` come first."""
+    weights; of requests that wait in an engine, those of the lowest `priority` come first. `max_tokens`
+    bounds each completion below rollout.max_response_tokens; 0: nothing does."""
 
     prompt: Prompt
     n: int
     seed: int
     priority: int = 0
+    max_tokens: int = 0

@@ -15,6 +15,7 @@ import typer
 
 from common.errors import HoraError
 from deploy.cli_results import app as results
+from deploy.cli_serving import app as serving
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -200,6 +201,7 @@ def evaluate(
 
 
 app.add_typer(results)
+app.add_typer(serving)
 
 
 @app.command()

@@ -241,6 +241,9 @@ def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
     """`hora redis`: print how parts reach the server, and keep it up until Ctrl-C."""
     with suppress(KeyboardInterrupt), RedisServer(folder, address) as server:
         print(f"export HORA_REDIS_URL={shlex.quote(server.url)}", flush=True)
+        print(
+            f"Ctrl-C stops it, or kill {os.getpid()}; its data stay in {folder}", file=sys.stderr, flush=True
+        )
         threading.Event().wait()
 
 

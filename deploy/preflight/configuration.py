@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
+from actors.environment.registry import load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.answers import load_extract
@@ -64,6 +65,8 @@ def names(target: Target) -> Iterator[Finding]:
                     load_reward(function_of(name))
             group_functions(config)
             load_extract(config.reward.answer)
+            if config.environment.path is not None:
+                load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
