@@ -207,7 +207,7 @@ def stack(
         page = (
             f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
         )
-        console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
+        console.print(f"up in {time.monotonic() - began:.0f} s{page}; Ctrl-C stops everything", markup=False)
         # Registered last, so this is the first thing to happen at the end.
         exits.callback(_show_stopping, stopping)
         yield url

@@ -16,7 +16,7 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, machine, services, task
+from deploy.preflight import configuration, disk, machine, services, task
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
@@ -31,6 +31,7 @@ CONFIGURATION: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     rollouts,
+    disk.forecast,
 )
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
@@ -49,7 +50,7 @@ CHECKS: tuple[Check, ...] = (
     machine.shared_memory,
     machine.limits,
     machine.port,
-    machine.disk,
+    disk.disk,
     machine.build_lock,
     sandbox,
     configuration.data,
@@ -67,8 +68,9 @@ SHOWN_BY_CHECK = (
     "wrong answer",
     "solutions",
     "rollouts",
+    "disk",
 )
-SHOWN_BY_RUN = ("evaluation", "rollouts")
+SHOWN_BY_RUN = ("evaluation", "rollouts", "disk")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
