@@ -25,6 +25,7 @@ from actors.environment.deployment import Environment
 from actors.generator.router import RESERVED, BalanceRouter
 from actors.verifier.deployment import Verifier
 from common.config import Config
+from common.errors import ConfigError
 from common.load import from_args
 from deploy.monitor.ingress import Ingress
 from deploy.preflight.checks import NAMES, require
@@ -62,8 +63,15 @@ def build_run(config: Config, *, drain: bool) -> Application:
 
 def build_endpoint(args: dict[str, object]) -> Application:
     """The endpoint of a run that is served as application `hora` on the same cluster: a second application,
-    `import_path: deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`."""
-    return endpoint_of(from_args(args))
+    `import_path: deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`. Raises
+    ConfigError where `serve.endpoint` is off."""
+    config = from_args(args)
+    if not config.serve.endpoint:
+        raise ConfigError(
+            "serve.endpoint is false, and an application serves the endpoint: set it to true in the "
+            "arguments of both applications, or remove that application"
+        )
+    return endpoint_of(config)
 
 
 def endpoint_of(config: Config) -> Application:
@@ -100,7 +108,7 @@ def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) 
     generator = _generator(config, drain=drain).bind(plain, url)
     if config.environment.path is None:
         return {"generator": generator}
-    return {"generator": generator, "environment": _environment(config).bind(plain, url, generator)}
+    return {"generator": generator, "environment": environment_deployment(config).bind(plain, url, generator)}
 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
@@ -124,7 +132,8 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     )
 
 
-def _environment(config: Config) -> serve.Deployment:
+def environment_deployment(config: Config) -> serve.Deployment:
+    """The environments of a checked configuration, scaled with their load where they may be."""
     environment = config.environment
     requests = max(1, environment.episodes // config.rollout.samples_per_request)
     most = environment.max_replicas

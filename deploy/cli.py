@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 import typer
 
 from common.errors import HoraError
+from common.user_code import working_folder
 from deploy.cli_results import app as results
 from deploy.cli_serving import app as serving
 
@@ -377,7 +378,8 @@ def calibrate(
 
 def main() -> None:
     try:
-        app()
+        with working_folder():  # where a user's own rule and reward are
+            app()
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         sys.exit(1)

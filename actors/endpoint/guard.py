@@ -95,7 +95,9 @@ async def _refuse(send: Send, status: int, reason: str, headers: dict[str, str] 
 
 
 def problem(status: int, reason: str, field: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """An error as OpenAI's clients read it. What JSON can spell and UTF-8 cannot hold is replaced."""
+    reason = reason.encode(errors="replace").decode()
+    field = field and field.encode(errors="replace").decode()
     kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(status, "invalid_request_error")
     return {"error": {"message": reason, "type": kind, "param": field, "code": status}}

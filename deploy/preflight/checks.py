@@ -152,11 +152,23 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
         return Target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
+    _check_endpoint(config, raw["applications"], source)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
         raise ConfigError(f"{source}: http_options: {error.errors()[0]['msg']}") from None
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
+
+
+def _check_endpoint(config: Config, applications: list[dict[str, Any]], source: str) -> None:
+    """Raise ConfigError for a Serve file that asks for the endpoint and has no application for it."""
+    paths = [str(application.get("import_path")) for application in applications]
+    if config.serve.endpoint and not any(path.endswith(":build_endpoint") for path in paths):
+        raise ConfigError(
+            f"{source}: serve.endpoint is true, and no application has import_path: "
+            "deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 and the "
+            "same args, or set it to false"
+        )
 
 
 def _with_replicas(config: Config, application: dict[str, Any]) -> Config:

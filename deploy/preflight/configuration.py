@@ -6,9 +6,7 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from common.load import check_paths
 from common.prompts import load_tokenizer, render
 from common.reward_names import function_of, is_own
 from common.rewards import gold_test, group_functions
+from common.user_code import working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -232,14 +231,3 @@ def _some(lines: list[str], summary: str) -> Iterator[Finding]:
     """The first few as warnings, and how many there are."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
-
-
-@contextmanager
-def working_folder() -> Iterator[None]:
-    """Ray's workers import from the folder that they were started in; a console script does not."""
-    before = list(sys.path)
-    sys.path.append(os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before
