@@ -37,14 +37,13 @@ class Prompt:
     tokens: Tokens
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def judged_by(self) -> object:
         """What its completions are judged by, for fingerprints: the gold answer, or where there is none the
         whole row, which holds tests then."""
         return dict(self.row) if self.answer is None else self.answer
-
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
