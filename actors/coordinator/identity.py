@@ -56,6 +56,7 @@ MAY_CHANGE = (
     "weights.update_limit_s",
     "weights.drift_alarm",
     "weights.drift_limit",
+    "serve.",
     "telemetry.",
     "evaluation.",
 )

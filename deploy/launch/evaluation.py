@@ -194,11 +194,10 @@ def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
     """Generators that answer from weights `version` alone, and verifiers, of the application that runs."""
     from ray import serve
 
-    from actors.calls import generator_calls, verifier_calls
+    from actors.calls import policy_calls, verifier_calls
 
-    generate = generator_calls(
-        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
-    )
+    handles = {name: serve.get_deployment_handle(name, APP) for name in config.deployments}
+    generate = policy_calls(handles, config, version, weights_come=False)
     score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
     return on_version(generate, version), score
 

@@ -49,6 +49,7 @@ from evaluation.benchmarks import find_benchmarks
 from evaluation.model_weights import model_digest
 from learner.origin import step_of
 
+ENDPOINT = "endpoint"
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
 """Whoever watches, the slowest too, should see the end last."""
 
@@ -177,11 +178,11 @@ def stack(
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
-    from deploy.app import APP, build_run, build_sampler
+    from deploy.app import APP, build_run, build_sampler, endpoint_of
 
     with ExitStack() as stopping, ExitStack() as exits:
         began = time.monotonic()
-        with working("starting", 3 + _replicas(config, train), console) as begin:
+        with working("starting", 3 + _replicas(config, train) + config.serve.endpoint, console) as begin:
             begin("Redis")
             url = exits.enter_context(run_redis(config, run_dir, named=train))
             issue_token(url, config.run.name, run_dir)
@@ -200,10 +201,13 @@ def stack(
             application = build_run(config, drain=False) if train else build_sampler(config)
             with counting_replicas(APP, begin):
                 serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
+            if config.serve.endpoint:
+                begin("endpoint")
+                serve.run(endpoint_of(config), name=ENDPOINT, route_prefix="/v1", blocking=False)
         page = (
             f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
         )
-        console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
+        console.print(f"up in {time.monotonic() - began:.0f} s{page}; Ctrl-C stops everything", markup=False)
         # Registered last, so this is the first thing to happen at the end.
         exits.callback(_show_stopping, stopping)
         yield url
@@ -219,7 +223,8 @@ def _show_stopping(exits: ExitStack) -> None:
 
 def _replicas(config: Config, train: bool) -> int:
     """Replicas of the application: its root is one, ingress or sampler."""
-    return 1 + config.generator.replicas + config.verifier.replicas + train * config.coordinator.replicas
+    parts = [name for name in config.deployments if train or name != "coordinator"]
+    return 1 + sum(getattr(config, name).replicas for name in parts)
 
 
 def _start_ray(config: Config) -> None:
@@ -258,13 +263,9 @@ def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Al
 def _cpus(config: Config) -> int:
     """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share
     them."""
-    reserved = (
-        config.generator.replicas * config.generator.cpus
-        + config.verifier.replicas * config.verifier.cpus
-        + config.coordinator.replicas * config.coordinator.cpus
-        + config.learner.workers
-        + 1
-    )
+    parts = [getattr(config, name) for name in config.deployments]
+    reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
+    reserved += config.serve.endpoint * config.serve.cpus
     return max(os.cpu_count() or 1, int(reserved + 1))
 
 

@@ -6,15 +6,14 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
+from actors.environment.registry import load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.answers import load_extract
@@ -25,6 +24,7 @@ from common.load import check_paths
 from common.prompts import load_tokenizer, render
 from common.reward_names import function_of, is_own
 from common.rewards import gold_test, group_functions
+from common.user_code import working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -64,6 +64,8 @@ def names(target: Target) -> Iterator[Finding]:
                     load_reward(function_of(name))
             group_functions(config)
             load_extract(config.reward.answer)
+            if config.environment.path is not None:
+                load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
@@ -229,14 +231,3 @@ def _some(lines: list[str], summary: str) -> Iterator[Finding]:
     """The first few as warnings, and how many there are."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
-
-
-@contextmanager
-def working_folder() -> Iterator[None]:
-    """Ray's workers import from the folder that they were started in; a console script does not."""
-    before = list(sys.path)
-    sys.path.append(os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before

@@ -20,7 +20,6 @@ from common.load import ROOT
 from deploy.__main__ import OURS
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
-from deploy.preflight.rollouts import expected_gib
 from deploy.runs.record import RunFile
 from learner import extensions
 
@@ -190,21 +189,6 @@ def check_writable(path: Path, keys: str) -> None:
         raise ConfigError(
             f"{keys} ({path}): cannot be written ({error.strerror}); choose a folder of yours"
         ) from None
-
-
-def disk(target: Target) -> Iterator[Finding]:
-    config, path = target.config, Path(target.config.run.folder).absolute()
-    existing = next(p for p in (path, *path.parents) if p.exists())
-    # Checkpoints kept, one being written, two weight versions and the final model; with keep_best the best,
-    # what is being evaluated, what is due next, and one being written.
-    checkpoint = 1 + OPTIMIZER[config.model.dtype]
-    models = 3 + 4 * (config.learner.keep_best is not None)
-    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + models) + 1
-    need += expected_gib(config)
-    free = shutil.disk_usage(existing).free / GIB
-    says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
-    fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
-    yield must(free >= need * target.trains, "disk", says, fix)
 
 
 def build_lock(target: Target) -> Iterator[Finding]:

@@ -231,15 +231,6 @@ def test_a_model_folder_without_weights_would_stop_a_run(config: Make, tmp_path:
     assert finding.level == "fail"
 
 
-def test_checkpoints_that_do_not_fit_the_disk_are_found(
-    config: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "model_gib", lambda path: 1e6)
-    [finding] = one(machine.disk, Target(config())).values()
-    assert finding.level == "fail"
-    assert "keep_checkpoints" in finding.fix
-
-
 def test_the_price_of_evaluations_during_training_is_said_and_one_too_long_is_a_warning(config: Make) -> None:
     settings: dict[str, object] = {"path": "arithmetic", "prompts": 100, "samples": 64, "every": 10}
     rollout: dict[str, object] = {

@@ -149,10 +149,15 @@ def test_which_layers_suffice() -> None:
 
 
 def test_an_interpreter_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.verifier.sandbox.sandbox.interpreter", lambda: "/bin/false")
+    found = ["/bin/true", "/bin/false"]
+    monkeypatch.setattr("actors.verifier.sandbox.sandbox.interpreters", lambda: found)
     with pytest.raises(SandboxError, match="no sandbox can be made with /bin/false") as error:
         Sandbox()
     assert "\n" not in str(error.value)
+    found.append(sys.executable)
+    sandbox = Sandbox()
+    assert sandbox.run("print(1)").out == b"1\n", "the next one does"
+    sandbox.close()
 
 
 def test_a_zygote_that_dies_is_no_wrong_answer() -> None:
