@@ -1,4 +1,5 @@
-"""`hora init`: a commented configuration for this machine; for a task of one's own, what it needs with it."""
+"""`hora init`: a commented configuration for this machine, and for a task of the user's the files it
+needs."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ TINY_CODE = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What suits this machine: `gpus` cards, half of them for each side, or CPUs and the demo's model."""
+    """Settings that fit this machine: `gpus` cards, half of them for each side, or CPUs and the demo's
+    model."""
 
     gpus: int
 

@@ -1,9 +1,8 @@
 """The HTTP side of a run: page, status, live events, history, pause and resume. Runs under Serve or plain
 uvicorn.
 
-Reading is open to whoever reaches the address (loopback unless telemetry.http_host says otherwise). Changing
-anything takes the run's token: HORA_TOKEN where the server runs, or the one whose SHA-256 the launcher left
-in Redis.
+Everyone who reaches the address may read (loopback unless telemetry.http_host differs). Every change needs
+the run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher stored in Redis.
 """
 
 from __future__ import annotations
@@ -75,9 +74,9 @@ def create_app(
     read: Read = read_run,
     folder: Path | None = None,
 ) -> FastAPI:
-    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus).
-    `names`: what the server is called besides its addresses and localhost. `folder` is the run's, for its
-    rollouts; None: the one that the learner names."""
+    """The application of one run as `read` finds it. `observer` is called with every state (Prometheus).
+    `names`: the server's names besides its addresses and localhost. `folder` is the run's, for its rollouts;
+    None: the folder that the learner reports."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -86,7 +85,7 @@ def create_app(
         yield
         await feed.stop()
 
-    # Swagger's and ReDoc's pages load scripts from elsewhere; /openapi.json needs none.
+    # Swagger's and ReDoc's pages load scripts from other servers; /openapi.json needs none.
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
@@ -141,7 +140,7 @@ def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
 
 
 async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
-    # A page that an older server sent reloads itself when this differs from what it saw first.
+    # A page of an older server reloads itself when this differs from its first value.
     yield f"retry: 1000\nevent: page\ndata: {page}\n\n"
     number = -1
     while True:
@@ -161,7 +160,7 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
     @app.post("/pause", responses=PROBLEMS)
     async def pause(authorization: Annotated[str | None, Header()] = None) -> Controls:
-        """Start no further shard until /resume. What is under way is finished and trained."""
+        """Start no further shard until /resume. Shards in flight are completed and trained."""
         return await turn(True, authorization)
 
     @app.post("/resume", responses=PROBLEMS)
@@ -170,8 +169,7 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
 
 def _check_token(authorization: str | None, stored: str | None) -> None:
-    """Raise HTTPException unless `authorization` carries the run's token. Without one configured nobody may
-    pass."""
+    """Raise HTTPException unless `authorization` carries the run's token; without a configured one always."""
     own = os.environ.get("HORA_TOKEN")
     wanted = _sha256(own) if own else (stored or "")
     if not wanted:
