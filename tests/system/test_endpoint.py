@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import psutil
 import pytest
 
@@ -91,6 +90,8 @@ def _key(served: Served) -> dict[str, str]:
 
 
 def test_openais_client_talks_to_the_policy(served: Served) -> None:
+    import openai  # a second, which no other test needs
+
     client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key, max_retries=0)
     assert [m.id for m in client.models.list()] == ["tiny"]
     answer = client.chat.completions.create(model="tiny", seed=1, logprobs=True, **CHAT)
