@@ -22,6 +22,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -31,7 +32,9 @@ from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.own_rewards import OwnRewards
 from common import answers, equality
 from common.config import Reward
+from common.errors import ConfigError
 from common.processes import die_with_parent
+from common.user_code import load_function
 from common.user_rewards import Answer
 
 MEMORY_BYTES = 2**30
@@ -72,6 +75,8 @@ class VerifierPool:
         codes = "code_tests" in reward.names
         self._programs = ProgramPool(reward.code_tests, processes) if codes else None
         answers.load_extract(reward.answer)
+        extract = () if reward.answer in answers.ANSWERS else (reward.answer,)
+        self._functions = (*self._own.in_workers, *extract)
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._waiting = 0
@@ -248,7 +253,7 @@ class VerifierPool:
             max_workers=self._processes,
             max_tasks=TASKS_PER_WORKER,
             initializer=_initialize,
-            initargs=(self._memory_bytes,),
+            initargs=(self._memory_bytes, self._functions),
             context=context,
         )
 
@@ -269,13 +274,16 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def _initialize(memory_bytes: int) -> None:
-    """In a new worker: die with the replica, die at once on a signal, import before the clock runs, bound
-    memory."""
+def _initialize(memory_bytes: int, functions: Sequence[str]) -> None:
+    """In a new worker: die with the replica, die at once on a signal, import before the clock runs and memory
+    is bounded. A user's module may import torch, which takes seconds and gigabytes of address space."""
     # The signal comes when the thread that started this worker ends: the event loop's, or the pool manager's.
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would run only after 9**9**9 ends
     equality.math_equal(r"\frac{1}{2}", "0.5")
+    for name in functions:
+        with suppress(ConfigError):  # its first call raises it again, with the row
+            load_function("reward", name)
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))

@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: model, rule, prior, rewards and data, on any machine."""
+"""Checks of a configuration's model, rule, prior, rewards and data, on any machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from evaluation.benchmarks import known_leaks
 from learner.user_advantage import try_advantage
 
 SHOWN = 5
-"""Rows of one kind that are named; the rest is counted."""
+"""Rows of one kind that are listed; the rest are counted."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -50,7 +50,8 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, prior and rewards. A part that finds out by itself is only started again, and fails again."""
+    """Rule, prior and rewards. A replica that finds such an error itself is only restarted, and fails
+    again."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
@@ -87,7 +88,7 @@ def names(target: Target) -> Iterator[Finding]:
         yield should(
             False,
             "allocation.rounds",
-            f"{allocation.rounds} rounds, stop none: prompts with a hit go on, and one round finds more hits",
+            f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
 
@@ -115,7 +116,7 @@ def context(target: Target) -> Iterator[Finding]:
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError):
-        return  # the part that loads the model says why it cannot be
+        return  # the part that loads the model reports the error
     positions = getattr(found, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
@@ -127,7 +128,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 
 def family(target: Target) -> Iterator[Finding]:
-    """That the learner gets the log-probs of the model's family right."""
+    """Whether the learner computes the log-probs of the model's family correctly."""
     from learner.agreement import check_family
 
     if target.trains:
@@ -135,8 +136,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
-    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would
-    only grow."""
+    """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
+    coefficient would grow without end."""
     target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
@@ -147,7 +148,7 @@ def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Packages that this configuration asks for and `make setup` does not install."""
+    """Packages that this configuration needs and `make setup` does not install."""
     learner = target.config.learner
     flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
     if learner.attention == "flash_attention_2" and target.trains:
@@ -195,7 +196,7 @@ def data(target: Target) -> Iterator[Finding]:
 
 
 def evaluation(target: Target) -> Iterator[Finding]:
-    """What an evaluation during training costs, against what is trained between two of them."""
+    """The cost of an evaluation during training, compared with the training between two of them."""
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
@@ -222,12 +223,12 @@ def evaluation(target: Target) -> Iterator[Finding]:
 
 
 def _leaks(config: Config, dataset: Dataset) -> list[str]:
-    """Training problems that are problems of a benchmark, or of the run's own held-out set."""
+    """Training problems that are also in a benchmark, or in the run's own held-out set."""
     found = known_leaks(config, dataset.rows)
     return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
 
 
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:
-    """The first few as warnings, and how many there are."""
+    """The first few as warnings, and their number."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
