@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow test-chaos test-gpu lint types contracts check docs reference clean
+.PHONY: setup demo test test-fast test-slow test-chaos test-gpu soak lint types contracts check docs reference clean
 
 setup: .venv/.ready-$(HORA_SET)
 
@@ -32,6 +32,10 @@ test-chaos: setup
 test-gpu: setup
 	$(BIN)/python -m benchmarks.gpu_acceptance || [ $$? = 2 ]
 	$(BIN)/pytest -m gpu -q -rs
+
+# Ten hours' worth of steps without engines: what grows is in a table.
+soak: setup
+	$(BIN)/python -m benchmarks.soak
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 import typer
 
 from common.errors import HoraError
+from common.user_code import working_folder
 from deploy.cli_results import app as results
+from deploy.cli_serving import app as serving
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -156,10 +158,7 @@ def redis(
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[
-        str,
-        typer.Argument(help="Hugging Face folder or hub name, e.g. runs/tiny/model, or an adapter's folder."),
-    ],
+    model: Annotated[str, typer.Argument(help="Model or adapter folder, e.g. runs/tiny/model, or hub name.")],
     benchmark: Annotated[
         str,
         typer.Option(help="math500, amc23, aime24, aime25, a JSONL file or a hub name; several with commas."),
@@ -182,7 +181,7 @@ def evaluate(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an
+    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command continues after an
     interruption."""
     from common.adapters import model_settings
     from common.load import load
@@ -207,6 +206,7 @@ def evaluate(
 
 
 app.add_typer(results)
+app.add_typer(serving)
 
 
 @app.command()
@@ -222,7 +222,7 @@ def study(
         bool, typer.Option("--loop", help="Train recall tasks in one process a cell, without servers.")
     ] = False,
 ) -> None:
-    """Compare arms of an experiment over seeds at equal compute. The same command goes on after an
+    """Compare arms of an experiment over seeds at equal compute. The same command continues after an
     interruption."""
     from deploy.launch.signals import stopped_by_signals
     from deploy.study.loop_runner import study_loop
@@ -244,7 +244,8 @@ def sample(
     out: Annotated[Path, typer.Option(help="File of counts, one line a prompt.")] = Path("counts.jsonl"),
     set_: Overrides = None,
 ) -> None:
-    """Count successes of training prompts for `hora plan`. The same command goes on after an interruption."""
+    """Count successes of training prompts for `hora plan`. The same command continues after an
+    interruption."""
     from common.load import load
     from deploy.launch.counting import count_local
     from deploy.launch.signals import stopped_by_signals
@@ -383,7 +384,8 @@ def calibrate(
 
 def main() -> None:
     try:
-        app()
+        with working_folder():  # where a user's own rule and reward are
+            app()
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         sys.exit(1)

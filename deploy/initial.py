@@ -1,4 +1,5 @@
-"""`hora init`: a commented configuration for this machine; for a task of one's own, what it needs with it."""
+"""`hora init`: a commented configuration for this machine, and for a task of the user's the files it
+needs."""
 
 from __future__ import annotations
 

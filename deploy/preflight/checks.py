@@ -1,6 +1,5 @@
-"""The one list of checks. `hora check`, `doctor`, `run`, `train` and `eval` all go through it, so they cannot
-disagree: `doctor` shows every finding, the others stop at the first that would stop a run.
-"""
+"""The one list of checks behind `hora check`, `doctor`, `run`, `train` and `eval`, so that these agree.
+`doctor` shows every finding; the others stop at the first that would stop a run."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, machine, services, task
+from deploy.preflight import configuration, disk, machine, services, task
 from deploy.preflight.arithmetic import said
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.memory import card_memory, model_shape, run_target
@@ -24,7 +23,7 @@ from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
-"""What the parts of a run would stumble over on every machine, quickly found."""
+"""Quick checks that apply on every machine."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
@@ -34,8 +33,9 @@ CONFIGURATION: tuple[Check, ...] = (
     *TASK,
     rollouts,
     card_memory,
+    disk.forecast,
 )
-"""What can be said of a configuration that is meant for another machine."""
+"""Checks of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
     machine.import_origin,
@@ -53,7 +53,7 @@ CHECKS: tuple[Check, ...] = (
     machine.shared_memory,
     machine.limits,
     machine.port,
-    machine.disk,
+    disk.disk,
     machine.build_lock,
     sandbox,
     configuration.data,
@@ -71,10 +71,11 @@ SHOWN_BY_CHECK = (
     "wrong answer",
     "solutions",
     "rollouts",
+    "disk",
     "resources",
     "memory per part",
 )
-SHOWN_BY_RUN = ("evaluation", "rollouts", "resources")
+SHOWN_BY_RUN = ("evaluation", "rollouts", "disk", "resources")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -112,9 +113,10 @@ def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> No
 
 
 def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
-    """`hora check`: print what a run of this configuration would use. Raises on what would stop it.
+    """`hora check`: print what a run of this configuration would use. Raises at the first finding that would
+    stop it.
 
-    `elsewhere`: it is meant for another machine, so this one and its servers are not looked at. `estimate`:
+    `elsewhere`: it is meant for another machine, so this one and its servers are not examined. `estimate`:
     the arithmetic of a step too.
     """
     console = Console()
@@ -136,7 +138,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
-    """`hora doctor`: print every finding with what to do about it; whether none would stop a run."""
+    """`hora doctor`: print every finding with its remedy. Returns whether none would stop a run."""
     console, findings = Console(), list(examine(target_of(source, overrides)))
     for finding in findings:
         mark, colour = MARKS[finding.level]
@@ -160,6 +162,7 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
         return run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
+    _check_endpoint(config, raw["applications"], source)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
@@ -167,11 +170,22 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
 
 
+def _check_endpoint(config: Config, applications: list[dict[str, Any]], source: str) -> None:
+    """Raise ConfigError for a Serve file that asks for the endpoint and has no application for it."""
+    paths = [str(application.get("import_path")) for application in applications]
+    if config.serve.endpoint and not any(path.endswith(":build_endpoint") for path in paths):
+        raise ConfigError(
+            f"{source}: serve.endpoint is true, and no application has import_path: "
+            "deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 and the "
+            "same args, or set it to false"
+        )
+
+
 def _with_replicas(config: Config, application: dict[str, Any]) -> Config:
     """`config` with the numbers of replicas under `deployments:`, which Serve prefers to the arguments."""
     sections = {}
     for deployment in application.get("deployments") or []:
         name, replicas = deployment.get("name"), deployment.get("num_replicas")
-        if name in ("generator", "verifier", "coordinator") and isinstance(replicas, int):
+        if name in config.deployments and isinstance(replicas, int):
             sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
     return config.model_copy(update=sections)

@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: model, rule, prior, rewards and data, on any machine."""
+"""Checks of a configuration's model, rule, prior, rewards and data, on any machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
+from actors.environment.registry import load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.adapters import check_base, refuse_to_train
@@ -26,6 +25,7 @@ from common.load import check_paths
 from common.prompts import load_tokenizer, render
 from common.reward_names import function_of, is_own
 from common.rewards import gold_test, group_functions
+from common.user_code import working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -33,7 +33,7 @@ from evaluation.benchmarks import known_leaks
 from learner.user_advantage import try_advantage
 
 SHOWN = 5
-"""Rows of one kind that are named; the rest is counted."""
+"""Rows of one kind that are listed; the rest are counted."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -55,7 +55,8 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, prior and rewards. A part that finds out by itself is only started again, and fails again."""
+    """Rule, prior and rewards. A replica that finds such an error itself is only restarted, and fails
+    again."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
@@ -69,6 +70,8 @@ def names(target: Target) -> Iterator[Finding]:
                     load_reward(function_of(name))
             group_functions(config)
             load_extract(config.reward.answer)
+            if config.environment.path is not None:
+                load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
@@ -90,7 +93,7 @@ def names(target: Target) -> Iterator[Finding]:
         yield should(
             False,
             "allocation.rounds",
-            f"{allocation.rounds} rounds, stop none: prompts with a hit go on, and one round finds more hits",
+            f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
 
@@ -118,7 +121,7 @@ def context(target: Target) -> Iterator[Finding]:
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError):
-        return  # the part that loads the model says why it cannot be
+        return  # the part that loads the model reports the error
     positions = getattr(found, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
@@ -130,7 +133,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 
 def family(target: Target) -> Iterator[Finding]:
-    """That the learner gets the log-probs of the model's family right."""
+    """Whether the learner computes the log-probs of the model's family correctly."""
     from learner.agreement import check_family
 
     if target.trains:
@@ -138,8 +141,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
-    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would
-    only grow."""
+    """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
+    coefficient would grow without end."""
     target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
@@ -150,7 +153,7 @@ def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Packages that this configuration asks for and `make setup` does not install."""
+    """Packages that this configuration needs and `make setup` does not install."""
     learner = target.config.learner
     flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
     if learner.attention == "flash_attention_2" and target.trains:
@@ -198,7 +201,7 @@ def data(target: Target) -> Iterator[Finding]:
 
 
 def evaluation(target: Target) -> Iterator[Finding]:
-    """What an evaluation during training costs, against what is trained between two of them."""
+    """The cost of an evaluation during training, compared with the training between two of them."""
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
@@ -225,23 +228,12 @@ def evaluation(target: Target) -> Iterator[Finding]:
 
 
 def _leaks(config: Config, dataset: Dataset) -> list[str]:
-    """Training problems that are problems of a benchmark, or of the run's own held-out set."""
+    """Training problems that are also in a benchmark, or in the run's own held-out set."""
     found = known_leaks(config, dataset.rows)
     return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
 
 
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:
-    """The first few as warnings, and how many there are."""
+    """The first few as warnings, and their number."""
     more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
     yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
-
-
-@contextmanager
-def working_folder() -> Iterator[None]:
-    """Ray's workers import from the folder that they were started in; a console script does not."""
-    before = list(sys.path)
-    sys.path.append(os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before

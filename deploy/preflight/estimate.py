@@ -114,8 +114,7 @@ def kv_token_bytes(shape: ModelShape, config: Config) -> float:
 
 def least_kv_gib(shape: ModelShape, config: Config) -> float:
     """A cache that holds eight of the longest sequences: with less, generation is little but waiting."""
-    longest = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-    return 8 * longest * kv_token_bytes(shape, config) / GIB
+    return 8 * config.longest * kv_token_bytes(shape, config) / GIB
 
 
 def generator_need(shape: ModelShape, config: Config, kv_gib: float) -> Need:

@@ -105,9 +105,9 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     left = usable - rank_need(shape, plan.config).gib - fixed
     if left < least:
         return  # the check of memory says what is missing, with every part
-    rollout = plan.config.rollout
-    longest = rollout.max_prompt_tokens + rollout.max_response_tokens
-    useful = plan.config.generator.max_sequences * longest * kv_token_bytes(shape, plan.config) / GIB
+    useful = (
+        plan.config.generator.max_sequences * plan.config.longest * kv_token_bytes(shape, plan.config) / GIB
+    )
     cache = max(least, min(left, useful))
     plan.put("generator", gpu_kv_cache_gib=math.floor(100 * cache) / 100)
     share = math.ceil(100 * (fixed + cache) / card.gib) / 100

@@ -27,9 +27,9 @@ EXACT = 2e-4
 def engine_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
     from actors.generator import vllm_engine as module
 
-    made = module._engine_args
+    made = module.engine_args
     monkeypatch.setattr(
-        module, "_engine_args", lambda config: dataclasses.replace(made(config), block_size=BLOCK)
+        module, "engine_args", lambda config: dataclasses.replace(made(config), block_size=BLOCK)
     )
     return module.Engine(config)
 

@@ -25,7 +25,7 @@ SETTINGS = {
     "telemetry.http_port": 0,
 }
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

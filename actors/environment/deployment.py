@@ -1,0 +1,109 @@
+"""Serve deployment `environment`: episodes of several turns, with the policy of the generator replicas.
+
+It has replicas of its own, so that slow tools hold no generator. A replica that is lost takes its episodes
+with it, and the coordinator asks for them again: nothing of an episode is kept before its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from typing import Any
+
+import structlog
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from actors.calls import generator_calls
+from actors.coordinator.sampling import Generate
+from actors.environment.episodes import Episodes
+from actors.environment.registry import load_environment
+from actors.environment.tools import SandboxTools
+from actors.environment.watchdog import Watchdog
+from common import logs
+from common.config import Config
+from common.keys import Keys
+from common.prompts import load_tokenizer
+from common.redis import connect, connect_async
+from common.state import changed
+from common.telemetry import Telemetry, keep_beating
+from common.types import Completion, Failed, SamplingRequest
+
+log = structlog.get_logger(__name__)
+SANDBOXES = 4
+
+
+class Environment:
+    """`config` is a dumped `Config`, `generator` the deployment that samples the policy's turns."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle
+    ) -> None:
+        self._config = Config.model_validate(config)
+        run, model = self._config.run.name, self._config.model
+        logs.configure(self._config.telemetry.logs, run=run, part="environment")
+        self._redis, self._generator = connect_async(redis_url), generator
+        self._name = f"environment/{serve.get_replica_context().replica_id.unique_id}"
+        function = load_environment(self._config.environment.path or "")
+        tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+        self._tools = SandboxTools(SANDBOXES)
+        self._telemetry, self._counts = Telemetry(self._redis, run), Counter[str]()
+        self._episodes = Episodes(self._config, tokenizer, function, self._tools, self._count)
+        self._redis_url = redis_url
+        self._watchdog = Watchdog(self._config.environment.time_limit_s, self._end_blocked)
+        beating = keep_beating(self._redis, run, self._name, self._state)
+        self._beat = asyncio.get_running_loop().create_task(beating)
+
+    async def sample(
+        self, request: SamplingRequest, min_version: int, temperature: float, weights_come: bool
+    ) -> list[Completion] | Failed:
+        """`request.n` episodes on the prompt's row, on weights of version `min_version` or newer."""
+
+        def turns(version: int) -> Generate:
+            return generator_calls(
+                self._generator, self._config, version, temperature, weights_come=weights_come
+            )
+
+        try:
+            return await self._episodes.make(request, min_version, turns)
+        finally:
+            await self._telemetry.flush()
+
+    def _end_blocked(self, place: str) -> None:
+        """End this replica, whose loop stands at `place`; Serve starts another. The run stops when that
+        happened environment.attempts times. From the watchdog's thread."""
+        config, keys = self._config, Keys(self._config.run.name)
+        reason = (
+            f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
+            "moves on or can be cancelled: await what takes long, or use asyncio.to_thread"
+        )
+        log.error("a blocked replica ends", reason=reason)
+        try:
+            client = connect(self._redis_url)
+            if client.hincrby(keys.counters, "episodes_lost:blocks", 1) >= config.environment.attempts:
+                client.hset(keys.state, mapping=changed(error=reason))
+        finally:
+            os._exit(1)
+
+    def _count(self, name: str, amount: int) -> None:
+        self._counts[name] += amount
+        self._telemetry.add(name, amount)
+
+    def _state(self) -> dict[str, object]:
+        return {
+            "state": "serving",
+            "running": self._episodes.running,
+            **self._counts,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_beat"):
+            self._beat.cancel()
+        if hasattr(self, "_watchdog"):
+            self._watchdog.stop()
+        if hasattr(self, "_tools"):
+            self._tools.close()
