@@ -24,7 +24,7 @@ from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
 from common.load import load
-from common.order import batch_rows
+from common.order import Mixture, batch_rows
 from common.redis import connect, connect_async
 from common.state import read_state
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
@@ -95,7 +95,7 @@ def play(redis_url: str, config: Config, scenario: Scenario, prior: Callable[[],
     async def run() -> None:
         redis = connect_async(redis_url)
         try:
-            await scenario(lambda: Cycles(redis, config, prior(), N))
+            await scenario(lambda: Cycles(redis, config, prior(), Mixture((N,))))
         finally:
             await redis.aclose()
 

@@ -115,7 +115,13 @@ def test_settings_that_came_with_a_newer_version_are_no_change(redis_server: Red
     assert stored(client) == config_of()
 
 
-SET = {"learner__wandb": "project", "environment__max_replicas": 2}  # null by default
+SET = {  # null by default
+    "learner__wandb": "project",
+    "learner__keep_best": "pass@1",
+    "evaluation__path": "arithmetic",
+    "evaluation__every": 2,
+    "environment__max_replicas": 2,
+}
 
 
 @pytest.mark.parametrize("key", MAY_CHANGE)
