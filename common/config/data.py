@@ -94,10 +94,10 @@ class Data(Rows):
     def _one_or_several(self) -> Self:
         if not self.sources:
             return self
-        own = self.model_fields_set & set(Rows.model_fields)
+        own = [name for name, field in Rows.model_fields.items() if getattr(self, name) != field.default]
         if own:
             raise ValueError(
-                f"data.{min(own)} and data.sources exclude each other: write {min(own)} in each source"
+                f"data.{own[0]} and data.sources exclude each other: write {own[0]} in each source"
             )
         bad = [
             name
