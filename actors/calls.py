@@ -24,9 +24,10 @@ from actors.coordinator.sampling import Generate, Score
 from actors.verifier.code.pool import limits_of
 from actors.verifier.code.runner import TRIES
 from common.config import Config
+from common.config.reward import EPISODE
 from common.errors import NoRoom, RunError, StaleWeights
 from common.rewards import group_functions, tests_of
-from common.types import Completion, Group, Prompt, Rollout, SamplingRequest, Scored
+from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
@@ -63,6 +64,51 @@ def generator_calls(
     return generate
 
 
+def episode_calls(
+    handle: DeploymentHandle,
+    config: Config,
+    min_version: int,
+    temperature: float | None = None,
+    *,
+    weights_come: bool = True,
+) -> Generate:
+    """`generate` whose completions are episodes of the environment, as `generator_calls` gives single
+    ones."""
+    method = handle.options(method_name="sample")
+    degrees = config.rollout.temperature if temperature is None else temperature
+    limit = _episode_limit_s(config)
+
+    async def generate(request: SamplingRequest) -> list[Completion]:
+        async def ask(before: int) -> list[Completion] | Failed:
+            return await method.remote(request, min_version, degrees, weights_come)
+
+        what = f"{request.n} episodes of prompt {request.prompt.index}"
+        found = await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
+        if isinstance(found, Failed):
+            raise RunError(found.reason)
+        return found
+
+    return generate
+
+
+def _episode_limit_s(config: Config) -> float:
+    """What neither an environment's replica nor a generator's sees ends here: all turns and tries of an
+    episode."""
+    environment = config.environment
+    turn_s = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
+    return environment.attempts * (environment.max_turns * turn_s + environment.time_limit_s)
+
+
+def policy_calls(
+    handles: Mapping[str, DeploymentHandle], config: Config, min_version: int, *, weights_come: bool = True
+) -> Generate:
+    """`generate` as the configuration has it: episodes where it names an environment, else completions.
+    `handles` are those of the deployments by name."""
+    if config.environment.path is not None:
+        return episode_calls(handles["environment"], config, min_version, weights_come=weights_come)
+    return generator_calls(handles["generator"], config, min_version, weights_come=weights_come)
+
+
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     """`score`: rewards by name of each completion of one prompt, and whether it is a success, as the prompt's
     source has it."""
@@ -91,7 +137,13 @@ def _score_of(handle: DeploymentHandle, config: Config) -> Score:
         if "code_tests" in reward.names:
             each = tests_of(reward.code_tests, prompt.row).runs * limits_of(reward.code_tests).wall
             limit += TRIES * each * len(items)
-        rewards = await retry(ask, what, config.rollout.attempts, limit)
+        judged: list[dict[str, float]] = [{}] * len(items)
+        if reward.judged:
+            judged = await retry(ask, what, config.rollout.attempts, limit)
+        rewards = [
+            {**found, **{EPISODE + name: value for name, value in c.rewards.items()}}
+            for found, c in zip(judged, completions, strict=True)
+        ]
         return [Scored(r, reward.succeeded(r)) for r in rewards]
 
     return score

@@ -13,6 +13,7 @@ too, on which the demo's model cannot be trained.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -32,6 +33,7 @@ from common.rollout_files import path_of
 from common.types import Group, Origin
 from learner.batch import micro_batches
 from learner.engine import Engine
+from learner.extensions import compile_extensions
 from learner.rollouts import RolloutFiles
 from learner.train import samples_at
 from tests.support.groups import group, rollout
@@ -121,8 +123,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=34)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ.setdefault("LOCAL_RANK", "0")
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
+        store = f"file://{folder}/store"
+        compile_extensions(lambda doing: None)
+        torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
         without, beside = training(options.pairs, options.rollouts, options.tokens, Path(folder) / "train")
         ratios = [b / a for a, b in zip(without, beside, strict=True)]
         medians = statistics.median(without), statistics.median(beside)
@@ -147,6 +153,7 @@ def main() -> None:
                     f"{size:.2f}",
                 )
     console.print(table)
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
-        return _arithmetic(data)
+        return _arithmetic(data, unusable)
     if data.path.endswith((".jsonl", ".json")) or Path(data.path).is_file():
         source = _jsonl(Path(data.path))
     else:
@@ -228,7 +228,7 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _arithmetic(data: Data) -> Dataset:
+def _arithmetic(data: Data, unusable: Unusable | None) -> Dataset:
     split = next((name for name in arithmetic.SPLITS if name == data.split), None)
     if split is None:
         raise DataError(
@@ -247,6 +247,9 @@ def _arithmetic(data: Data) -> Dataset:
     except ValueError as error:
         raise DataError(str(error)) from error
     rows = tuple(Row(i, p.problem, p.answer) for i, p in enumerate(problems))
+    one = Candidate(rows[0].answer, data.answer_field, None, {})
+    if unusable is not None and (reason := unusable(one)):
+        raise DataError(f"{data.path}: its rows cannot be used with these rewards: {reason}")
     return Dataset(data.path, rows, ())
 
 

@@ -38,7 +38,13 @@ class UnhealthyError(RuntimeError):
 
 class EnvironmentFault(Exception):
     """An environment did what an episode cannot be made of: it failed, hung, changed the history, or gave no
-    success. The episode is sampled again, and after `environment.attempts` tries the run stops."""
+    success. The episode is sampled again, and after `environment.attempts` tries the run stops. The text
+    begins with what it does, a verb."""
+
+    @property
+    def kind(self) -> str:
+        """The verb: what lost episodes are counted by."""
+        return str(self).partition(" ")[0]
 
 
 class NoRoom(RuntimeError):

@@ -63,17 +63,19 @@ def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) ->
     Without chat, `data.system` goes before the problem, with an empty line between. Raises PromptError as
     `check_template` does.
     """
-    # Not str.format: problems and templates are full of LaTeX braces.
-    user = data.template.replace("{problem}", problem)
     if not data.chat:
-        return user if data.system is None else f"{data.system}\n\n{user}"
+        return "\n\n".join(message["content"] for message in opening(problem, data))
     check_template(tokenizer, data)
-    messages = [{"role": "user", "content": user}]
-    if data.system is not None:
-        messages.insert(0, {"role": "system", "content": data.system})
-    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(opening(problem, data), add_generation_prompt=True, tokenize=False)
     assert isinstance(text, str)
     return text
+
+
+def opening(problem: str, data: Data) -> list[dict[str, str]]:
+    """The messages that a prompt is rendered from."""
+    # Not str.format: problems and templates are full of LaTeX braces.
+    user = {"role": "user", "content": data.template.replace("{problem}", problem)}
+    return [user] if data.system is None else [{"role": "system", "content": data.system}, user]
 
 
 def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Tokens:

@@ -1,15 +1,15 @@
-"""The queue of complete groups: a Redis stream with a consumer group. Nothing is lost, nothing is doubled.
+"""The queue of complete groups: a Redis stream with a consumer group. No group is lost or duplicated.
 
     Producer.push ─► stream ─► Consumer.claim ─► ledger: step ↔ entries ─► train
         ─► durable checkpoint ─► acknowledge
 
 Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable
-checkpoint contains what it taught. An unusable entry becomes a dead letter and its id goes to `redo`, so that
-the group is sampled again and no step waits for ever. An entry is its group's only while `pushed` says so.
+checkpoint contains its step. An unusable entry becomes a dead letter, and its id goes to `redo`, so that the
+group is sampled again. An entry belongs to its group only while `pushed` says so.
 
-A stream entry names a group; its rollouts stand in two keys beside it, written, renamed and removed in the
-same transactions: the pre-rollouts, which its shard's plan wrote (`actors/coordinator/plans.py`), and the
-additional ones. Redis takes a long value over as it came, while a stream and a script each copy it twice.
+A stream entry only names a group. The rollouts are in two keys, written, renamed and removed in the same
+transactions: the pre-rollouts, which the shard's plan wrote (`actors/coordinator/plans.py`), and the
+additional ones. Redis stores a long value without copying it, while a stream and a script copy it twice each.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from common.types import Group
 from common.wire import encode_additional, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
-DEAD_BYTES = 2**19  # kept of either message of a dead letter
-# More than a group's id and batch ever take; both are numbers of at most 63 bits.
+DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter
+# Longer than any group id or batch; both are numbers of at most 63 bits.
 LONGEST_ID, LONGEST_BATCH = 64, 18
 
 # KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same
@@ -52,9 +52,9 @@ return entry
 """
 
 
-# Once for each entry, whatever is repeated because an answer was lost. Its group is sampled again only if
-# this was its entry, not another's that bears its name. The pre-rollouts stay: a coordinator that goes on
-# with the shard has no others.
+# Runs once per entry, even when it is repeated because a reply was lost. The group is sampled again only if
+# this was its entry, and not a foreign one under its name. The pre-rollouts stay, because a coordinator that
+# continues the shard has no others.
 BURY = """
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
 redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[4], '*', 'id', ARGV[2], 'reason', ARGV[3],
@@ -79,13 +79,13 @@ class Entry:
 
 
 def depth_of(length: int, steps: int, durable_step: int, per_step: int) -> int:
-    """Groups that no step has taken: of `length` in the stream, those of the `steps` ledgered and not yet
-    durable are taken."""
+    """Groups that no step has taken. `length` entries are in the stream; those of the `steps` ledgered and
+    not yet durable steps are taken."""
     return max(0, length - (steps - durable_step) * per_step)
 
 
 class Producer:
-    """The coordinator's end. `redis` is an asyncio client that returns bytes."""
+    """The coordinator's side. `redis` is an asyncio client that returns bytes."""
 
     def __init__(self, redis: AsyncRedis, config: Config) -> None:
         self._redis = redis
@@ -94,8 +94,8 @@ class Producer:
         self._rounds_before_last = range(1, config.allocation.rounds)
 
     async def push(self, group: Group, *, planned: bool = False) -> bool:
-        """Add a complete group; False when a group of this id was pushed before. `planned`: a plan of its
-        shard stored its pre-rollouts, so they are not written again."""
+        """Add a complete group; False when a group of this id was pushed before. `planned`: the shard's plan
+        stored its pre-rollouts, so they are not written again."""
         new = f"new-{uuid.uuid4().hex}"
         keys = [self._keys.groups, self._keys.pushed, self._keys.redo, self._keys.additional(new)]
         args: list[str | int] = [
@@ -109,11 +109,10 @@ class Producer:
             if not planned:
                 keys.append(self._keys.pre_rollouts(new))
                 pipe.set(keys[-1], encode_pre_rollouts(group))
-            # The script's text, not its digest: a Redis that restarts in between may have forgotten what that
-            # stands for.
+            # Send the script's text, not its digest: a Redis that restarted may have lost the script.
             pipe.eval(PUSH, len(keys), *keys, *args)
             if drawn := [self._keys.drawn(group.id, number) for number in self._rounds_before_last]:
-                pipe.unlink(*drawn)  # they are among the additional ones
+                pipe.unlink(*drawn)  # included in the additional rollouts
             return (await pipe.execute())[-2 if drawn else -1] is not None
 
     async def depth(self) -> int:
@@ -126,17 +125,17 @@ class Producer:
         return depth_of(length, steps, int(durable or 0), self._per_step)
 
     async def redo(self) -> dict[str, int]:
-        """Groups to be sampled again, with their batch; pushing one takes it off the list."""
+        """Groups to be sampled again, with their batch. Pushing one removes it from the list."""
         found = await self._redis.hgetall(self._keys.redo)
         return {text_of(group): int(batch) for group, batch in sorted(found.items())}
 
 
 class Consumer:
-    """The learner's end, on rank 0; `read` on every rank. `client` is a blocking client that returns
+    """The learner's side, on rank 0; `read` on every rank. `client` is a blocking client that returns
     bytes."""
 
     def __init__(self, client: redis.Redis, config: Config) -> None:
-        self._redis: Any = client  # redis-py's types of streams cannot be told apart
+        self._redis: Any = client  # redis-py has one return type for all stream commands
         self._keys = Keys(config.run.name)
         self._dead_letters = config.queue.dead_letters
         self._max_bytes = config.queue.max_group_bytes
@@ -158,7 +157,7 @@ class Consumer:
         return int(self._redis.xpending(self._keys.groups, GROUP)["pending"])
 
     def pending(self) -> list[Entry]:
-        """Everything claimed and not acknowledged, oldest first: what a restarted learner begins with."""
+        """Everything claimed and not acknowledged, oldest first: where a restarted learner begins."""
         entries: list[Entry] = []
         last = "0"
         while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=256)[0][1]:
@@ -167,8 +166,8 @@ class Consumer:
         return entries
 
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
-        """The undecoded pre-rollouts and additional rollouts of the group of this entry, each at most one
-        byte longer than the decoder takes. Raises WireError when there are none, or the group has another
+        """The encoded pre-rollouts and additional rollouts of this entry's group, each at most one byte
+        longer than the decoder accepts. Raises WireError when there are none, or the group has another
         entry."""
         pre_rollouts, additional = self._keys.pre_rollouts(group), self._keys.additional(entry)
         with self._redis.pipeline(transaction=False) as pipe:
@@ -189,8 +188,8 @@ class Consumer:
             pipe.getrange(key, 0, length - 1)
 
     def acknowledge(self, groups: Mapping[str, str], durable_step: int) -> None:
-        """Let go of groups, by entry, that the durable checkpoint of `durable_step` contains. All of it or
-        nothing."""
+        """Acknowledge the groups, by entry, that the durable checkpoint of `durable_step` contains; all or
+        none."""
         with self._redis.pipeline(transaction=True) as pipe:
             if groups:
                 pipe.xack(self._keys.groups, GROUP, *groups)
@@ -201,8 +200,8 @@ class Consumer:
             pipe.execute()
 
     def dead_letter(self, entry: Entry, reason: str, *, again: bool = True) -> None:
-        """Set an unusable entry aside with its reason; its group is asked for again, unless the run has none
-        of that name."""
+        """Move an unusable entry to the dead letters with its reason. Its group is sampled again if the run
+        has one of that name."""
         additional = self._keys.additional(entry.id)
         keys = [
             self._keys.groups,
@@ -230,8 +229,7 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One group of a ledgered step: its id, its entry in the stream, its batch, and what it costs to train
-    on."""
+    """One group of a ledgered step: its id, its stream entry, its batch, and its cost in training."""
 
     group: str
     entry: str
@@ -240,14 +238,14 @@ class Row:
 
 
 class Ledger:
-    """Which groups make up which step, written before the step is trained and never changed."""
+    """The groups of each step, written before the step is trained and never changed."""
 
     def __init__(self, client: redis.Redis, run: str) -> None:
-        self._redis: Any = client  # redis-py's types of streams cannot be told apart
+        self._redis: Any = client  # redis-py has one return type for all stream commands
         self._key = Keys(run).ledger
 
     def record(self, step: int, rows: Sequence[Row]) -> None:
-        """Fix step `step` as these groups. Raises ValueError if it is something else already."""
+        """Fix step `step` as these groups. Raises ValueError when the ledger has other groups."""
         text = json.dumps([[r.group, r.entry, r.batch, r.cost] for r in rows])
         new = self._redis.hsetnx(self._key, str(step), text)
         if not new and self._redis.hget(self._key, str(step)) != text.encode():
@@ -265,10 +263,10 @@ class Ledger:
 
 
 def _entry(entry: bytes, fields: dict[bytes, bytes]) -> Entry:
-    """Foreign entries without our fields are kept apart by empty values: decoding them says what is wrong.
+    """Missing fields of foreign entries become empty values, which the decoder rejects with a reason.
 
-    Of a longer id the beginning is kept, which is no group's: nothing repeats what a foreigner wrote at any
-    length.
+    An id that is too long is truncated. No group has the result, so foreign text of any length is never
+    repeated.
     """
     batch = fields.get(b"batch", b"")
     return Entry(

@@ -17,7 +17,7 @@ from common.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# What the assistant says in the conversation that is rendered to find the end of its turn.
+# The assistant's text in the conversation that is rendered to find the end of its turn.
 _SAID = "the end of a turn"
 
 
@@ -47,8 +47,8 @@ def named(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that the chat template writes right after what the assistant says; None where that is no
-    token of its own, or the template has no assistant's turn."""
+    """The token that the chat template writes right after the assistant's text; None where that is not one
+    token, or the template has no assistant turn."""
     from jinja2 import TemplateError
 
     messages = [{"role": "user", "content": _SAID}, {"role": "assistant", "content": _SAID}]
@@ -64,8 +64,8 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def silent_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Ids of the special tokens, which are no text of a completion. The tags of thought and answer are, also
-    where they are special."""
+    """Ids of the special tokens, which do not belong to a completion's text, except the tags of thought and
+    answer."""
     added = tokenizer.added_tokens_decoder
     special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)}
     return frozenset(special - {i for i, token in added.items() if token.content in TAGS})
@@ -78,7 +78,7 @@ def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequ
 
 
 def _of_generation(config: Config) -> Iterator[int]:
-    """The ends that the model's generation configuration names, or its configuration where it has none."""
+    """The end tokens of the model's generation configuration, or of its configuration without one."""
     from transformers import AutoConfig, GenerationConfig
 
     model = config.model
@@ -90,7 +90,7 @@ def _of_generation(config: Config) -> Iterator[int]:
                 model.path, trust_remote_code=model.trust_remote_code
             ).eos_token_id
         except (OSError, ValueError, AttributeError):
-            return  # the part that loads the model says why it cannot be
+            return  # the part that loads the model reports the error
     yield from [ends] if isinstance(ends, int) else ends or []
 
 

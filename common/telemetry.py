@@ -26,13 +26,13 @@ HEARTBEAT_S = 1.0
 HISTORY = 100_000
 FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
 SILENT_S = 10.0
-"""A part that has not reported for so long counts as down."""
+"""A part without a heartbeat for this long counts as down."""
 TELEMETRY = 3
-"""Version of what parts write about themselves; bump it on an incompatible change."""
+"""Heartbeat schema version; bump it on incompatible changes."""
 
 
 class Telemetry:
-    """Counters of one part, added up here and written by `flush`. `redis` is an asyncio client."""
+    """Counters of one part. `add` adds in memory, `flush` writes. `redis` is an asyncio client."""
 
     def __init__(self, redis: AsyncRedis, run: str) -> None:
         self._redis = redis
@@ -71,8 +71,7 @@ class Telemetry:
 async def keep_beating(
     client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """`part` (kind/name) is alive and in this state: once a second, whatever becomes of Redis meanwhile: a
-    part that works must not look dead for ever."""
+    """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried."""
     while True:
         try:
             await client.hset(Keys(run).parts, part, _beat(state()))
@@ -82,7 +81,8 @@ async def keep_beating(
 
 
 class Heart:
-    """Says once a second, from a thread of its own, what the learner does: a step may take minutes."""
+    """Writes the learner's heartbeat once a second, from a separate thread, because a step may take
+    minutes."""
 
     def __init__(self, client: redis.Redis, run: str, part: str) -> None:
         self._client, self._run, self._part = client, run, part
@@ -93,13 +93,13 @@ class Heart:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def tell(self, **state: Any) -> None:
-        """What is said from now on, beside the time of our start; the first is said at once."""
+        """Set the state of the following heartbeats; the first call starts them."""
         self._state = {**state, **self._notice, "started": self._started}
         if not self._thread.is_alive():
             self._thread.start()
 
     def note(self, notice: str) -> None:
-        """What is said for a person's eyes with everything from now on."""
+        """Add a notice for people to all following heartbeats."""
         self._notice = {"notice": notice}
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ def beats(parts: Mapping[Answer, Answer], kind: str) -> list[dict[str, Any]]:
 
 
 def heartbeat_now(client: redis.Redis, run: str, part: str, state: Mapping[str, Any]) -> None:
-    """`part` is alive and in this state, said once with a blocking client."""
+    """Write one heartbeat of `part` with a blocking client."""
     client.hset(Keys(run).parts, part, _beat(state))
 
 

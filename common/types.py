@@ -25,11 +25,10 @@ LogProbs = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """One row of a data set, rendered for the model. `index` is its row: stable over epochs and restarts.
-    `answer` is the gold answer: text, or any other JSON value.
-    `prefill` is the opening of the thought that the template wrote at its end: completions are judged with it
-    in front. `row` is the row as it was read, for a user's own rewards. `source` names the data set that it
-    is from, where a run has several."""
+    """One row of a data set, rendered for the model. `index` is its row, stable over epochs and restarts.
+    `answer` is the gold answer: text or any other JSON value. `prefill` is the opening of the thought that
+    the template wrote at its end; completions are judged with it in front. `row` is the original row, for a
+    user's own rewards. `source` names its data set, where a run has several."""
 
     index: int
     text: str
@@ -40,8 +39,8 @@ class Prompt:
 
     @property
     def judged_by(self) -> object:
-        """What its completions are judged by, for fingerprints: the gold answer, or where there is none the
-        whole row, which holds tests then."""
+        """What its completions are judged by, for fingerprints: the gold answer, or without one the whole
+        row, which then holds tests."""
         return dict(self.row) if self.answer is None else self.answer
 
     source: str = ""
@@ -58,9 +57,9 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where and when a completion was sampled: name of the replica, and in seconds since the epoch when the
-    replica took the request (`queued`), when it sampled the first and the last token, and when the rewards
-    were there (`scored`, by the coordinator's clock; 0 before)."""
+    """Where and when a completion was sampled: the replica's name, and the times, in seconds since the epoch,
+    at which the replica received the request (`queued`), sampled the first and the last token, and the
+    rewards arrived (`scored`, by the coordinator's clock; 0 before)."""
 
     replica: str
     queued: float
@@ -99,8 +98,15 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """Completions that cannot be had, however often they are asked for again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
-    """What became of a completion: its rewards by name (each finite), and whether it is a success
+    """The judgement of a completion: its rewards by name (each finite), and whether it is a success
     (`reward.success`)."""
 
     rewards: dict[str, float]
@@ -135,7 +141,7 @@ class Rollout:
 
 
 def group_id(epoch: int, prompt_index: int) -> str:
-    """The name of a group for good: the pair occurs once in a run."""
+    """The permanent name of a group: the pair occurs once in a run."""
     return f"{epoch}:{prompt_index}"
 
 
@@ -143,13 +149,13 @@ def group_id(epoch: int, prompt_index: int) -> str:
 class Group:
     """All rollouts of one prompt in one batch: the unit that is queued, trained and audited.
 
-    `id` names it for good: (epoch, prompt index) occurs once in a run. `batch` and `shard` say where its
-    budget came from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is the
-    fingerprint of the vocabulary in which the tokens are written. `sampling` names the drawing of its
-    pre-rollouts, which may be repeated: additional rollouts belong to those that their number was worked out
-    from. `size_as_if` is the size that another rule would have given it
-    (`learner.objective.group_weight.as_if`), 0 where none was asked. `source` is the prompt's. `ranked`
-    names the rewards that its rollouts got among each other, when the group was complete.
+    `id` is its permanent name: (epoch, prompt index) occurs once in a run. `batch` and `shard` say which
+    budget it was given from; `rule` and `prior` ((α0, β0) of this prompt) how Δ_i was chosen. `tokenizer` is
+    the fingerprint of the vocabulary of its tokens. `sampling` identifies the Phase A draw that Δ was
+    computed from: a draw may be repeated, and additional rollouts belong to one draw. `size_as_if` is the
+    size that the rule of `learner.objective.group_weight.as_if` would have given it, 0 without such a rule.
+    `source` is the prompt's. `ranked` names the rewards that its rollouts received by comparison with each
+    other, when the group was complete.
     """
 
     run: str
@@ -189,7 +195,7 @@ class Group:
 
     @property
     def rounds(self) -> tuple[int, ...]:
-        """Rollouts of each round of Phase B, up to the last that drew any; they sum to Δ_i."""
+        """Rollouts of each round of Phase B, up to the last non-empty one; they sum to Δ_i."""
         drawn = Counter(r.round for r in self.rollouts if r.phase == "B")
         return tuple(drawn[number] for number in range(1, max(drawn, default=0) + 1))
 
@@ -211,21 +217,23 @@ class Group:
 
     @property
     def versions(self) -> tuple[int, int]:
-        """Oldest and newest weight version that any of its tokens came from."""
+        """Oldest and newest weight version of its tokens."""
         seen = [s.version for r in self.rollouts for s in r.spans]
         return min(seen), max(seen)
 
 
 BELOW_TRAINING = 2**40
-"""Priority of requests that wait behind every rollout of training."""
+"""Priority of requests that wait behind all rollouts of training."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
-    weights; of requests that wait in an engine, those of the lowest `priority` come first."""
+    weights; of requests that wait in an engine, those of the lowest `priority` come first. `max_tokens`
+    bounds each completion below rollout.max_response_tokens; 0: nothing does."""
 
     prompt: Prompt
     n: int
     seed: int
     priority: int = 0
+    max_tokens: int = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,3 +37,15 @@ def failures_named(what: str, where: str = "") -> Iterator[None]:
         raise
     except Exception as error:  # a user's function may raise anything
         raise ValueError(f"{what} raised {type(error).__name__}: {error}{where}") from error
+
+
+@contextmanager
+def working_folder() -> Iterator[None]:
+    """Import from the folder in which `hora` was started too, after everything that is installed. Ray's
+    workers do; a console script does not."""
+    before = list(sys.path)
+    sys.path.append(os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path[:] = before

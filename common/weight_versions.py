@@ -17,7 +17,7 @@ from common.errors import DamagedWeights, StaleWeights
 from common.keys import Keys
 from common.redis import AsyncRedis
 
-# Only forwards: a restarted learner that repeats old steps cannot take the version back unseen.
+# The version never falls: a restarted learner that repeats old steps must not take it back.
 ADVANCE = """
 local old = tonumber(redis.call('HGET', KEYS[1], 'version') or '-1')
 if tonumber(ARGV[1]) > old then redis.call('HSET', KEYS[1], 'version', ARGV[1]) end
@@ -36,20 +36,20 @@ class Manifest:
     bytes: int
 
     def update_info(self) -> dict[str, Any]:
-        """What a replica is told, and checks before its workers load the file."""
+        """The update that a replica receives, and checks before its workers load the file."""
         return {"version": self.version, "path": self.path, "sha256": self.sha256}
 
 
 def announce(client: redis.Redis, manifest: Manifest) -> None:
-    """Make `manifest` the newest: from now on a replica that starts or lags pulls it."""
+    """Make `manifest` the newest: replicas that start or lag pull it from now on."""
     client.set(Keys(manifest.run).weights, json.dumps(asdict(manifest)))
 
 
 def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the file of an update info and return what the workers are told.
+    """Read the file of an update and return what the workers need.
 
-    Raises DamagedWeights when it is not the announced one or cannot be read, and StaleWeights when it is
-    gone, for it was removed here or on another machine of a shared disk.
+    Raises DamagedWeights when it differs from its announcement or cannot be read, and StaleWeights when it is
+    gone, deleted here or on another machine of a shared disk.
     """
     try:
         with open(info["path"], "rb") as file:
@@ -67,7 +67,7 @@ def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mark_of(path: str) -> str:
-    """What tells a file from one that replaces it under its name; empty for none."""
+    """Distinguishes a file from one that replaces it under its name; empty without a file."""
     try:
         about = os.stat(path)
     except OSError:
@@ -76,7 +76,7 @@ def mark_of(path: str) -> str:
 
 
 def advance(client: redis.Redis, run: str, version: int) -> int:
-    """Publish that every replica was given `version` or can pull it; returns the version in force, which
+    """Record that `version` was sent to every replica or can be pulled. Returns the version in force, which
     never falls."""
     return int(client.register_script(ADVANCE)(keys=[Keys(run).state], args=[version]))
 
@@ -92,19 +92,18 @@ def newest_now(client: redis.Redis, run: str) -> Manifest | None:
 
 
 def available(client: redis.Redis, config: Config) -> int:
-    """The newest version that a replica can get without this learner, 0 when there is none. Reads the whole
-    file.
+    """The newest version that a replica can get without this learner, 0 without one. Reads the whole file.
 
-    While ledgered steps are repeated after a crash it may be ahead of the learner. Those weights came from
-    the same groups; publishing the versions in between again would take the manifest backwards. What was
-    broadcast to a group does not outlive the learner that sent it.
+    It may be ahead of a learner that repeats ledgered steps after a crash. Those weights came from the same
+    groups, and publishing the versions in between again would take the manifest back. A broadcast to a group
+    does not outlive its learner.
     """
     manifest = newest_now(client, config.run.name)
     if config.weights.transport != "file" or manifest is None:
         return 0
     try:
         check_file(manifest.update_info())
-    except StaleWeights:  # DamagedWeights too: it is published again
+    except StaleWeights:  # also DamagedWeights: that version is published again
         return 0
     return manifest.version
 

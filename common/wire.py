@@ -30,7 +30,7 @@ MAX_REWARDS = 64
 
 
 def encode_group(group: Group) -> bytes:
-    """The bytes of one group. What it says is checked where it is read."""
+    """The bytes of one group. The reader validates them."""
     return _pack(_group_out(group), group.rollouts)
 
 
@@ -42,8 +42,8 @@ def encode_pre_rollouts(group: Group) -> bytes:
 
 
 def encode_additional(group: Group) -> bytes:
-    """The bytes of the group's Phase B rollouts, to be read together with its pre-rollouts. What these got
-    when the whole group was ranked is here too: they were written before."""
+    """The bytes of the group's Phase B rollouts, read together with its pre-rollouts. They include the
+    ranking rewards of the pre-rollouts, which were written before the group was ranked."""
     rollouts = [r for r in group.rollouts if r.phase == "B"]
     value = {
         "schema": SCHEMA,
@@ -93,18 +93,18 @@ def decode_group(
 
 
 def _pack(value: dict[str, object], rollouts: Sequence[Rollout]) -> bytes:
-    # Room for all of it at once: growing would copy what is there each time.
+    # Allocate all of it at once: growing copies the content each time.
     room = 4096 + sum(9 * len(r.tokens) + 512 + 4 * r.given + 24 * len(r.turns) for r in rollouts)
     return cast(bytes, msgpack.packb(value, use_bin_type=True, buf_size=room))
 
 
 def _unpack(data: bytes) -> dict[str, object]:
-    # Every object is a byte at least: most messages are too short to be worth counting.
+    # Every object takes at least one byte, so most messages are too short to need counting.
     if len(data) > MAX_OBJECTS and count_objects(data, MAX_OBJECTS) > MAX_OBJECTS:
         raise WireError(f"message of {len(data)} bytes holds more than {MAX_OBJECTS} objects")
     try:
-        # unpackb limits every length to that of the message itself. Lists take their room before they are
-        # read, and one character makes a text up to four times as long in memory.
+        # unpackb limits every length to that of the message. Lists are allocated before they are read, and
+        # one character can make a text take four times as much memory.
         limits = {"max_array_len": MAX_ROLLOUTS, "max_str_len": 4 * MAX_TEXT}
         raw = msgpack.unpackb(data, raw=False, strict_map_key=True, **limits)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError, UnicodeDecodeError) as error:
@@ -158,7 +158,7 @@ def _rollout_out(r: Rollout) -> dict[str, object]:
 
 
 def _ranked_out(group: Group) -> dict[str, list[float]]:
-    """What the pre-rollouts got when the group was ranked, by the name of the reward."""
+    """The ranking rewards of the pre-rollouts, by name."""
     first = [r for r in group.rollouts if r.phase == "A"]
     return {name: [float(r.rewards[name]) for r in first] for name in group.ranked}
 
@@ -170,7 +170,7 @@ def _without(rollout: Rollout, names: Sequence[str]) -> Rollout:
 
 
 def _with_ranks(group: Group, raw: object) -> Group:
-    """`group` with what its pre-rollouts got when it was ranked."""
+    """`group` with the ranking rewards of its pre-rollouts."""
     where, first = f"group {group.id}", [r for r in group.rollouts if r.phase == "A"]
     if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
         raise WireError(f"{where}: ranked must be 1 to {MAX_REWARDS} lists by name, not {_shown(raw)}")
@@ -377,8 +377,8 @@ def _one_of(value: object, known: tuple[str, ...], field: str, where: str) -> st
 
 
 def _shown(value: object) -> str:
-    """A value for an error's text. What is long or nested is not written out: that would take more than
-    decoding it."""
+    """A value for an error's text. Long or nested values are not written out: that could take more time than
+    decoding them."""
     if isinstance(value, str):
         return repr(value[:60])
     return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

@@ -2,6 +2,7 @@
 
     ingress ─► Redis (reads, pause and resume)
     coordinator ─► generator replicas, verifier replicas, Redis
+    coordinator ─► environment replicas ─► generator replicas, where episodes are asked for
 
 What `serve deploy` changes under `deployments:` (num_replicas, autoscaling_config) does not restart replicas;
 a change of the arguments does.
@@ -9,17 +10,22 @@ a change of the arguments does.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 
 from actors.coordinator.deployment import Coordinator
 from actors.coordinator.memory import KEEP_FREED_MEMORY
+from actors.endpoint.deployment import Endpoint
+from actors.environment.deployment import Environment
 from actors.generator.router import RESERVED, BalanceRouter
 from actors.verifier.deployment import Verifier
 from common.config import Config
+from common.errors import ConfigError
 from common.load import from_args
 from deploy.monitor.ingress import Ingress
 from deploy.preflight.checks import NAMES, require
@@ -44,9 +50,9 @@ def build_run(config: Config, *, drain: bool) -> Application:
     first, for as long as that may take."""
     url = redis_url(config)
     plain = config.model_dump(mode="json")
-    generator = _generator(config, drain=drain).bind(plain, url)
+    policy = _policy(config, plain, url, drain=drain)
     verifier = _verifier(config).bind(plain, url)
-    coordinator = _coordinator(config).bind(plain, url, generator, verifier)
+    coordinator = _coordinator(config).bind(plain, url, policy, verifier)
     # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block
     # all.
     ingress = serve.deployment(
@@ -55,20 +61,54 @@ def build_run(config: Config, *, drain: bool) -> Application:
     return ingress.bind(plain, url, coordinator)
 
 
-class Sampler:
-    """Root of an application that only samples and verifies: it holds the two deployments together."""
+def build_endpoint(args: dict[str, object]) -> Application:
+    """The endpoint of a run that is served as application `hora` on the same cluster: a second application,
+    `import_path: deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`. Raises
+    ConfigError where `serve.endpoint` is off."""
+    config = from_args(args)
+    if not config.serve.endpoint:
+        raise ConfigError(
+            "serve.endpoint is false, and an application serves the endpoint: set it to true in the "
+            "arguments of both applications, or remove that application"
+        )
+    return endpoint_of(config)
 
-    def __init__(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> None:
-        self._parts = (generator, verifier)
+
+def endpoint_of(config: Config) -> Application:
+    """The endpoint of a checked configuration, over the generators of the application that runs."""
+    endpoint = serve.deployment(
+        Endpoint,
+        name="endpoint",
+        ray_actor_options={"num_cpus": config.serve.cpus},
+        max_ongoing_requests=1000,
+        health_check_period_s=5.0,
+        graceful_shutdown_timeout_s=LEAVING_S,
+    )
+    return endpoint.bind(config.model_dump(mode="json"), redis_url(config), None)
+
+
+class Sampler:
+    """Root of an application that only samples and verifies: it holds its deployments together."""
+
+    def __init__(self, policy: dict[str, DeploymentHandle], verifier: DeploymentHandle) -> None:
+        self._parts = (policy, verifier)
 
 
 def build_sampler(config: Config) -> Application:
-    """Generators and verifiers alone, of a checked configuration: what evaluation needs."""
+    """Generators, environments and verifiers alone, of a checked configuration: what evaluation needs."""
     plain = config.model_dump(mode="json")
     url = redis_url(config)
-    generator = _generator(config, drain=False).bind(plain, url)
+    policy = _policy(config, plain, url, drain=False)
     root = serve.deployment(Sampler, name="sampler", ray_actor_options={"num_cpus": 0})
-    return root.bind(generator, _verifier(config).bind(plain, url))
+    return root.bind(policy, _verifier(config).bind(plain, url))
+
+
+def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) -> dict[str, Application]:
+    """What samples, by name: generators, and the environment where the configuration names one."""
+    generator = _generator(config, drain=drain).bind(plain, url)
+    if config.environment.path is None:
+        return {"generator": generator}
+    return {"generator": generator, "environment": environment_deployment(config).bind(plain, url, generator)}
 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
@@ -89,6 +129,31 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=leaving_s,
         graceful_shutdown_wait_loop_s=1.0,
+    )
+
+
+def environment_deployment(config: Config) -> serve.Deployment:
+    """The environments of a checked configuration, scaled with their load where they may be."""
+    environment = config.environment
+    requests = max(1, environment.episodes // config.rollout.samples_per_request)
+    most = environment.max_replicas
+    scaled: dict[str, Any] = {"num_replicas": environment.replicas}
+    if most is not None:
+        scaled = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=environment.replicas, max_replicas=most, target_ongoing_requests=requests / 2
+            )
+        }
+    return serve.deployment(
+        Environment,
+        name="environment",
+        max_ongoing_requests=requests,
+        ray_actor_options={"num_cpus": environment.cpus},
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        graceful_shutdown_timeout_s=LEAVING_S,
+        graceful_shutdown_wait_loop_s=1.0,
+        **scaled,
     )
 
 

@@ -14,7 +14,9 @@ from typing import Annotated, Literal
 import typer
 
 from common.errors import HoraError
+from common.user_code import working_folder
 from deploy.cli_results import app as results
+from deploy.cli_serving import app as serving
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -200,6 +202,7 @@ def evaluate(
 
 
 app.add_typer(results)
+app.add_typer(serving)
 
 
 @app.command()
@@ -375,7 +378,8 @@ def calibrate(
 
 def main() -> None:
     try:
-        app()
+        with working_folder():  # where a user's own rule and reward are
+            app()
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,4 +1,5 @@
-"""`hora init`: a commented configuration for this machine; for a task of one's own, what it needs with it."""
+"""`hora init`: a commented configuration for this machine, and for a task of the user's the files it
+needs."""
 
 from __future__ import annotations
 
@@ -73,13 +74,14 @@ TINY_CODE = {
     "machine": "no GPU, so the demo's model of 0.2M parameters that writes programs",
     "model": "deploy/demo/programs/model   # a Hugging Face folder or hub name",
     "response_tokens": 96,
-    "rate": "3.0e-4",
+    "rate": "2.0e-4",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What suits this machine: `gpus` cards, half of them for each side, or CPUs and the demo's model."""
+    """Settings that fit this machine: `gpus` cards, half of them for each side, or CPUs and the demo's
+    model."""
 
     gpus: int
 

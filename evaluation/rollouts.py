@@ -64,7 +64,8 @@ def read_rollouts(
     columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """The rows that fit, at most `limit` after the first `offset`, by `order`: of the newest step first, the
-    longest, or those of the lowest mean log-prob per token. `columns`: by default all.
+    longest, or those of the lowest mean log-prob per token. `columns`: by default all; one that no file has
+    is left out.
 
     Raises RunFolderError where the folder holds no rollouts, for a step that is not there, and for a damaged
     file.
@@ -142,7 +143,7 @@ def _rows(
     table = _joined(tables)
     places = {key: i for i, key in enumerate(zip(*(table[n].to_pylist() for n in KEYS), strict=True))}
     table = table.take([places[key] for key in keys if key in places])
-    return table if columns is None else table.select(list(columns))
+    return table if columns is None else table.select([c for c in columns if c in table.column_names])
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
@@ -152,9 +153,10 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
 
 def _read(path: Path, columns: Sequence[str] | None, expression: pc.Expression | None) -> pa.Table:
     """Rows of one file; a table without columns where the run has just removed it."""
-    names = None if columns is None else list(columns)
     try:
         with _reading(path):
+            there = pq.read_schema(path).names
+            names = None if columns is None else [name for name in columns if name in there]
             return pq.read_table(path, columns=names, filters=expression, partitioning=None)
     except FileNotFoundError:
         return pa.table({})

@@ -135,7 +135,7 @@ def load_run(folder: Path) -> Run:
     """Raises RunFolderError or ResultError naming what cannot be read."""
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder")
-    groups, steps = _records(folder / "groups.jsonl"), _records(folder / "steps.jsonl")
+    groups, steps = records(folder / "groups.jsonl"), records(folder / "steps.jsonl")
     results = [read_result(path) for path in sorted((folder / "evaluation").glob("*-step*.json"))]
     if not groups and not steps and not results:
         raise RunFolderError(
@@ -215,12 +215,12 @@ def check_same_problems(results: Sequence[Result]) -> None:
             )
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def records(path: Path) -> list[dict[str, Any]]:
     """The lines of a file that may still be written to: a torn last line is not there yet."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    records = []
+    found = []
     for number, line in enumerate(lines, start=1):
         if not line.endswith("\n"):
             break
@@ -230,8 +230,8 @@ def _records(path: Path) -> list[dict[str, Any]]:
             raise RunFolderError(f"{path}:{number}: not JSON ({error}); delete this line") from error
         if not isinstance(record, dict):
             raise RunFolderError(f"{path}:{number}: not a record; delete this line")
-        records.append(record)
-    return records
+        found.append(record)
+    return found
 
 
 def _column(path: Path, records: Sequence[dict[str, Any]], name: str) -> Array:

@@ -2,8 +2,27 @@
 
 A checkout keeps its folders at the top (`common/`, `deploy/`, …). An installed wheel has them in this
 package, so a project keeps a `common/` of its own. Both names lead to one module (`hora_rl.names`).
+
+`configure`, `run` and `results` are a run from Python (`hora_rl.runs`).
 """
+
+from typing import TYPE_CHECKING, Any
 
 from hora_rl import names as _names
 
+if TYPE_CHECKING:
+    from hora_rl.runs import Results, configure, results, run
+
+__all__ = ["Results", "configure", "results", "run"]
+
 _names.install()
+
+
+def __getattr__(name: str) -> Any:
+    """Load the functions when they are asked for: every Python process of a wheel's environment imports this
+    file."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hora_rl import runs
+
+    return getattr(runs, name)

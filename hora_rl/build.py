@@ -38,8 +38,8 @@ def nest(root: Path) -> None:
     cannot be renamed."""
     for name in OURS:
         shutil.move(root / name, root / PACKAGE / name)
-        for file in (root / PACKAGE / name).rglob("*.py"):
-            file.write_text(renamed(file.read_text(), str(file)))
+    for file in (root / PACKAGE).rglob("*.py"):
+        file.write_text(renamed(file.read_text(), str(file)))
     (root / f"{PACKAGE}.pth").write_text(STARTUP)
 
 

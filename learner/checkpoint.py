@@ -1,11 +1,11 @@
-"""Durable checkpoints: whole or absent, verified before they are loaded, the newest N kept.
+"""Durable checkpoints: complete or absent, verified before they are loaded, the newest N kept.
 
     RUN/checkpoints/step-00000010/   DeepSpeed's state (weights, optimizer, schedule), random state per rank,
                                      manifest.json
 
-A checkpoint is written beside its place, synced, signed, then renamed: a folder named step-* was complete
-once. One that is no longer what was written is renamed to refused-step-*, and the one before is taken. That
-is why the queue lets go of groups only when the oldest checkpoint of those that are kept contains their step.
+A checkpoint is written under a temporary name, synced, signed, then renamed, so a folder named step-* was
+complete once. A checkpoint that no longer matches its manifest is renamed to refused-step-*, and the one
+before is used. So the queue drops groups only when the oldest kept checkpoint contains their step.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from learner.manifest import (
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 TAG = "state"
-SEEN_S = 90.0  # NFS keeps what it knows of a folder for up to a minute
+SEEN_S = 90.0  # NFS caches a folder for up to a minute
 WRITER = re.compile(
     r"(?:pp_rank_|random-)(\d+)[_.]"
 )  # in the name of a file that one rank writes; rank 0 writes the others
 
 
 class Checkpoints:
-    """Checkpoints of one run. All methods but `newest` are collectives of all ranks, and so is making one."""
+    """Checkpoints of one run. All methods except `newest`, and the constructor, are collectives of all
+    ranks."""
 
     def __init__(self, config: Config, run_dir: Path, rank: int, world: int) -> None:
         self._folder = run_dir / "checkpoints"
@@ -59,32 +60,32 @@ class Checkpoints:
         self._secret = read_secret(run_dir)
 
     def newest(self) -> int:
-        """Step of the newest checkpoint that this machine sees, 0 when there is none."""
+        """Step of the newest checkpoint that this machine sees; 0 when there is none."""
         return max(checkpoints_in(self._folder), default=0)
 
     def save(self, engine: Engine, step: int) -> int:
-        """Write the state after `step` steps and return when it is durable; returns the step of the oldest
-        checkpoint that a restart may have to take, 0 for the initial policy: groups of the steps before it
-        are needed no more.
+        """Write the state after `step` steps, and return when it is durable. Returns the step of the oldest
+        checkpoint that a restart may use (0: the initial policy). Groups of earlier steps are not needed any
+        more.
 
-        Each kept checkpoint was compared with its manifest once more, when the one after it was written.
+        Each kept checkpoint is compared with its manifest again when the next one is written.
         """
         partial = self._folder / f"partial-{step:08d}"
         if self._rank == 0:
-            # Left by a learner that died while it wrote or removed.
+            # Left by a learner that died while it wrote or deleted a checkpoint.
             for torn in self._folder.glob("partial-*"):
                 shutil.rmtree(torn)
             partial.mkdir(parents=True)
         self._barrier()
         engine.save(partial, TAG)
         torch.save({"cpu": torch.get_rng_state()}, partial / f"random-{self._rank}.pt")
-        sync_tree(partial)  # by every rank: a machine has only its own writes to sync
+        sync_tree(partial)  # by every rank: a machine can sync only its own writes
         written = self._gather(self._own_digests(partial))
         if self._rank == 0:
             files = {name: found for of_rank in written for name, found in of_rank.items()}
             Manifest(self._config.run.name, step, self._world, files).write(partial, self._secret)
             sync(partial / NAME, partial)
-            if self._of(step).exists():  # groups may have been let go for what it contains: it stays
+            if self._of(step).exists():  # its groups may have been dropped, so it stays
                 self._remove(partial)
             else:
                 partial.rename(self._of(step))
@@ -92,11 +93,11 @@ class Checkpoints:
         return self._prune(step)
 
     def restore(self, engine: Engine) -> int:
-        """Load the newest checkpoint that is what its run wrote, on every rank the one that rank 0 finds;
-        returns its step, 0 when there is none. Those that are not are set aside, and told in `refused`.
+        """Load the newest checkpoint that matches its manifest. All ranks load the one that rank 0 finds.
+        Returns its step, 0 when there is none. Others are set aside and listed in `refused`.
 
-        Raises RunError when a machine does not see it, and ConfigError when it was cut for another number of
-        ranks.
+        Raises RunError when a machine does not see it, and ConfigError when it was written by another number
+        of ranks.
         """
         while step := engine.agree(self.newest()):
             trouble = self._trouble(step)
@@ -120,8 +121,8 @@ class Checkpoints:
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
 
     def _prune(self, newest: int) -> int:
-        """Keep the newest learner.keep_checkpoints that are whole; the step of the oldest of as many, 0 while
-        there are fewer."""
+        """Keep the newest learner.keep_checkpoints that match their manifests. Returns the step of the oldest
+        of them, 0 while there are fewer."""
         keep, kept = self._config.learner.keep_checkpoints, [newest]
         there = self._gather(sorted(checkpoints_in(self._folder), reverse=True))[0]
         for step in (s for s in there if s < newest):
@@ -137,7 +138,7 @@ class Checkpoints:
         return kept[-1] if len(kept) == keep else 0
 
     def _trouble(self, step: int) -> str:
-        """What is wrong with the checkpoint of `step`, nothing where nothing is. Rank 0 looks at names, sizes
+        """What is wrong with the checkpoint of `step`; empty when it is correct. Rank 0 checks names, sizes
         and signature, then each rank reads its share of the files."""
         folder = self._of(step)
         first = self._gather(_refusal(lambda: self._manifest(step)) if self._rank == 0 else "")[0]
@@ -155,7 +156,7 @@ class Checkpoints:
         check_files(self._of(step), manifest, largest_first[self._rank :: self._world])
 
     def _set_aside(self, step: int, trouble: str) -> None:
-        """Give it a name by which nobody takes it for a checkpoint."""
+        """Rename it so that it no longer counts as a checkpoint."""
         folder = self._of(step)
         aside = folder.with_name(f"refused-{folder.name}")
         self.refused.append(f"{folder.name}: {trouble}")
@@ -168,7 +169,7 @@ class Checkpoints:
         self._barrier()
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """Of the files that this rank wrote, in this machine's cache still."""
+        """Drop the files that this rank wrote from this machine's cache."""
         own = {}
         for path in (p for p in folder.rglob("*") if p.is_file()):
             writer = WRITER.search(path.name)
@@ -177,14 +178,14 @@ class Checkpoints:
         return own
 
     def _remove(self, folder: Path) -> None:
-        """A folder that is half removed must not bear the name of a whole one."""
+        """Rename a folder before deleting it, so that a half deleted one never looks complete."""
         shutil.rmtree(folder.rename(self._folder / f"partial-removed-{folder.name}"))
 
     def _of(self, step: int) -> Path:
         return self._folder / f"step-{step:08d}"
 
     def _wait_for(self, file: Path, what: str) -> None:
-        """What another machine wrote to a shared disk may be seen some seconds later."""
+        """Files that another machine wrote to a shared disk may become visible some seconds later."""
         deadline = time.monotonic() + SEEN_S
         while not file.exists():
             if time.monotonic() > deadline:
@@ -192,11 +193,11 @@ class Checkpoints:
                     f"{file.parent}: rank 0 found {what}, rank {self._rank} does not see it: run.folder must "
                     "lie on a disk that all machines of the learner share"
                 )
-            list(file.parent.parent.glob("*"))  # asks a network disk anew
+            list(file.parent.parent.glob("*"))  # makes a network disk look again
             time.sleep(0.5)
 
     def _gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of ranks."""
+        """Every rank's value, in rank order."""
         if self._world == 1:
             return [value]
         every: list[T] = [value] * self._world

@@ -1,10 +1,10 @@
 """The only file that trains with DeepSpeed: build the engine, run one optimizer step on this rank's
 micro-batches.
 
-The loss arrives as a sum over tokens, already weighted by 1/(Γ G_i Z_ij): adding it up over micro-batches and
-ranks gives the objective whatever the cut. DeepSpeed averages over ranks, so the loss is multiplied by their
-number; the boundary of accumulation is ours (`managed_gradient_accumulation: false`), so every rank may have
-its own number of real micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in
+The loss is a sum over tokens, already weighted by 1/(Γ G_i Z_ij). Summed over micro-batches and ranks it is
+the objective, however the batch is cut. DeepSpeed averages over ranks, so the loss is multiplied by their
+number. We mark the boundary of accumulation (`managed_gradient_accumulation: false`), so ranks may have
+different numbers of micro-batches. Ranks with fewer run empty ones, because ZeRO-3 gathers parameters in
 every forward.
 """
 
@@ -39,10 +39,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one optimizer step did. `sums` are this rank's sums of the objective's statistics.
+    """The outcome of one optimizer step. `sums` are this rank's sums of the objective's statistics.
 
-    `bad`: a loss or gradient was not finite. In float16 gradients may be: the loss scale finds its size by
-    trying, and DeepSpeed raises when it can become no smaller.
+    `bad`: a loss or gradient was not finite. In float16 that is normal for gradients while the loss scale is
+    being found; DeepSpeed raises when it can become no smaller.
     """
 
     applied: bool
@@ -56,7 +56,7 @@ class Update:
 class Engine:
     """DeepSpeed around the policy of `config.model.path`. Needs an initialised process group.
 
-    Raises ConfigError for a model whose log-probs the learner does not get right.
+    Raises ConfigError for a model whose log-probs the learner would compute wrongly.
     """
 
     def __init__(self, config: Config, rank: int, world: int) -> None:
@@ -76,7 +76,7 @@ class Engine:
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
         self._entropy = EntropyControl(config.learner.objective)
         settings = config.learner.optimizer
-        # Without ZeRO in float32 DeepSpeed clips but keeps no norm to report; its other optimizers do both.
+        # Without ZeRO in float32 DeepSpeed clips but reports no norm; its other optimizers do both.
         plain = partial(ClippedAdamW, max_norm=settings.max_grad_norm)
         kind = plain if self._stage == 0 else torch.optim.AdamW
         self._adam = kind(
@@ -103,12 +103,12 @@ class Engine:
     def step(
         self, micro_batches: Sequence[MicroBatch], fresh: Callable[[], MicroBatch | None] = lambda: None
     ) -> Update:
-        """One batch: `updates_per_batch` gradient updates on it, π_prox computed once before the first of
-        several.
+        """One batch: `updates_per_batch` gradient updates on it. With several, π_prox is computed once before
+        the first.
 
-        When no rank's tokens are of the weights' own version, drift is measured on what `fresh` gives on any
-        rank, at the last moment before the weights change: a generator that keeps up with the learner samples
-        on them while they are trained.
+        When no rank has tokens of the weights' own version, drift is measured on the samples that `fresh`
+        returns on any rank, just before the weights change: a generator that keeps up with the learner
+        samples on these weights during the step.
         """
         started, rate = time.monotonic(), float(self._engine.get_lr()[0])
         objective = self._config.learner.objective
@@ -138,10 +138,10 @@ class Engine:
         )
 
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, whole, one after the other, on the device and until the
-        next is asked for.
+        """Every parameter by its Hugging Face name, whole, one after the other, on the device; valid until
+        the next one.
 
-        A collective under ZeRO-3: all ranks must iterate to the end. Never more than one gathered layer at a
+        A collective under ZeRO-3: all ranks must iterate to the end. At most one gathered layer exists at a
         time.
         """
         import deepspeed
@@ -175,14 +175,14 @@ class Engine:
             self._entropy.load_state_dict(state["entropy"])
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
-        """As many micro-batches as the rank with the most has, at least one."""
+        """The largest number of micro-batches of any rank, at least one."""
         count = torch.tensor([max(1, len(micro_batches))], device=self.device)
         if self._world > 1:
             torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
         return micro_batches + [empty_micro_batch(self.device)] * (int(count.item()) - len(micro_batches))
 
     def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
-        """The micro-batches with what must be known of them before the first update."""
+        """The micro-batches with the log-probs that are needed before the first update."""
         objective = self._config.learner.objective
         several, share = objective.updates_per_batch > 1, objective.top_entropy_quantile
         frozen = [self._frozen(self._engine, m) for m in rounds] if several or share < 1.0 else []
@@ -221,10 +221,9 @@ class Engine:
         return {"drift": float(gap.abs().sum()), "drift_tokens": float(gap.numel())}
 
     def _apply(self, finite: bool) -> bool:
-        """The optimizer step, unless some rank's loss was not finite: then the gradients are dropped
-        everywhere."""
+        """The optimizer step. If some rank's loss was not finite, all ranks drop their gradients instead."""
         if finite or self._stage > 0:
-            self._engine.step()  # The optimizers refuse gradients that are not finite by themselves.
+            self._engine.step()  # The optimizers themselves refuse gradients that are not finite.
             return finite and bool(self._engine.was_step_applied())
         self._engine.zero_grad()
         return False
@@ -251,9 +250,9 @@ class Engine:
 
 
 def effective_stage(config: Config) -> int:
-    """The ZeRO stage in use. Stage 0 is for float32, and is stage 2 in 16 bits: there DeepSpeed's optimizer
-    for stage 0 divides gradients by a loss scale that nobody multiplied by, or takes a step of its own before
-    the first, and that for stage 1 keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
+    """The ZeRO stage in use. Stage 0 is only for float32; in 16 bits it is stage 2. There DeepSpeed's stage 0
+    divides gradients by a loss scale that was never applied, or takes a step before the first, and stage 1
+    keeps float32 gradients unsharded. On one rank stage 2 costs nothing."""
     stage = config.learner.zero_stage
     return 2 if stage == 0 and config.model.dtype != "float32" else stage
 
@@ -292,10 +291,11 @@ def deepspeed_config(config: Config) -> dict[str, object]:
     if config.model.dtype != "float32":
         precision = {
             "bf16" if config.model.dtype == "bfloat16" else "fp16": {"enabled": True},
-            # In 16 bits each of many micro-batches is small beside their sum, and its last bits are lost.
+            # In 16 bits the last bits of a micro-batch would be lost, because it is small against the sum of
+            # many.
             "data_types": {"grad_accum_dtype": "fp32"},
         }
-        if stage == 1:  # it sends the sum once a step, and would round it to 16 bits first
+        if stage == 1:  # the sum is sent once a step, and would be rounded to 16 bits first
             precision["communication_data_type"] = "fp32"
     return {
         "train_micro_batch_size_per_gpu": 1,
@@ -303,7 +303,7 @@ def deepspeed_config(config: Config) -> dict[str, object]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": 0.0 if stage == 0 else learner.optimizer.max_grad_norm,
         "zero_optimization": zero,
-        # The same AdamW on every device: a run can be compared with itself elsewhere.
+        # The same AdamW on every device, so a run can be compared with one elsewhere.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,

@@ -1,8 +1,8 @@
-"""What DeepSpeed compiles on a CPU, built under a lock that the kernel frees when its owner dies.
+"""DeepSpeed's C++ extension for CPUs, built under a lock that the kernel frees when its owner dies.
 
-torch guards a build with a file, `lock`, that a killed process leaves behind; whoever comes later waits for
-it for ever. Here builds lie in a folder of HORA's own, and only the holder of its flock compiles there. So a
-`lock` found there has no owner.
+torch guards a build with a file, `lock`, that a killed process leaves behind; every later process then waits
+for ever. Here builds are in a folder of HORA's, and only the holder of its flock compiles there. So a `lock`
+file in it has no owner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ SAY_S = 60.0
 
 
 def build_folder() -> Path:
-    """Where builds of this Python, torch and DeepSpeed lie; below TORCH_EXTENSIONS_DIR where that is set."""
+    """The folder of builds for this Python, torch and DeepSpeed; below TORCH_EXTENSIONS_DIR where that is
+    set."""
     spec = find_spec("deepspeed")
     what = [platform.python_version(), importlib.metadata.version("torch"), spec.origin if spec else ""]
     key = hashlib.blake2b(repr(what).encode(), digest_size=6).hexdigest()
@@ -41,23 +42,23 @@ def build_folder() -> Path:
 
 
 def compile_extensions(doing: Callable[[str], None]) -> None:
-    """Load into this process what DeepSpeed compiles for CPUs, compiling it first where it was never
-    compiled.
+    """Load DeepSpeed's extension for CPUs into this process, and compile it first if it never was.
 
-    `doing` is told what this process waits for. Raises RunError when it cannot be compiled here.
+    `doing` is called with what this process waits for. Raises RunError when the extension cannot be compiled
+    here.
     """
     import deepspeed
 
     accelerator = deepspeed.accelerator.get_accelerator()
     builder, place = accelerator.create_op_builder("ShareMemCommBuilder"), build_folder()
     if builder is None or not deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
-        return  # as on GPUs: DeepSpeed asks for none either
+        return  # as on GPUs, where DeepSpeed sets none either
     with owned(place, doing):
         doing(f"DeepSpeed's {builder.name} to be compiled in {place}")
         (place / builder.name / BATON).unlink(missing_ok=True)
         try:
             with _environment(ROOT, str(place)):
-                builder.load(verbose=False)  # DeepSpeed finds it loaded later
+                builder.load(verbose=False)  # DeepSpeed finds the loaded module later
         except (RuntimeError, OSError, ImportError) as error:
             raise RunError(
                 f"DeepSpeed's {builder.name} cannot be compiled in {place} "
@@ -68,8 +69,8 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
 
 @contextmanager
 def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterator[None]:
-    """Hold `place` alone while the block runs; waits for the process that holds it, telling `doing` and the
-    log which."""
+    """Hold `place` exclusively while the block runs. Waits for the process that holds it, and reports which
+    one to `doing` and the log."""
     place.mkdir(parents=True, exist_ok=True)
     with (place / OWNER).open("a+") as file:
         began = said = time.monotonic()
@@ -87,7 +88,7 @@ def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterato
 
 
 def busy(place: Path) -> str | None:
-    """Which process compiles in `place` now; None where nobody does."""
+    """The process that compiles in `place` now; None without one."""
     try:
         with (place / OWNER).open() as file:
             return None if _try_lock(file) else _owner(place)
@@ -96,8 +97,8 @@ def busy(place: Path) -> str | None:
 
 
 def abandoned_locks() -> list[Path]:
-    """torch's lock files below its folder of builds that no process of this machine has open: whoever uses
-    these builds waits for ever. HORA's own are left out, for its next start removes them."""
+    """torch's lock files below its folder of builds that no process of this machine has open: users of these
+    builds wait for ever. HORA's own are left out, because its next start removes them."""
     found = [Path(p) for p in (*glob.glob(f"{_root()}/*/{BATON}"), *glob.glob(f"{_root()}/*/*/{BATON}"))]
     opened = {_target(link) for link in glob.iglob("/proc/[0-9]*/fd/*")} if found else set()
     return [p for p in found if str(p.resolve()) not in opened]
@@ -122,7 +123,7 @@ def _try_lock(file: TextIO) -> bool:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # it is closed, or its process is another user's
+    except OSError:  # closed by now, or another user's process
         return ""
 
 

@@ -25,15 +25,16 @@ NODE_MEMORY = re.compile(
 )
 SELECTED = re.compile(r"^Selected to kill: .*$", re.MULTILINE)
 KILLED = re.compile(r"task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memory used=(?P<held>[\d.]+)GB")
-# Each try to place all ranks takes Ray Train a minute: what is busy has five to become free.
+# Ray Train takes a minute for each attempt to place all ranks, so busy resources have five minutes to become
+# free.
 PLACEMENTS = 4
-STOPPED = "stopped.txt"  # in the run's folder: why the learner gave up, for the driver and for a next attempt
+STOPPED = "stopped.txt"  # in the run folder: the reason, for the launcher and for Ray Train's next attempt
 
 
 def run(config: Config, redis_url: str, run_dir: str) -> None:
     """Train `config` to its end on the Ray cluster this process is attached to. Blocks.
 
-    Raises RunError with the learner's own reason when it cannot go on.
+    Raises RunError with the learner's reason when it cannot continue.
     """
     import ray
     from ray.exceptions import RayError
@@ -50,7 +51,7 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     except (TrainingFailedError, RayError) as error:
         raise RunError(reason(error)) from error
     finally:
-        # Ray Train's own handler stays behind, and would swallow Ctrl-C for the rest of the process.
+        # Ray Train leaves its own handler installed, which would swallow Ctrl-C for the rest of the process.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, on_interrupt)
     if stopped.exists():
@@ -58,15 +59,15 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
 
 
 def fit(make: Callable[[], Any]) -> None:
-    """Train to the end. Ray Train restarts its workers; its own controller, an actor, is started again here:
-    its ranks ended with it, and others take up from the newest checkpoint."""
+    """Train to the end. Ray Train restarts its workers. Its controller is an actor, and its ranks end with
+    it; this function starts another, whose ranks continue from the newest checkpoint."""
     from ray.exceptions import OutOfMemoryError, RayActorError
 
     for left in reversed(range(CONTROLLERS)):
         try:
             make().fit()
             return
-        except (RayActorError, OutOfMemoryError) as error:  # what its workers raise comes as another
+        except (RayActorError, OutOfMemoryError) as error:  # errors of workers have another type
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
             if not left:
                 raise RunError(
@@ -113,7 +114,7 @@ def _worker(arguments: dict[str, Any]) -> None:
     context = ray_train.get_context()
     logs.configure(config.telemetry.logs, run=config.run.name, part=f"learner/{context.get_world_rank()}")
     set_device(config, context.get_local_rank())
-    # DeepSpeed reads these; Ray Train has made the process group already.
+    # DeepSpeed reads these; Ray Train has created the process group already.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
     try:
         train(
@@ -124,15 +125,15 @@ def _worker(arguments: dict[str, Any]) -> None:
             context.get_world_size(),
         )
     except HoraError as error:
-        # Raising ends the other ranks, which may be waiting in a collective. Ray Train then starts all ranks
-        # again; another try would meet the same wall, so they find the reason and return, and the driver
+        # The error ends the other ranks, which may be waiting in a collective. Ray Train then restarts all
+        # ranks. Another attempt would fail the same way, so they find the reason and return, and the launcher
         # raises it.
         stopped.write_text(str(error))
         raise
 
 
 def _unplaced(config: Config, error: BaseException) -> str:
-    """Why the ranks did not start, with what the cluster has free."""
+    """Why the ranks did not start, with the free resources of the cluster."""
     import ray
 
     free = ray.available_resources()
@@ -145,8 +146,8 @@ def _unplaced(config: Config, error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """The innermost message of what Ray Train raised, in one line; where Ray's memory monitor ended the
-    learner, what it saw."""
+    """The innermost message of Ray Train's error, in one line; where Ray's memory monitor ended the learner,
+    its figures."""
     seen: list[str] = []
     current: BaseException | None = error
     while current is not None:
@@ -162,8 +163,8 @@ def reason(error: BaseException) -> str:
 
 
 def short_of_memory(text: str) -> str | None:
-    """What Ray's memory monitor says in `text`: which process it ended (of several that with the most
-    memory), how much that and the machine used, and what to change; None where it says nothing."""
+    """The report of Ray's memory monitor in `text`: the process it ended (of several the one with the most
+    memory), the memory of that process and of the machine, and the remedy; None without a report."""
     node = NODE_MEMORY.search(text)
     if node is None:
         return None

@@ -1,9 +1,9 @@
 """The manifest of a checkpoint: size and SHA-256 of every file, signed (HMAC-SHA256) with the run's secret.
 
-DeepSpeed's state is pickles, and loading one runs what it says. So nothing of a checkpoint is loaded before
-its manifest was found to be signed by this run, and each file to be what the manifest says.
+DeepSpeed's state contains pickles, and loading a pickle executes code from it. So nothing of a checkpoint is
+loaded before the manifest's signature and every file's checksum were verified.
 
-    RUN/secret                                made once, its owner's alone
+    RUN/secret                                written once, readable by its owner only
     RUN/checkpoints/step-00000010/manifest.json
 """
 
@@ -25,7 +25,7 @@ SECRET_BYTES = 32
 
 
 class Refused(ValueError):
-    """A checkpoint is not what its run wrote; `str` says which file, and why."""
+    """A checkpoint does not match its manifest; `str` names the file and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class Manifest:
 
 
 def read_manifest(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
-    """The manifest of `folder`, its files all there and of the right size. Raises Refused when it is not
-    signed with `secret` for this run and step, or a file is missing, too many, or of another size."""
+    """The manifest of `folder`, whose files are all there and of the right size. Raises Refused when it is
+    not signed with `secret` for this run and step, or when a file is missing, unknown, or of another size."""
     manifest = _signed(folder / NAME, secret)
     if (manifest.run, manifest.step) != (run, step):
         raise Refused(f"{NAME} is of run {manifest.run!r}, step {manifest.step}")
@@ -60,14 +60,14 @@ def read_manifest(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise Refused when one of these files is not what was written."""
+    """Raise Refused when one of these files differs from its checksum."""
     for name in names:
         if digest(folder / name) != tuple(manifest.files[name]):
             raise Refused(f"{name} is not what was written: its SHA-256 is another")
 
 
 def verified(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
-    """The manifest of a checkpoint of which every file was compared with it. Raises Refused."""
+    """The manifest of a checkpoint after all files were compared with it. Raises Refused."""
     manifest = read_manifest(folder, secret, run, step)
     check_files(folder, manifest, sorted(manifest.files))
     return manifest
@@ -84,8 +84,8 @@ def digest(path: Path) -> tuple[int, str]:
 
 
 def make_secret(run_dir: Path) -> None:
-    """Have a secret in the run's folder. Raises RunError when it is gone and checkpoints signed with it are
-    there."""
+    """Create the run's secret if there is none. Raises RunError when it is missing but checkpoints signed
+    with it exist."""
     file = run_dir / SECRET
     if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
         raise RunError(
@@ -96,8 +96,7 @@ def make_secret(run_dir: Path) -> None:
 
 
 def read_secret(run_dir: Path) -> bytes:
-    """What the run's manifests are signed with. Raises RunError when it is missing, or another user put it
-    there."""
+    """The key of the run's manifests. Raises RunError when it is missing or belongs to another user."""
     file = run_dir / SECRET
     try:
         text, owner = file.read_text().strip(), file.stat().st_uid

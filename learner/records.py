@@ -1,6 +1,6 @@
-"""What the learner writes down: one line per trained group, one per step; to JSONL, to the trackers
-(`learner.trackers`), and to Redis for the live views. The same names everywhere, Pass@K's included.
-"""
+"""The learner's records: one line per trained group, one per step; in JSONL, in the trackers
+(`learner.trackers`), and in Redis for the live views. The names are the same everywhere, also those of
+Pass@K."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from learner.trackers import trackers
 
 
 class Records:
-    """Rank 0's files in `run_dir`. Lines of steps from `start` on, left by a crash, are cut off first.
-    `rollouts` are its files of rollouts; None: none are written."""
+    """Rank 0's files in `run_dir`. Lines of steps from `start` on, left by a crash, are removed first.
+    `rollouts` writes the rollouts; None writes none."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class Records:
         self._redis.hset(Keys(name).state, mapping=changed(step=step + 1))
 
     def sync(self) -> None:
-        """Lines and rollouts of steps that a checkpoint is about to contain cannot be written again: they are
-        on the disk before it."""
+        """Lines and rollouts of the steps that a checkpoint is about to contain cannot be written again, so
+        they are synced to the disk first."""
         if self._rollouts is not None:
             self._rollouts.flush()
         sync(*(path for path in (self._groups, self._steps) if path.exists()))
@@ -87,8 +87,8 @@ def log_evaluation(config: Config, run_dir: Path, version: int, values: Mapping[
 
 
 def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> list[GroupRecord]:
-    """One record for each group that step `step` was trained on, by the rank that did: not what the ledger
-    says it should have been. `mine` are this rank's; every rank calls this and gets all of them."""
+    """One record for each group that step `step` was trained on, from the rank that trained on it,
+    independent of the ledger. `mine` are this rank's; every rank calls this and gets all of them."""
     own = [group_record(step, g, config) for g in mine]
     if world == 1:
         return own
@@ -98,7 +98,7 @@ def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> 
 
 
 def group_record(step: int, group: Group, config: Config) -> GroupRecord:
-    """What the run keeps of one trained group."""
+    """The record of one trained group."""
     rollouts, old_new, reward = group.rollouts, group.versions, config.of(group.source).reward
     n = len(rollouts)
     record: GroupRecord = {
@@ -140,7 +140,7 @@ def _versions(group: Group, phase: str) -> set[int]:
 
 
 def cut_from(path: Path, step: int) -> None:
-    """Remove the lines of steps >= `step` and a torn last line: the steps to come write them again."""
+    """Remove the lines of steps >= `step` and a torn last line; the coming steps write them again."""
     if not path.exists():
         return
     kept = []

@@ -31,7 +31,6 @@ ROW_GROUP = 128
 UNIQUE = ("completion", "versions", "logprob", *ARRAYS)
 """Columns whose values hardly repeat: a dictionary of them would only take time."""
 GIB = 2**30
-Value = object
 
 
 class RolloutFiles:
@@ -124,15 +123,16 @@ class Texts:
 
 def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -> pa.Table:
     """The rows of one step, by rising prompt index."""
-    names, logprobs = config.reward_names, config.telemetry.rollouts_logprobs
-    form = schema(names, logprobs=logprobs)
+    earned = (name for g in groups for r in g.rollouts for name in r.rewards)
+    names = list(dict.fromkeys([*config.reward_names, *earned]))
+    form = schema(names, logprobs=config.telemetry.rollouts_logprobs)
     ordered = sorted(groups, key=lambda g: g.prompt_index)
     rows = [row for group in ordered for row in _rows(step, group, config, texts)]
     table = pa.Table.from_pylist(rows, schema=form)
     return table.replace_schema_metadata({KEPT: config.telemetry.rollouts})
 
 
-def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dict[str, Value]]:
+def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dict[str, object]]:
     of_group = {
         "step": step,
         "batch": group.batch,
@@ -146,9 +146,9 @@ def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dic
         yield of_group | {"number": number} | _row(rollout, config.of(group.source), texts.completion)
 
 
-def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> dict[str, Value]:
+def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> dict[str, object]:
     spans, origin = rollout.spans, rollout.origin
-    row: dict[str, Value] = {
+    row: dict[str, object] = {
         "phase": rollout.phase,
         "round": rollout.round,
         "success": rollout.success,

@@ -1,10 +1,10 @@
 """This rank's groups of each step: planned by rank 0, fixed in the ledger, read from Redis by id.
 
-Rank 0 claims entries, validates them once (an unusable one becomes a dead letter and is sampled again),
-chooses the step's Γ groups by the staleness rule and writes them to the ledger before anyone trains. The
-ledger is all that ranks share: each works out the same division of the groups and reads its own; rank 0 keeps
-what it validated until its step, and reads nothing twice. After a crash the ledger repeats the same steps,
-and what no ledgered step took is waiting in the stream.
+Rank 0 claims entries, validates each once (an unusable one becomes a dead letter and is sampled again),
+chooses the step's Γ groups by the staleness rule and writes them to the ledger before any rank trains. The
+ranks share only the ledger: each computes the same division of the groups and reads its own part. Rank 0
+caches what it validated until the step, so it reads nothing twice. After a crash the ledger repeats the same
+steps, and groups that no ledgered step took are still in the stream.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ CLAIM_S = 0.5
 
 @dataclass(slots=True)
 class GroupCache(Mapping[str, Group]):
-    """Groups by entry, at most `limit` bytes of messages: one that does not fit is left out, to be read
-    again."""
+    """Groups by entry, at most `limit` bytes of messages. A group that does not fit is read again when it is
+    needed."""
 
     limit: int
     _groups: dict[str, tuple[Group, int]] = field(default_factory=dict)
@@ -61,8 +61,8 @@ class GroupCache(Mapping[str, Group]):
 
 
 class Planner:
-    """Rank 0's part. `start` is the step of the restored checkpoint, `cost` what a group costs to train on,
-    in any unit: the ranks' shares are balanced by it."""
+    """Rank 0's part. `start` is the step of the restored checkpoint. `cost` is a group's cost in training in
+    any unit; the ranks' shares are balanced by it."""
 
     def __init__(
         self,
@@ -89,10 +89,10 @@ class Planner:
         self._take_up(start)
 
     def _take_up(self, start: int) -> None:
-        """Sort what a crash left behind: in the ledger, contained in the checkpoint or to be repeated; or
-        free.
+        """Sort the groups that a crash left: in the ledger and contained in the checkpoint, in the ledger and
+        to be repeated, or free.
 
-        Raises RunError when this is not the Redis that the checkpoint's steps were planned in.
+        Raises RunError when this Redis did not plan the checkpoint's steps.
         """
         if start < self._durable:
             raise RunError(
@@ -131,7 +131,7 @@ class Planner:
             chosen = select_for_step(step, ready, rollout.prompts_per_batch, rollout.max_staleness, overdue)
             if chosen is not None:
                 break
-            if looked:  # what is there already need not be waited for
+            if looked:  # the first look does not wait
                 waiting()
             looked = True
             entries = self._consumer.claim(CLAIM_S) or self._unheard()
@@ -146,22 +146,22 @@ class Planner:
         return time.monotonic() - began
 
     def look(self) -> None:
-        """Take up what has come meanwhile, without waiting."""
+        """Claim the entries that arrived meanwhile, without waiting."""
         for entry in self._consumer.claim(0.0):
             self._admit(entry)
 
     def missing(self, step: int) -> tuple[int, int]:
-        """How many groups step `step`, the next to be planned, lacks at least, and the oldest batch that is
-        not complete."""
+        """How many groups step `step`, the next to be planned, lacks at least, and the oldest incomplete
+        batch."""
         per_batch, limit = self._config.rollout.prompts_per_batch, step - self._config.rollout.max_staleness
         held = self._trained + Counter(r.batch for r, _ in self._ready.values())
-        # The step before took what was left of batches before `limit`.
+        # The step before took the rest of the batches before `limit`.
         overdue = per_batch - held[limit] if limit >= 0 else 0
         oldest = next(b for b in count(max(0, limit)) if held[b] < per_batch)
         return max(overdue, per_batch - len(self._ready)), oldest
 
     def _unheard(self) -> list[Entry]:
-        """Entries that are claimed without our knowledge: Redis noted the claim, and the answer was lost."""
+        """Entries that are claimed in Redis but unknown here, because the reply to a claim was lost."""
         planned = [r.entry for rows in self._planned.values() for r in rows]
         if self._consumer.claimed() <= len(self._ready) + len(planned):
             return []
@@ -169,7 +169,7 @@ class Planner:
         return [entry for entry in self._consumer.pending() if entry.id not in known]
 
     def durable(self, step: int) -> None:
-        """No restart will need the groups of the first `step` steps: their entries may go."""
+        """The first `step` steps are durable: acknowledge their entries."""
         if step <= self._durable:
             return
         done = [s for s in self._planned if s < step]
@@ -196,14 +196,15 @@ class Planner:
         self.kept.add(entry.id, group, sum(map(len, messages)))
 
     def _prompts(self) -> int | None:
-        """How many the run has: the first coordinator says so before it pushes a group."""
+        """The number of prompts of the run. The first coordinator writes it before it pushes a group."""
         if self._prompts_known is None:
             said = read_state(self._redis, self._config.run.name).prompts
             self._prompts_known = said.n if said else None
         return self._prompts_known
 
     def _check(self, step: int, silent: float) -> bool:
-        """Whether an operator paused the run: then waiting is right, for as long as it takes."""
+        """Whether an operator paused the run; then waiting has no limit. Raises RunError when the coordinator
+        stopped or groups are overdue."""
         state = read_state(self._redis, self._config.run.name)
         if state.error:
             raise RunError(f"the coordinator stopped: {state.error}")
@@ -218,7 +219,7 @@ class Planner:
 
 
 class Reader:
-    """object rank's part: its share of a ledgered step. What is in `kept` is not read again."""
+    """One rank's part: its share of a ledgered step. Groups in `kept` are not read again."""
 
     def __init__(
         self,
@@ -235,12 +236,12 @@ class Reader:
         self._consumer = Consumer(client, config)
 
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
-        """The groups of step `step` that this rank trains on. Waits until rank 0 has ledgered the step."""
+        """The groups of step `step` for this rank. Waits until rank 0 has written the step to the ledger."""
         parts, heard = Keys(self._config.run.name).parts, time.monotonic()
         said: object = None
         while (rows := self._ledger.step(step)) is None:
-            # The beat comes from a thread of its own: that rank 0 waits is news each time, anything else only
-            # once.
+            # A separate thread writes rank 0's heartbeat. So only a waiting rank 0 counts as alive each time;
+            # any other state counts only when it changes.
             beat = json.loads(self._redis.hget(parts, "learner/0") or "{}")
             told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
             if told != said:
@@ -266,8 +267,8 @@ class Reader:
 
 
 def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least. Pure, so
-    that every rank finds the same; within a rank the order of the ledger is kept."""
+    """Whole groups over ranks, balanced by cost: the largest first, each to the rank with the least.
+    Deterministic, so all ranks agree; within a rank the ledger's order is kept."""
     shares: list[list[int]] = [[] for _ in range(ranks)]
     loads = [0] * ranks
     for i in sorted(range(len(rows)), key=lambda i: (-rows[i].cost, i)):

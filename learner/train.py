@@ -48,13 +48,14 @@ from learner.totals import Totals, over_ranks
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
-# Of a step none of whose own are on its weights: hundreds of tokens for the price of one forward.
+# Applies to a step without rollouts sampled on its own weights: hundreds of tokens for the price of one
+# forward.
 DRIFT_ROLLOUTS = 4
 
 
 @dataclass(slots=True)
 class Parts:
-    """What one rank works with; `planner` and `records` on rank 0 alone."""
+    """The objects of one rank; only rank 0 has `planner` and `records`."""
 
     config: Config
     redis: redis.Redis
@@ -70,8 +71,8 @@ class Parts:
     world: int
     heart: Heart
     drift: DriftLimit
-    published: int = 0  # newest version that replicas can get; repeated steps below it publish nothing
-    republished: int = 0  # how often rank 0 asked all ranks to publish again
+    published: int = 0  # newest version that replicas can get; repeated steps below it are not published
+    republished: int = 0  # how often rank 0 has asked all ranks to publish again
 
 
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
@@ -111,13 +112,15 @@ def _train(parts: Parts, start: int) -> None:
     parts.publisher.close()
     export(parts.engine, config, run_dir / "model", parts.rank, max(start, config.learner.steps))
     if parts.planner is not None:
-        parts.planner.durable(config.learner.steps)  # the model is there: no checkpoint is needed any more
+        parts.planner.durable(
+            config.learner.steps
+        )  # the model is exported: checkpoints are not needed any more
     if parts.records is not None:
         parts.records.close()
 
 
 def _keep_candidate(parts: Parts, step: int) -> None:
-    """Write the weights after `step` steps where their evaluation may find them the best. A collective."""
+    """Write the weights after `step` steps, in case their evaluation finds them the best. A collective."""
     if not is_candidate(parts.config, step):
         return
     if parts.engine.agree(int(is_missing(parts.run_dir, step))):
@@ -125,7 +128,7 @@ def _keep_candidate(parts: Parts, step: int) -> None:
 
 
 def train_step(parts: Parts, step: int) -> Update:
-    """Steps done so far: `step`; the weights it starts from are version `step`."""
+    """`step` is the number of steps done; the step starts from weights of version `step`."""
     config, began = parts.config, time.monotonic()
     waited = 0.0
     if parts.planner is not None:
@@ -189,8 +192,7 @@ def _record(
 
 
 def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
-    """Rollouts sampled on version `step`, of groups that came while step `step` was trained: rank 0 has
-    them."""
+    """Rollouts sampled on version `step` that arrived while step `step` was trained; rank 0 has them."""
     if parts.planner is None:
         return None
     parts.planner.look()
@@ -201,8 +203,8 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
 
 
 def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
-    """The samples of `groups` as step `step` trains on them; `totals` of all ranks' groups, or these are
-    all."""
+    """The samples of `groups` for step `step`. `totals` are sums over all ranks' groups; without them these
+    are all."""
     estimator = estimator_of(config)
     if config.learner.objective.over_batch:
         estimator = replace(estimator, totals=totals or estimator.sums(groups))
@@ -222,16 +224,15 @@ def estimator_of(config: Config) -> Estimator:
 
 
 def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
-    """Sums over the groups of all ranks, where the objective needs them and there are several: a collective
-    then."""
+    """Sums over the groups of all ranks, where the objective needs them and there are several ranks; then a
+    collective."""
     if parts.world == 1 or not parts.config.learner.objective.over_batch:
         return None
     return over_ranks(estimator_of(parts.config).sums(groups), parts.engine.device)
 
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:
-    """Model FLOPs of a step over what the ranks' devices could do meanwhile; NaN where their peak is not
-    known."""
+    """Model FLOPs of a step over the peak of the ranks' devices; NaN where the peak is unknown."""
     device = parts.engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_flops(name, parts.config.model.dtype)
@@ -260,8 +261,8 @@ def _prepare(
             config,
             Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
             start,
-            # Groups without signal leave no samples and cost nothing. In millions: exact enough, and short to
-            # write.
+            # Groups without signal leave no samples and cost nothing. In millions: precise enough, and short
+            # to write.
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         rollouts = RolloutFiles(config, tokenizer, run_dir, start)
@@ -288,7 +289,8 @@ def _prepare(
     parts.published = engine.agree(available(client, config) if rank == 0 else 0)
     parts.republished = engine.agree(read_state(client, config.run.name).republished)
     if rank == 0:
-        # The learner before this one may have died between announcing a version and counting it as published.
+        # The learner before this one may have died between announcing a version and recording it as
+        # published.
         advance(client, config.run.name, parts.published)
     if parts.published < start:
         publisher.publish(start)
@@ -331,7 +333,7 @@ def _wait(parts: Parts, planner: Planner, step: int) -> None:
 
 
 def _publish_with_rank_0(parts: Parts, step: int) -> None:
-    """Take part when rank 0, which waits for groups of step `step` too, publishes again: gathering is a
+    """Publish again together with rank 0, which waits for groups of step `step` too: gathering is a
     collective."""
     if read_state(parts.redis, parts.config.run.name).republished > parts.republished:
         _publish_again(parts, step)
@@ -341,7 +343,7 @@ def _publish_again(parts: Parts, step: int) -> None:
     parts.republished += 1
     parts.publisher.publish(step)
     parts.publisher.wait()
-    parts.published = step  # what was out beyond this is published again when its step is
+    parts.published = step  # a newer version is published again when its step is repeated
 
 
 def _beat(parts: Parts, step: int, state: str) -> None:

@@ -1,12 +1,12 @@
-"""Warm-up gate and prior over the generation cycles of a run: by which rule and prior a batch is allocated.
+"""Warm-up gate and prior over the generation cycles of a run: they give the rule and the prior of each batch.
 
 A generation cycle is one batch. Its shards report to Redis when they are complete, and every coordinator
-observes the complete cycles strictly in batch order, once each. So gate and prior follow from the reports
-alone: they are the same in every coordinator, and in one that starts anew, which reads the reports again.
+observes the complete cycles in batch order, once each. So gate and prior follow from the reports alone, and
+are the same in every coordinator, also in one that restarts and reads the reports again.
 
-The allocation of batch b knows the cycles up to b - 1 - max_staleness, no fewer and no more, whoever divides
-which of its shards at what moment. With max_staleness 0 these are all batches before it: the paper's
-synchronous algorithm.
+The allocation of batch b uses the cycles up to b - 1 - max_staleness, no fewer and no more, whichever
+coordinator divides its shards at whatever time. With max_staleness 0 these are all earlier batches: the
+paper's synchronous algorithm.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from common.state import changed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchAllocation:
-    """Rule, per-prompt prior and lengths by which one batch is allocated: α0 (Γ,) and β0 (Γ,) of its prompts
-    (Γ,).
+    """Rule, per-prompt prior and expected lengths used to allocate one batch: α0 (Γ,) and β0 (Γ,) of its
+    prompts (Γ,).
 
-    `as_if` is the rule whose sizes weigh its groups (`learner.objective.group_weight.as_if`): uniform while
-    the gate is shut.
+    `as_if` is the rule whose sizes weight the groups (`learner.objective.group_weight.as_if`); `uniform`
+    while the gate is shut.
     """
 
     rule: str
@@ -45,10 +45,10 @@ class BatchAllocation:
     alpha: NDArray[np.float64]
     beta: NDArray[np.float64]
     as_if: str | None = None
-    lengths: Lengths | None = None  # of the cycles it knows, where the budget is in tokens
+    lengths: Lengths | None = None  # of the observed cycles, where the budget is in tokens
 
     def priors_of(self, prompts: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """α0 (n,) and β0 (n,) of `prompts` (n,), which are of this batch."""
+        """α0 (n,) and β0 (n,) of `prompts` (n,), which belong to this batch."""
         place = {prompt: i for i, prompt in enumerate(self.prompts.tolist())}
         here = [place[prompt] for prompt in prompts]
         return self.alpha[here], self.beta[here]
@@ -72,53 +72,53 @@ class Cycles:
         self._gate_mean: float | None = None
         self._observed = 0
         self._here = asyncio.Lock()  # several shards of this process may complete at once
-        self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes a prompt
+        self._batches: dict[int, BatchAllocation] = {}  # kept for the whole run: 24 bytes per prompt
 
     def known(self, batch: int) -> bool:
-        """Whether every cycle that the allocation of `batch` depends on was observed; a shard of it may start
-        only then.
+        """Whether every cycle that the allocation of `batch` depends on was observed. Only then may its
+        shards start.
 
-        Waiting before the start takes no place among the shards in flight: the shard that everyone waits for
-        may need one, when its coordinator died.
+        A shard that waits before its start takes no place among the shards in flight. The shard that all wait
+        for may need that place, when its coordinator died.
         """
         return batch in self._batches or self._settled
 
     def of(self, batch: int) -> BatchAllocation:
-        """How `batch`, which is known, is allocated."""
+        """Rule and prior of `batch`, whose cycles were observed."""
         return self._batches.get(batch) or self._now(batch)
 
     async def complete(self, report: ShardReport) -> None:
-        """Record a complete shard, then observe every cycle that this completes."""
+        """Record a complete shard, then observe every cycle that is complete now."""
         field = f"{report['batch']}:{report['shard']}"
         await self._redis.hsetnx(self._keys.shards, field, json.dumps(report))
         await self.observe()
 
     async def observe(self) -> None:
-        """Take note of the cycles that have become complete since the last call, in batch order."""
+        """Observe the cycles that were completed since the last call, in batch order."""
         async with self._here:
-            if not self._batches:  # those that depend on no cycle
+            if not self._batches:  # batches that depend on no cycle
                 self._batches = {b: self._now(b) for b in range(self._config.rollout.max_staleness + 1)}
             before = self._observed
             while not self._settled and (reports := await self._reports(self._observed)):
                 self._observe(reports)
-            if self._observed > before and self._gate_mean is not None:  # for those who show the run
+            if self._observed > before and self._gate_mean is not None:  # for the views
                 seen = changed(gate_open=self._gate.open, gate_seen=self._observed, gate_mean=self._gate_mean)
                 await self._redis.hset(self._keys.state, mapping=seen)
 
     @property
     def _settled(self) -> bool:
-        """No cycle can change the allocation any more: every batch is known."""
+        """No cycle can change the allocation any more, so every batch may start."""
         learns = self._prior.learns or self._config.allocation.budget == "tokens"
         return self._gate.open and not learns
 
     async def _reports(self, batch: int) -> list[ShardReport]:
-        """All shard reports of `batch`, or nothing while one is missing."""
+        """All shard reports of `batch`; an empty list while one is missing."""
         fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
         found = await self._redis.hmget(self._keys.shards, fields)
         return [json.loads(f) for f in found if f] if all(found) else []
 
     def _observe(self, reports: list[ShardReport]) -> None:
-        """Learn from one cycle, which fixes the allocation of the first batch that knows it."""
+        """Learn from one cycle. This fixes the allocation of the first batch that depends on it."""
         if self._config.gate is not None:
             self._gate_mean = _mean_reward(reports, self._config.gate)
             self._gate.observe(self._gate_mean)
@@ -134,7 +134,7 @@ class Cycles:
         self._batches[batch] = self._now(batch)
 
     def _now(self, batch: int) -> BatchAllocation:
-        """`batch` by what is known now."""
+        """Rule and prior of `batch` from the cycles observed so far."""
         rows = mixed_rows(
             batch,
             self._config.rollout.prompts_per_batch,

@@ -17,7 +17,7 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.calls import generator_calls, group_calls, verifier_calls
+from actors.calls import group_calls, policy_calls, verifier_calls
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.identity import mixture_of
@@ -29,7 +29,7 @@ from actors.coordinator.scheduler import Coordination, Services
 from common import logs
 from common.config import Config
 from common.datasets import load_dataset
-from common.errors import ConfigError, HoraError
+from common.errors import HoraError
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer, make_prompt
 from common.queue import Producer
@@ -44,10 +44,15 @@ ALIVE_S = 5.0  # heartbeats come once a second
 
 
 class Coordinator:
-    """`config` is a dumped `Config`; the handles lead to the generator and verifier deployments."""
+    """`config` is a dumped `Config`. `policy` holds the deployments that sample, by name, and `verifier` the
+    one that scores."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle, verifier: DeploymentHandle
+        self,
+        config: dict[str, Any],
+        redis_url: str,
+        policy: dict[str, DeploymentHandle],
+        verifier: DeploymentHandle,
     ) -> None:
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="coordinator")
@@ -57,7 +62,7 @@ class Coordinator:
         # For views, while the data is read; whether this run may continue with it is decided after that.
         await self._redis.set(self._keys.config, self._config.model_dump_json(), nx=True)
         try:
-            self._coordination = await asyncio.to_thread(self._build, generator, verifier)
+            self._coordination = await asyncio.to_thread(self._build, policy, verifier)
         except HoraError as error:
             # A run that has begun can continue with other coordinators or after another start.
             if not (await self._redis.exists(self._keys.plans) or await self._others()):
@@ -70,14 +75,12 @@ class Coordinator:
         self._beat = loop.create_task(beating)
         self._history = loop.create_task(write_history(self._redis, self._config))
 
-    def _build(self, generator: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
+    def _build(self, policy: dict[str, DeploymentHandle], verifier: DeploymentHandle) -> Coordination:
         config = self._config
-        if config.environment.path is not None:
-            raise ConfigError(f"environment.path ({config.environment.path}): no part of hora runs it yet")
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)
         services = Services(
-            generate_at=lambda version: generator_calls(generator, config, version),
+            generate_at=lambda version: policy_calls(policy, config, version),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
             cycles=Cycles(self._redis, config, prior_of(config, prompts), mixture_of(config, prompts)),

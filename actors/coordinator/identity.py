@@ -1,8 +1,8 @@
-"""What a run keeps from its first plan to its end: its configuration, but for what may change, and its
-prompts.
+"""The identity of a run from its first plan to its end: its prompts, and its configuration except for what
+may change.
 
-Which prompts a batch holds follows from seed, Γ and the number of prompts. A coordinator with other settings
-or other data would take half-done batches for others, and pass over prompts that nobody would miss.
+Seed, Γ and the number of prompts determine which prompts a batch holds. A coordinator with other settings or
+other data would mistake half-done batches for others, and would skip prompts without notice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.state import read_config
 from common.types import Prompt
 from common.wire import SCHEMA
 
-# Where the parts are, how many there are, how much they do at a time, and how long it may take.
+# Addresses and numbers of parts, their concurrency, and time limits.
 MAY_CHANGE = (
     "run.folder",
     "rollout.shards_in_flight",
@@ -58,13 +58,14 @@ MAY_CHANGE = (
     "weights.update_limit_s",
     "weights.drift_alarm",
     "weights.drift_limit",
+    "serve.",
     "telemetry.",
     "evaluation.",
 )
 
 
-# The first coordinator's prompts are the run's, unless settings by which nothing was sampled are replaced by
-# others.
+# The first coordinator's prompts are the run's. They may be replaced together with settings under which
+# nothing was sampled.
 SETTLE = """
 if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then
   redis.call('HDEL', KEYS[3], 'prompts')
@@ -76,8 +77,8 @@ return redis.call('HGET', KEYS[3], 'prompts')
 
 
 async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
-    """Store a coordinator's configuration and what its prompts are; both may be others while the run has no
-    plan.
+    """Store a coordinator's configuration and the identity of its prompts. Both may be replaced while the run
+    has no plan.
 
     Raises RunError when the run has begun with other settings, which it names, or with other prompts. `redis`
     is an asyncio client that returns bytes.
@@ -130,8 +131,8 @@ def _paths(config: Config) -> str:
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
-    """16 hex digits that two lists of prompts share if and only if they ask the same, in the same tokens and
-    order, for the same answers or tests."""
+    """16 hex digits, equal for two lists of prompts if and only if these hold the same texts and tokens in
+    the same order, with the same answers or tests."""
     digest = hashlib.blake2b(digest_size=8)
     for p in prompts:
         digest.update(json.dumps([p.text, p.judged_by, p.tokens.tolist()], default=str).encode())

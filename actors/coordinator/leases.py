@@ -1,4 +1,4 @@
-"""Leases in Redis: one coordinator works on a shard at a time, and a dead one's shards pass on by
+"""Leases in Redis: one coordinator works on a shard at a time, and the shards of a dead one become free by
 themselves."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Leases:
         self._release = redis.register_script(RELEASE)
 
     async def acquire(self, name: str) -> bool:
-        """True when nobody held `name` and now this owner does."""
+        """True when the lease was free and now belongs to this owner."""
         return bool(
             await self._redis.set(self._key(name), self._owner, nx=True, px=int(self._seconds * 1000))
         )
@@ -39,17 +39,17 @@ class Leases:
 
     @asynccontextmanager
     async def held(self, name: str) -> AsyncIterator[None]:
-        """Keep an acquired lease alive for the length of the block, then let it go.
+        """Keep an acquired lease alive while the block runs, then release it.
 
-        A lease that was lost in between (a long stall of this process) is not fatal: whatever two owners of a
-        shard do, the first plan and the first push of each group count.
+        Losing a lease meanwhile (a long stall of this process) is harmless: if a shard has two owners, the
+        first plan and the first push of each group count.
         """
         over = asyncio.Event()
         renewal = asyncio.create_task(self._keep(name, over))
         try:
             yield
         finally:
-            over.set()  # A cancellation that arrives while redis-py reads an answer can be lost in there.
+            over.set()  # A cancellation that arrives while redis-py reads a reply can be lost in redis-py.
             renewal.cancel()
             await asyncio.gather(renewal, return_exceptions=True)
             await self.release(name)

@@ -1,10 +1,10 @@
-"""The plans of each shard: what was found and how the budget was divided, one a round, decided once and kept
-for the run.
+"""The plans of each shard: the counts that were found and the division of the budget, one plan per round,
+kept for the run.
 
-The first plan of a shard's round is the one that counts, whoever else makes another. The rollouts it was made
-from are written with it, once. Pre-rollouts stand where the learner reads them when their group is complete
-(`common/queue.py`). Those of later rounds wait for the push, which writes all additional rollouts in one
-message, only for a restarted coordinator.
+The first plan that is stored for a round counts. The rollouts it was made from are written with it, once.
+Pre-rollouts are stored where the learner reads them after their group is complete (`common/queue.py`).
+Rollouts of later rounds are kept only for a restarted coordinator, until the push writes all additional
+rollouts in one message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Plans:
         self._max_bytes = max_bytes
 
     async def remember(self, shard: str, plan: Plan) -> Plan:
-        """Store the last round of a shard's plan and return the plan that counts: this, or one stored
+        """Store the last round of a shard's plan. Returns the plan that counts: this one, or one stored
         before."""
         new, keys = uuid.uuid4().hex, [self._keys.plans]
         async with self._redis.pipeline(transaction=True) as pipe:
@@ -75,10 +75,10 @@ class Plans:
                 yield self._keys.drawn(group.id, last), encode_additional(replace(group, rollouts=drawn))
 
     async def load(self, shard: str, ids: Sequence[str]) -> Plan | None:
-        """The stored plan of the shard of these groups, with those of them that were not pushed; None when
-        there is none.
+        """The stored plan of the shard of these groups, with the groups that were not pushed; None without a
+        plan.
 
-        A group whose rollouts are damaged or gone is left out, to be sampled again at its plan's size.
+        A group whose rollouts are damaged or missing is left out, and sampled again with its planned size.
         """
         names = [_field(shard, number) for number in range(1, self._rounds + 1)]
         stored = await self._redis.hmget(self._keys.plans, names)
@@ -106,15 +106,15 @@ class Plans:
         return replace(plan, groups=tuple(group for group in found if group is not None))
 
     async def _group(self, shard: str, group: str, drawn: Sequence[Round], place: int) -> Group | None:
-        """The group with its rollouts of Phase A and the `drawn` rounds; None, and noted, when they cannot be
-        read."""
+        """The group with its rollouts of Phase A and the `drawn` rounds; None, and logged, when they cannot
+        be read."""
         rounds = [number for number, r in enumerate(drawn, 1) if r.extra[place]]
         keys = [self._keys.pre_rollouts(group), *(self._keys.drawn(group, number) for number in rounds)]
         messages = [await read_start(self._redis, key, self._max_bytes + 1) for key in keys]
         try:
             return decode_group(*messages, max_bytes=self._max_bytes)
         except WireError as error:
-            # Pushed by another coordinator since we looked, it may be trained and let go already.
+            # Pushed by another coordinator in the meantime, it may already be trained and dropped.
             if not await self._redis.hexists(self._keys.pushed, group):
                 log.error("rollouts lost; the group is sampled again", group=group, reason=str(error))
                 await self._redis.hset(self._keys.redo, group, shard.partition(":")[0])
@@ -126,7 +126,7 @@ def _field(shard: str, number: int) -> str:
 
 
 def _facts(plan: Plan) -> str:
-    """What a plan adds to the one before it; the first round's says by what all rounds are divided."""
+    """What a plan adds to the one before. The first round's plan holds the rule and prior of all rounds."""
     last = plan.rounds[-1]
     facts: dict[str, object] = asdict(last)
     if len(plan.rounds) == 1:

@@ -1,10 +1,9 @@
-"""What a coordinator does: lease shards in order, walk each through Algorithm 1, push its groups to the
-queue.
+"""What a coordinator does: lease shards in order, run Algorithm 1 on each, push its groups to the queue.
 
-It waits for weights (the staleness bound), the cycles that a batch's allocation must know, room (a full
-queue), an operator (a pause), or requests of the shards in flight, and says which. Position needs no record
-of its own: a shard is done when its report is in Redis, half done when its plan is, so a restarted
-coordinator goes on exactly where the last one fell.
+Before it starts a shard it waits for weights (the staleness bound), for the cycles that the batch's
+allocation depends on, for room in the queue, and for the end of a pause. `waiting_for` says which. A
+coordinator keeps no position: a shard is complete when its report is in Redis and half done when its plan is,
+so a restarted coordinator continues where the last one stopped.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from common.types import Completion, Group, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
-IDLE_S = 0.2  # all batches are generated, and the learner may still want a group again
+IDLE_S = 0.2  # all batches are generated, and the learner may still need a group again
 
 
 @dataclass(slots=True)
 class Services:
-    """What a coordinator works with. `generate_at(min_version)` gives a `generate` on weights at least so
-    new."""
+    """The services of a coordinator. `generate_at(min_version)` returns a `generate` on weights of that
+    version or newer."""
 
     generate_at: Callable[[int], Generate]
     score: Score
@@ -71,7 +70,7 @@ class Services:
 
 
 class Coordination:
-    """Runs the shards of one run; knows no Serve. `redis` is an asyncio client that returns bytes."""
+    """Runs the shards of one run, independent of Serve. `redis` is an asyncio client that returns bytes."""
 
     def __init__(
         self,
@@ -95,7 +94,7 @@ class Coordination:
 
     @property
     def waiting_for(self) -> str:
-        """What keeps the next shard from starting, else what shards in flight wait for."""
+        """Why the next shard does not start; otherwise what the shards in flight wait for."""
         asked = ", ".join(f"{n} at {part}" for part, n in self._asked.items())
         return self._blocked or f"requests: {asked}"
 
@@ -132,7 +131,7 @@ class Coordination:
             await asyncio.sleep(IDLE_S)
 
     async def _next(self, todo: list[tuple[int, int]]) -> tuple[int, int] | None:
-        """Lease the oldest shard that may start; None while there is none. Sets what is waited for."""
+        """Lease the oldest shard that may start; None while there is none. Sets `waiting_for`."""
         if len(self._tasks) >= self._config.rollout.shards_in_flight:
             self._blocked = ""
             return None
@@ -142,7 +141,7 @@ class Coordination:
             self._blocked = "an operator: the run is paused"
             return None
         if todo and not may_start(todo[0][0], version, self._config.rollout.max_staleness):
-            # The learner may wait for shards in flight, and then it is not the one to be waited for.
+            # The learner may be waiting for shards in flight; then those are what is waited for.
             wanted = todo[0][0] - self._config.rollout.max_staleness
             self._blocked = "" if self._tasks else f"weights of version {wanted}"
             return None
@@ -177,12 +176,12 @@ class Coordination:
 
     async def _run_once(self, name: str, batch: int, index: int) -> None:
         async with self._services.leases.held(name):
-            # The lease may have passed on from a coordinator that finished the shard in the meantime.
+            # The lease may come from a coordinator that finished the shard in the meantime.
             if not await self._redis.hexists(self._keys.shards, name):
                 await self._run_shard(self._shard(batch, index))
 
     async def _run_shard(self, shard: Shard) -> None:
-        """Phase A, the rounds of Phase B, push; then the report that says the shard is complete."""
+        """Phase A, the rounds of Phase B and the push; then the report that marks the shard as complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
         ahead = decided(self._config, self._services.cycles.of(shard.batch)) if stored is None else []
@@ -201,14 +200,15 @@ class Coordination:
         return partial(divide_round, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
-        """Sample again the groups whose message was unusable, at the size their shard's plan gave them."""
+        """Sample the groups whose message was unusable again, with the sizes of their shard's plan."""
         for group_id, batch in (await self._services.producer.redo()).items():
             if group_id in self._again:
                 continue
             fields = [f"{batch}:{shard}" for shard in range(self._config.rollout.shards)]
             found = await self._redis.hmget(self._keys.shards, fields)
             report = next((r for r in (json.loads(f) for f in found if f) if group_id in r["groups"]), None)
-            # Without a report its shard is not complete: the group comes with it, or is asked for again.
+            # Without a report the shard is not complete: it will push the group, or the group is requested
+            # again.
             if report is not None:
                 self._again.add(group_id)
                 self._start(self._run_again(group_id, report))
@@ -218,7 +218,7 @@ class Coordination:
         extra_of = [r["extra"] for r in report["rounds"]] if "rounds" in report else [report["extra"]]
         rounds = [extra[row] for extra in extra_of]
 
-        await self._known(report["batch"])  # it is, once this coordinator has observed the reports
+        await self._known(report["batch"])  # known once this coordinator has observed the reports
         shard, batch = (
             self._shard(report["batch"], report["shard"]),
             self._services.cycles.of(report["batch"]),
@@ -239,7 +239,7 @@ class Coordination:
         self._again.discard(group_id)
 
     def _sampler(self, shard: Shard) -> Sampler:
-        """Draws rollouts of the shard; its requests are counted while they are under way."""
+        """Draws rollouts of the shard, and counts its open requests."""
         generate_at = self._services.generate_at(max(0, shard.batch - self._config.rollout.max_staleness))
 
         async def generate(request: SamplingRequest) -> list[Completion]:
@@ -298,7 +298,7 @@ class Coordination:
         self._tasks.add(asyncio.ensure_future(work))
 
     def _collect(self) -> None:
-        """Forget finished shards; raise what stopped one."""
+        """Forget finished shards; raise the error of a failed one."""
         for task in [t for t in self._tasks if t.done()]:
             self._tasks.discard(task)
             task.result()
@@ -322,8 +322,7 @@ def _pair(field: Answer) -> tuple[int, int]:
 
 
 def _report(shard: Shard, plan: Plan, seconds: float) -> ShardReport:
-    """What the run keeps of a shard: enough to audit its budget and to redraw the paper's allocation
-    figure."""
+    """The record of a shard: enough to audit its budget and to redraw the paper's allocation figure."""
     return {
         "batch": shard.batch,
         "shard": shard.index,

@@ -53,8 +53,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a shard's n prompts found in the rollouts since the last division: successes (n,), and completion
-    tokens (n,)."""
+    """The results of a shard's n prompts since the last division: successes (n,), and completion tokens
+    (n,)."""
 
     successes: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -62,8 +62,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are of the rollouts
-    since the division before, of Phase A in the first round; `extra` (n,) is this round's Δ."""
+    """One division of a shard's budget over its n prompts. `successes` and `tokens` (n,) are those since the
+    division before (in the first round: of Phase A); `extra` (n,) is this round's Δ."""
 
     successes: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -72,8 +72,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocation:
-    """One round's Δ (n,), and by which rule and prior (α0, β0) of each prompt it was chosen. `sizes_as_if`
-    (n,) are the group sizes that another rule would have given, where the objective asks for them."""
+    """One round's Δ (n,), and the rule and the priors (α0, β0) that gave it. `sizes_as_if` (n,) are the group
+    sizes that another rule would have given, where the objective needs them."""
 
     extra: NDArray[np.int64]
     rule: str
@@ -83,9 +83,9 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A shard of n prompts before its next rollouts: the rounds divided so far, by which rule and priors, and
-    the mean of each reward over Phase A. `groups` are those that are not complete, with the rollouts drawn
-    before the last round."""
+    """A shard of n prompts before its next rollouts: the rounds divided so far, their rule and priors, and
+    the mean of each reward over Phase A. `groups` are the incomplete ones, with the rollouts drawn before the
+    last round."""
 
     rule: str
     priors: tuple[tuple[float, float], ...]
@@ -104,7 +104,7 @@ class Plan:
         return tuple(map(sum, zip(*(r.extra for r in self.rounds), strict=True)))
 
     def draw(self, place: int) -> Draw:
-        """What the last round draws of the prompt at `place`."""
+        """The draw of the last round for the prompt at `place`."""
         before = sum(r.extra[place] for r in self.rounds[:-1])
         return Draw(place, len(self.rounds), before, self.rounds[-1].extra[place])
 
@@ -127,7 +127,7 @@ class Draw:
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
 Divide = Callable[
     [Sequence[Round], Found], Allocation
-]  # earlier rounds and what was found since -> the next one
+]  # earlier rounds and the results since -> the next one
 
 
 async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:

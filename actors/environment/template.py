@@ -43,8 +43,8 @@ class Template:
         _, found, after = self._render([*said, *harmless]).partition(MARK)
         if not found:
             raise EnvironmentFault(
-                f"the chat template of {self._tokenizer.name_or_path} does not show what the assistant said: "
-                "use environment.history: render"
+                f"needs a chat template that shows what the assistant said, and that of "
+                f"{self._tokenizer.name_or_path} does not: use environment.history: render"
             )
         ids = self._encode(after)
         return ids[1:] if len(ids) and int(ids[0]) == last else ids

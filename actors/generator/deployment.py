@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,9 @@ from common.telemetry import keep_beating
 from common.types import Completion, SamplingRequest
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+
     from actors.generator.vllm_engine import Engine
 
 log = structlog.get_logger(__name__)
@@ -45,7 +49,10 @@ class Generator:
         self._engine = vllm_engine.Engine(self._config, self._name.partition("/")[2])
         self._weights = HeldWeights(self._config, self._engine, self._redis, self._name)
         self._places = Places(
-            self._name, self._config.generator.max_requests, self._config.evaluation.max_sequences
+            self._name,
+            self._config.generator.max_requests,
+            self._config.evaluation.max_sequences,
+            self._config.serve.max_sequences,
         )
         await self._engine.label(0)
         if self._config.weights.transport == "file":
@@ -63,10 +70,29 @@ class Generator:
             with self._places.held(request):
                 await self._weights.reach(min_version)
                 return await self._engine.generate(
-                    request.prompt.tokens, request.n, request.seed, temperature, request.priority
+                    request.prompt.tokens,
+                    request.n,
+                    request.seed,
+                    temperature,
+                    request.priority,
+                    request.max_tokens,
                 )
         except UnhealthyError:
             # A replica that fails at once looks idle, and would attract every request.
+            exit_soon()
+            raise
+
+    async def stream(
+        self, tokens: list[int], params: SamplingParams, min_version: int
+    ) -> AsyncIterator[RequestOutput]:
+        """vLLM's outputs for a request of the endpoint, on weights of version `min_version` or newer. Raises
+        StaleWeights and NoRoom as `generate` does."""
+        try:
+            with self._places.held_to_serve(params.n):
+                await self._weights.reach(min_version)
+                async for output in self._engine.stream(tokens, params):
+                    yield output
+        except UnhealthyError:
             exit_soon()
             raise
 

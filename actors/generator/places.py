@@ -12,7 +12,8 @@ from common.types import BELOW_TRAINING, SamplingRequest
 
 @dataclass(slots=True)
 class Places:
-    """`requests` requests, among them at most `aside` completions that wait behind training's.
+    """`requests` requests, among them at most `aside` completions that wait behind training's; and beside
+    them at most `served` completions of the endpoint's.
 
     vLLM's priority orders the waiting line alone: what runs keeps its place. Without a limit an evaluation
     could hold all places when a batch of training arrives.
@@ -21,8 +22,10 @@ class Places:
     name: str
     requests: int
     aside: int
+    served: int = 0
     sampling: int = 0
     sampling_aside: int = 0
+    sampling_served: int = 0
 
     @contextmanager
     def held(self, request: SamplingRequest) -> Iterator[None]:
@@ -40,3 +43,15 @@ class Places:
         finally:
             self.sampling -= 1
             self.sampling_aside -= n
+
+    @contextmanager
+    def held_to_serve(self, n: int) -> Iterator[None]:
+        """Places for `n` completions of the endpoint for the length of the block. Raises NoRoom when there
+        are none."""
+        if self.sampling_served + n > self.served:
+            raise NoRoom(f"{self.name} samples {self.sampling_served} completions of the endpoint")
+        self.sampling_served += n
+        try:
+            yield
+        finally:
+            self.sampling_served -= n

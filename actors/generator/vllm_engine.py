@@ -11,7 +11,7 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -19,7 +19,7 @@ import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -32,7 +32,7 @@ from common.config import Config
 from common.errors import UnhealthyError
 from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
-from common.types import Completion, FinishReason, Origin, Tokens, VersionSpan
+from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -92,22 +92,24 @@ class Engine:
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
-        self._llm = AsyncLLM.from_engine_args(_engine_args(config), stat_loggers=[lambda *_: self.load])
+        self._llm = AsyncLLM.from_engine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
     async def generate(
-        self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0
+        self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
     ) -> list[Completion]:
-        """`n` completions of the prompt `tokens` (P,); lower `priority` first. Cancelling the call aborts the
-        sequences. Raises UnhealthyError when the engine is dead."""
+        """`n` completions of the prompt `tokens` (P,), of at most `max_tokens` each where that is not 0;
+        lower `priority` first. Cancelling the call aborts the sequences. Raises UnhealthyError when the
+        engine is dead."""
+        limit = self._config.rollout.max_response_tokens
         params = SamplingParams(
             n=n,
             seed=seed,
             temperature=temperature,
             top_p=1.0,
             top_k=0,
-            max_tokens=self._config.rollout.max_response_tokens,
+            max_tokens=min(max_tokens, limit) if max_tokens else limit,
             stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
@@ -130,6 +132,19 @@ class Engine:
             _completion(o, self._text(o), origin_of(self._name, stats.get(o.index)))
             for o in sorted(final.outputs, key=lambda o: o.index)
         ]
+
+    async def stream(self, tokens: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        """vLLM's own outputs for a request that is not training's, behind all that are."""
+        name = uuid.uuid4().hex
+        prompt: object = {"prompt_token_ids": tokens}
+        try:
+            with self._progress.request(), _named_when_dead():
+                async for output in self._llm.generate(
+                    prompt, params, request_id=name, priority=BELOW_TRAINING
+                ):
+                    yield output
+        finally:
+            self._sequences.take(name)
 
     def _text(self, output: CompletionOutput) -> str:
         """The answer's text without the token that ended it, and without special tokens."""
@@ -223,7 +238,8 @@ def _set_cpu_limits(config: Config) -> None:
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
-def _engine_args(config: Config) -> AsyncEngineArgs:
+def engine_args(config: Config) -> AsyncEngineArgs:
+    """What vLLM is told of a replica's engine."""
     generator, longest = config.generator, config.longest
     # On CPU chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}

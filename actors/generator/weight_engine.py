@@ -1,10 +1,10 @@
-"""The worker sides of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published
-safetensors file, or what the learner broadcasts to a group that they and it form.
+"""The worker side of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published
+safetensors file, or receive the learner's broadcast in a group with it.
 
-Registered by `actors/generator/vllm_plugin.py`, so every worker process knows them. The `nccl` transport is
-vLLM's own engine and needs nothing from here. Nothing reaches the model that is not whole: the replica checks
-a file before it lets its workers load it (`common.weight_versions.check_file`), and a broadcast is loaded
-when its last tensor is there. Until then generation goes on.
+`actors/generator/vllm_plugin.py` registers both in every worker process. The `nccl` transport is vLLM's own
+engine and needs nothing from here. The model is never loaded in part: the replica checks a file before its
+workers load it (`common.weight_versions.check_file`), and a broadcast is loaded after its last tensor.
+Generation continues until then.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from common.errors import UNREACHED
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
-    """Nothing to rendezvous: the file system is the channel."""
+    """No rendezvous: the file system is the channel."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
 
 @dataclass
 class GlooInitInfo(WeightTransferInitInfo):
-    """The learner's rendezvous, and this worker's place: the learner has rank 0, the first worker
+    """Address of the learner's rendezvous, and this worker's rank: the learner has rank 0, the first worker
     `rank_offset`."""
 
     master_address: str
@@ -57,27 +57,26 @@ class GlooInitInfo(WeightTransferInitInfo):
 
 
 class _Arriving(WeightTransferEngine[Any, Any]):
-    """Puts a second checkpoint into place, whole: the model is opened when everything has arrived."""
+    """Loads a version as a whole, after all of it has arrived."""
 
     def start_weight_update(self) -> None:
-        """Nothing yet: a transfer that fails leaves the model as it was."""
+        """Does nothing: a transfer that fails leaves the model as it was."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Return at once (the base class would synchronise an accelerator): what comes, comes while the model
-        runs."""
+        """Return at once (the base class would synchronize an accelerator): the weights arrive while the
+        model runs."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def arrived(self) -> bool:
-        """Whether all weights are here. Raises what kept them from it."""
+        """Whether all weights have arrived. Raises the error that prevented it."""
         raise NotImplementedError
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """What has arrived, once."""
+        """The weights that have arrived; once."""
         raise NotImplementedError
 
     def finish_weight_update(self) -> None:
-        # vLLM repacks CPU weights after loading; only the layerwise reload puts a second checkpoint into
-        # place.
+        # vLLM repacks CPU weights after loading; only the layerwise reload can load a second checkpoint.
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
@@ -89,8 +88,8 @@ class _Arriving(WeightTransferEngine[Any, Any]):
         self._repack_tied_heads()
 
     def _repack_tied_heads(self) -> None:
-        """A head tied to the embedding loads nothing of its own, so on CPU it would keep multiplying by its
-        packed copy of the old weights. Pack it again from the tensor it shares."""
+        """A head that is tied to the embedding loads no weights itself, so on CPU it would keep using its
+        packed copy of the old ones. Pack it again from the shared tensor."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         if not current_platform.is_cpu():
@@ -112,7 +111,7 @@ class FileWeightTransferEngine(_Arriving):
         del init_info
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        # Open, the file stays when its name is removed for newer ones.
+        # An open file stays readable when its name is deleted for newer ones.
         self._file = safe_open(update_info.path, framework="pt")
 
     def arrived(self) -> bool:
@@ -126,13 +125,12 @@ class FileWeightTransferEngine(_Arriving):
 
 class GlooWeightTransferEngine(_Arriving):
     init_info_cls = GlooInitInfo
-    update_info_cls = NCCLWeightTransferUpdateInfo  # what vLLM's trainer side sends for either
+    update_info_cls = NCCLWeightTransferUpdateInfo  # vLLM's trainer side sends the same for both
     _group: Any = None
     _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
-        """Join the group that the learner forms. An earlier one was left: `Engine.init_transfer` sees to
-        that."""
+        """Join the group that the learner forms. `Engine.init_transfer` has left the earlier one."""
         join = timedelta(seconds=init_info.join_s)
         rank = init_info.rank_offset + self.parallel_config.rank
         address, port = init_info.master_address, init_info.master_port
@@ -153,7 +151,7 @@ class GlooWeightTransferEngine(_Arriving):
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []
         with ExitStack() as on_failure:
-            # Gloo passes weights on along a tree: those below us would wait for what cannot come.
+            # Gloo sends along a tree, so the members below this one would wait for tensors that cannot come.
             on_failure.callback(self.shutdown)
             for name, dtype, shape in zip(info.names, info.dtype_names, info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
@@ -181,14 +179,14 @@ class GlooWeightTransferEngine(_Arriving):
 
 
 class WorkerExtension:
-    """A method more of vLLM's workers (`worker_extension_cls`)."""
+    """One more method for vLLM's workers (`worker_extension_cls`)."""
 
     weight_transfer_engine: Any
     _weight_update_active: bool
 
     def weights_arrived(self) -> bool:
-        """Whether the weights of the update that was begun are all here. An update that failed is over, as in
-        vLLM's own."""
+        """Whether all weights of the current update have arrived. A failed update is over, as in vLLM's own
+        engines."""
         with ExitStack() as on_failure:
             on_failure.callback(self._end_update)
             arrived = bool(self.weight_transfer_engine.arrived())

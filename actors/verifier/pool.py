@@ -1,15 +1,14 @@
-"""Scores completions: accuracy in worker processes that are killed at a time limit, the rest at once.
+"""Scores completions: accuracy in worker processes with a time limit, the rest at once.
 
     score_batch ─► format reward, answer tag; programs and their tests (`code/pool.py`)
                    ├─ plain text decides ──────────────► verdict
                    ├─ seen (gold, answer) before ──────► verdict
                    └─ math-verify in a worker process ─► verdict, or killed: wrong
 
-A hostile answer costs its worker, never the replica: over time, over memory or a crash of the interpreter is
-one wrong answer. Time is the worker's own processor time, which a busy machine does not use up: an answer
-that is over it is to blame and is not tried again. A fault of ours is no wrong answer: when no worker can be
-started, or the pool breaks, `score_batch` raises `VerifierUnavailable`, nothing is scored and the caller asks
-again.
+A hostile answer costs its worker, never the replica: exceeding time or memory, or crashing the interpreter,
+is one wrong answer. Time is the worker's own processor time, which a busy machine does not use up, so such an
+answer is not tried again. Our own failures are not wrong answers: when no worker can be started, or the pool
+breaks, `score_batch` raises `VerifierUnavailable`, scores nothing, and the caller retries.
 """
 
 from __future__ import annotations
@@ -37,23 +36,24 @@ from common.processes import die_with_parent
 from common.user_rewards import Answer
 
 MEMORY_BYTES = 2**30
-"""Address space a worker may add to what it has after start-up: math-verify needs tens of MiB for real
+"""Address space a worker may use in addition to its start-up: math-verify needs tens of MiB for real
 answers."""
 
 TASKS_PER_WORKER = 5000
-"""A worker is replaced after so many answers, so that sympy's caches cannot fill its memory limit."""
+"""A worker is replaced after this many answers, so that sympy's caches cannot fill its memory."""
 
 CACHE_SIZE = 100_000
-"""Verdicts remembered. Groups repeat their answers: most of a trained model's are the same few."""
+"""Verdicts kept. Groups repeat their answers: most answers of a trained model are the same few."""
 
 MOST_PROCESSES = 8
-"""Workers of one replica where the configuration names no number: one for each processor, at most so many."""
+"""Most workers of a replica without a configured number; it has one per processor."""
 
 STALLED = 10.0
-"""A call that takes so many times its processor time by the clock hangs on the machine, not on the answer."""
+"""A call that takes this many times its processor time by the clock is delayed by the machine, not by the
+answer."""
 
 START_LIMIT_S = 60.0
-"""Time beyond the limit of an answer after which a call that no worker took counts as a fault of ours."""
+"""A call that no worker took this long after the limit of an answer counts as our failure."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +95,8 @@ class VerifierPool:
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._waiting = 0
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
-        # Few calls are in the pool at a time: what waits here is lost with no pool, and starts on the next.
+        # Only a few calls are in the pool at a time. The others are not lost with it, and start on the next
+        # pool.
         self._slots = asyncio.Semaphore(2 * processes)
         self._pool = self._start()
 
@@ -109,15 +110,14 @@ class VerifierPool:
             results = await asyncio.gather(*(self._score(item) for item in items), return_exceptions=True)
         finally:
             self._waiting -= len(items)
-        for result in results:  # all have ended: nothing of this batch is still running when it raises
+        for result in results:  # all have ended, so nothing of this batch still runs when it raises
             if isinstance(result, BaseException):
                 raise result
         self._counts["scored"] += len(items)
         return [result for result in results if not isinstance(result, BaseException)]
 
     async def score_group(self, items: Sequence[Answer]) -> list[dict[str, float]]:
-        """The rewards that the completions of one whole group get among each other. Raises as `score_batch`
-        does."""
+        """The rewards of one whole group by comparison of its completions. Raises as `score_batch` does."""
         self._waiting += len(items)
         try:
             return await self._by_source[items[0].source].own.score_group(items)
@@ -139,7 +139,7 @@ class VerifierPool:
         return {**self._counts, "programs": sum(c.programs.judged for c in self._courts if c.programs)}
 
     def close(self) -> None:
-        """End the worker processes, also busy ones. Whoever still waits for a verdict is cancelled."""
+        """End the worker processes, also busy ones. Calls that wait for a verdict are cancelled."""
         for task in self._pending.values():
             task.cancel()
         for court in self._courts:
@@ -204,15 +204,15 @@ class VerifierPool:
             task.add_done_callback(lambda _: self._pending.pop(key, None))
         else:
             self._counts["cached"] += 1
-        # Shielded: a caller that gives up must not cancel the verdict that others wait for.
+        # Shielded: a caller that gives up must not cancel a verdict that others wait for.
         return await asyncio.shield(self._pending[key])
 
     async def _verify(self, gold: str, answer: str) -> bool:
         try:
             verdict = await self._equal(gold, answer)
         except ProcessExpired:
-            # Once more: another process may have taken the memory. An answer that costs two workers is to
-            # blame.
+            # Try once more, because another process may have taken the memory. An answer that ends two
+            # workers is wrong.
             try:
                 verdict = await self._equal(gold, answer)
             except ProcessExpired:
@@ -245,14 +245,14 @@ class VerifierPool:
         return False
 
     async def _run(self, function: Callable[..., Any], *args: object, limit_s: float) -> Any:
-        """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died of it."""
+        """One call in a worker. TimeoutError: killed at the limit. ProcessExpired: the worker died."""
         async with self._slots:
             pool = self._pool
             try:
                 future = asyncio.wrap_future(pool.schedule(function, args=args, timeout=limit_s))
             except RuntimeError as error:
                 raise self._broken(pool, str(error)) from error
-            # Two calls to a worker: this one may wait for the other.
+            # Two calls per worker: this one may wait for the other.
             done, _ = await asyncio.wait((future,), timeout=2 * limit_s + START_LIMIT_S)
             if not done:
                 raise self._broken(pool, f"no worker process started within {START_LIMIT_S:g} s")
@@ -262,8 +262,8 @@ class VerifierPool:
                 raise self._broken(pool, str(error)) from error
 
     def _broken(self, pool: ProcessPool, why: str) -> VerifierUnavailable:
-        """Put a new pool in the place of one that failed, and return the error to raise."""
-        if pool is self._pool:  # the first of several callers that saw it break
+        """Replace a failed pool, and return the error to raise."""
+        if pool is self._pool:  # the first of several callers that noticed it
             self._counts["rebuilt"] += 1
             pool.stop()
             pool.join()
@@ -272,7 +272,7 @@ class VerifierPool:
 
     def _start(self) -> ProcessPool:
         # Not fork: the parent has threads (Ray, this pool's own). Not a fork server: a busy worker would keep
-        # it, and so itself, alive after a killed replica.
+        # it alive after its replica was killed.
         context = multiprocessing.get_context("spawn")
         return ProcessPool(
             max_workers=self._processes,
@@ -284,15 +284,15 @@ class VerifierPool:
 
 
 def default_processes() -> int:
-    """Workers where the configuration names no number: those that this machine can run at once."""
+    """Workers without a configured number: as many as this machine can run at once."""
     return max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
 
 
 def _judge(seconds: float, gold: str, answer: str) -> bool:
-    """In a worker: `math_equal`, ended by the kernel with this process after so much processor time."""
+    """In a worker: `math_equal`; the kernel ends the process after that much processor time."""
     signal.setitimer(
         signal.ITIMER_PROF, seconds
-    )  # SIGPROF is left at its default, which no C code can put off
+    )  # SIGPROF keeps its default action, which no C code can delay
     try:
         return equality.math_equal(gold, answer)
     finally:
@@ -300,12 +300,11 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
 
 
 def _initialize(memory_bytes: int) -> None:
-    """In a new worker: die with the replica, die at once when told to, import before the clock runs, bound
+    """In a new worker: die with the replica, die at once on a signal, import before the clock runs, bound
     memory."""
-    # The signal comes when the thread that started this worker ends: the event loop's, or the pool's own
-    # manager.
+    # The signal comes when the thread that started this worker ends: the event loop's, or the pool manager's.
     die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would wait for the end of 9**9**9
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would run only after 9**9**9 ends
     equality.math_equal(r"\frac{1}{2}", "0.5")
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()

@@ -19,6 +19,7 @@ from common.config.learner import Learner, Optimizer, Weights
 from common.config.objective import Objective, check_sampling
 from common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
 from common.config.rollout import Rollout
+from common.config.serve import Serve
 from common.config.services import Coordinator, Generator, Queue
 from common.config.telemetry import Evaluation, Telemetry
 
@@ -38,6 +39,7 @@ __all__ = [
     "Reward",
     "Rollout",
     "Run",
+    "Serve",
     "Source",
     "Telemetry",
     "Verifier",
@@ -62,6 +64,7 @@ class Config(Section):
     queue: Queue = Queue()
     learner: Learner = Learner()
     weights: Weights = Weights()
+    serve: Serve = Serve()
     telemetry: Telemetry = Telemetry()
     evaluation: Evaluation = Evaluation()
 
@@ -265,6 +268,12 @@ class Config(Section):
                     "environment.history: append, or the objective's default"
                 )
         return self
+
+    @property
+    def deployments(self) -> tuple[str, ...]:
+        """The deployments of the application that have replicas and CPUs, by their sections' names."""
+        own = ("generator", "verifier", "coordinator")
+        return own if self.environment.path is None else (*own, "environment")
 
     @property
     def longest(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from common.config.base import Count, Seconds, Section
 
-BUILT_IN = ("guess", "calculator")
+BUILT_IN = ("guess", "calculator", "python")
 
 
 class Environment(Section):
@@ -16,8 +16,8 @@ class Environment(Section):
 
     path: str | None = Field(
         None,
-        description="guess, calculator, or `package.module:function` for your own. null: a rollout is one "
-        "completion.",
+        description="guess, calculator, python, or `package.module:function` for your own. null: a rollout "
+        "is one completion.",
     )
     max_turns: Count = Field(8, description="An episode that wants more turns of the policy ends there.")
     max_turn_tokens: Count | None = Field(

@@ -36,6 +36,7 @@ LOCAL = (
     "generator.replicas",
     "verifier.replicas",
     "coordinator.replicas",
+    "environment.replicas",
 )
 WAIT_S = 120.0
 SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replaces is gone
@@ -59,6 +60,12 @@ def train_on_cluster(config: Config) -> None:
     run_dir = Path(config.run.folder) / config.run.name
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
     alerts = Alerts(config, run_dir, console)
+    console.print(
+        "Ctrl-C stops the learner; then `serve shutdown -y` ends the application, `ray stop` on each machine "
+        "Ray, and Ctrl-C `hora redis`",
+        markup=False,
+        soft_wrap=True,
+    )
     with RunFile(run_dir, alerts.ended).recorded(config.run.name, again, console, weights=weights):
         write_config(run_dir, config)
         try:

@@ -35,8 +35,8 @@ from learner.records import log_evaluation
 def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
     """The run's held-out problems on weights of version `step`; RUN/evaluation/<name>-step<step>.json.
 
-    Does nothing when the run has no held-out problems or this evaluation is there already. Generators hold
-    the newest weights alone: when these are past `step`, one line says that its evaluation is left out.
+    Does nothing when the run has no held-out problems or has this evaluation. Generators hold only the newest
+    weights: when these are past `step`, one line reports that its evaluation is left out.
     """
     if (
         config.evaluation.path is None
@@ -64,8 +64,8 @@ def run_problems(config: Config, console: Console) -> list[Prompt]:
 
 
 def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:
-    """To the live views, TensorBoard and W&B: Pass@K by the step of the evaluation, with the versions that
-    were sampled."""
+    """Write Pass@K, with the step of the evaluation and the sampled versions, to the live views and the
+    trackers."""
     values = {f"pass@{e.k}": e.value for e in result.estimates()}
     values |= dict(zip(("version/min", "version/max"), map(float, result.versions), strict=False))
     record_evaluation(connect(url, patient=True), config.run.name, result.step, values)
@@ -82,9 +82,8 @@ def newest_version(config: Config, url: str) -> int:
 
 
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
-    """The prompts of `benchmark` for the model of `config`; everything about them that can be wrong is found
-    here, before a generator is started.
-    """
+    """The prompts of `benchmark` for the model of `config`. Raises ConfigError for everything that is wrong
+    with them, before a generator starts."""
     if config.evaluated.reward.success is None:
         raise ConfigError(
             f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one "
@@ -106,9 +105,9 @@ def evaluate_benchmark(
 
 
 def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
-    """Rendered problems; says which rows are left out and why.
+    """Rendered problems; prints which rows are left out and why.
 
-    Raises ConfigError when a problem does not fit: Pass@K over the short problems would pass for that over
+    Raises ConfigError when a problem does not fit: Pass@K over the short problems would look like that over
     all.
     """
     for rejected in dataset.rejected:
@@ -136,10 +135,10 @@ def sample(
     *,
     version: int,
 ) -> Result:
-    """Draw what is missing, write the result. Every replica works on it; an interrupted call is gone on with.
+    """Draw the missing samples on all replicas and write the result. An interrupted call is resumed.
 
-    `step` is how many optimizer steps are behind the weights, `version` how many the run that holds them has
-    done: 0 for the model of the configuration, trained or not.
+    `step` is the number of optimizer steps behind the weights, `version` the number of steps of the run that
+    holds them: 0 for the model of the configuration, trained or not.
     """
     generate, score = sampling_calls(config, version)
     with sampling_bar(console) as bar:
@@ -161,7 +160,7 @@ def sample(
             )
         )
     model = config.run.name if version else config.model.path
-    # A model folder that was trained elsewhere has a step, and its versions here mean nothing.
+    # A model folder that was trained elsewhere has a step, but its versions here mean nothing.
     versions = counts.versions if version == step else ()
     return write_counts(config, benchmark, counts, problems, folder, model, step, versions)
 
@@ -193,14 +192,13 @@ def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:
 
 
 def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
-    """Generators that answer from weights `version` alone, and verifiers, of the application that runs."""
+    """Calls to generators on exactly weights `version`, and to verifiers, of the running application."""
     from ray import serve
 
-    from actors.calls import generator_calls, verifier_calls
+    from actors.calls import policy_calls, verifier_calls
 
-    generate = generator_calls(
-        serve.get_deployment_handle("generator", APP), config, version, weights_come=False
-    )
+    handles = {name: serve.get_deployment_handle(name, APP) for name in config.deployments}
+    generate = policy_calls(handles, config, version, weights_come=False)
     score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
     return on_version(generate, version), score
 
@@ -222,14 +220,14 @@ def on_version(generate: Generate, version: int) -> Generate:
 
 
 def in_flight(config: Config) -> int:
-    """Requests asked for at a time: twice what all replicas sample at once, so that none waits while answers
-    are judged."""
+    """Requests in flight: twice the number that all replicas sample at once, so that none is idle while
+    answers are judged."""
     per_replica = -(-2 * config.generator.max_sequences // config.rollout.samples_per_request)
     return min(per_replica, config.generator.max_requests) * config.generator.replicas
 
 
 def read_run_results(config: Config, run_dir: Path) -> list[Result]:
-    """The run's own evaluations that are there, by step."""
+    """The run's own evaluations so far, by step."""
     if config.evaluation.path is None:
         return []
     found = (run_dir / "evaluation").glob(f"{held_out(config).name}-step*.json")
@@ -237,7 +235,7 @@ def read_run_results(config: Config, run_dir: Path) -> list[Result]:
 
 
 def about_sampling(config: Config) -> dict[str, object]:
-    """What completions and their success depend on, but for the problems and the seed."""
+    """The settings that completions and their success depend on, besides the problems and the seed."""
     return {
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),

@@ -57,11 +57,11 @@ def live_calls(config: Config, version: int) -> tuple[Generate, Score]:
     """Generators and verifiers of the application that trains."""
     from ray import serve
 
-    from actors.calls import generator_calls, verifier_calls
+    from actors.calls import policy_calls, verifier_calls
     from deploy.app import APP
 
-    generate = generator_calls(serve.get_deployment_handle("generator", APP), config, version)
-    return generate, verifier_calls(serve.get_deployment_handle("verifier", APP), config)
+    handles = {name: serve.get_deployment_handle(name, APP) for name in config.deployments}
+    return policy_calls(handles, config, version), verifier_calls(handles["verifier"], config)
 
 
 @contextmanager

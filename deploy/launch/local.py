@@ -1,8 +1,8 @@
-"""One machine, everything: Redis, Ray, Serve, learner, in one foreground command that cleans up after itself.
+"""A whole run on one machine: Redis, Ray, Serve and learner, in one foreground command that cleans up.
 
-Order of shutdown, on success, failure and Ctrl-C alike, each step even if the one before failed:
-  1. the learner stops first (its trainer ends with the exception that brought us here): nobody trains on;
-  2. the Serve application: the coordinator takes no new shard, generators and verifiers end their processes;
+Order of shutdown, on success, failure and Ctrl-C alike; each step runs even if the one before failed:
+  1. the learner (its trainer ends with the exception that led here), so that nothing trains any more;
+  2. the Serve application: the coordinator starts no new shard, generators and verifiers end their processes;
   3. Ray, with every process that it started;
   4. Redis last: it holds the groups that no checkpoint contains yet.
 """
@@ -49,16 +49,17 @@ from evaluation.benchmarks import find_benchmarks
 from evaluation.model_weights import model_digest
 from learner.origin import step_of
 
+ENDPOINT = "endpoint"
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
-"""Whoever watches, the slowest too, should see the end last."""
+"""Seconds for the slowest view to show the end of the run."""
 
 
 def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     """Train `config` to its last step on this machine, evaluate before and after, print and write the
     summary.
 
-    Raises HoraError with one line for whatever the user can fix; KeyboardInterrupt leaves a run that
-    `--resume` continues.
+    Raises HoraError with one line for everything the user can fix. After KeyboardInterrupt, `--resume`
+    continues the run.
     """
     console = Console()
     config = settled(config)
@@ -96,7 +97,7 @@ def evaluate_local(
 ) -> None:
     """`hora eval`: the named benchmarks on config.model.path, with generators and verifiers of this machine.
 
-    Results are labelled with `step`; by default with what the model folder says of itself, 0 if nothing.
+    Results are labelled with `step`; by default with the step that the model folder records, 0 without one.
     """
     console = Console()
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
@@ -119,7 +120,7 @@ def evaluate_local(
 
 
 def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:
-    """Raise what stands against starting in this folder; changes nothing."""
+    """Raise when a run cannot start in this folder; changes nothing."""
     check_writable(run_dir, "run.folder")
     RunFile(run_dir).refuse_if_alive()
     exists = (run_dir / CONFIG).exists()
@@ -127,7 +128,7 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
         if not exists:
             raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
         changed = differences(load(str(run_dir / CONFIG)), config)
-        # Results before and after are compared: they must be of the same problems and sizes.
+        # Results before and after are compared, so they must have the same problems and sizes.
         changed = [c for c in changed if not c.startswith(MAY_CHANGE) or c.startswith("evaluation.")]
         if changed:
             raise ConfigError(
@@ -141,7 +142,7 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
 
 
 def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
-    """Make the run's folder, or take up the one that is there; with `fresh` that one is set aside."""
+    """Create the run folder, or continue the existing one; with `fresh` that one is set aside."""
     if fresh and (run_dir / CONFIG).exists():
         aside = next(
             p for i in range(1, 10_000) if not (p := run_dir.with_name(f"{run_dir.name}.{i}")).exists()
@@ -151,7 +152,7 @@ def _prepare(run_dir: Path, config: Config, *, fresh: bool) -> None:
 
 
 def with_port(config: Config) -> Config:
-    """With a free port in the place of 0."""
+    """With a free port instead of 0."""
     if config.telemetry.http_port:
         return config
     port = free_port(config.telemetry.http_host)
@@ -165,27 +166,27 @@ def stack(
     """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the
     block.
 
-    Without `train` the application only samples and verifies. `file` is told why, when Ray's own processes
-    die.
+    Without `train` the application only samples and verifies. `file` records the reason when Ray's own
+    processes die.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault(*SERVE_CALLBACK)
     import ray
     from ray import serve
 
-    # Ray's own notices would break the progress display; its logs are in RUN/logs.
+    # Ray's own messages would break the progress display; its logs are in RUN/logs.
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
-    from deploy.app import APP, build_run, build_sampler
+    from deploy.app import APP, build_run, build_sampler, endpoint_of
 
     with ExitStack() as stopping, ExitStack() as exits:
         began = time.monotonic()
-        with working("starting", 3 + _replicas(config, train), console) as begin:
+        with working("starting", 3 + _replicas(config, train) + config.serve.endpoint, console) as begin:
             begin("Redis")
             url = exits.enter_context(run_redis(config, run_dir, named=train))
             issue_token(url, config.run.name, run_dir)
-            connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them lives
+            connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them is alive
             begin("Ray")
             _start_ray(config)
             exits.callback(ray.shutdown)
@@ -200,26 +201,29 @@ def stack(
             application = build_run(config, drain=False) if train else build_sampler(config)
             with counting_replicas(APP, begin):
                 serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
+            if config.serve.endpoint:
+                begin("endpoint")
+                serve.run(endpoint_of(config), name=ENDPOINT, route_prefix="/v1", blocking=False)
         page = (
             f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
         )
-        console.print(f"up in {time.monotonic() - began:.0f} s{page}", markup=False)
-        # Registered last, so this is the first thing to happen at the end.
+        console.print(f"up in {time.monotonic() - began:.0f} s{page}; Ctrl-C stops everything", markup=False)
+        # Registered last, so it runs first at the end.
         exits.callback(_show_stopping, stopping)
         yield url
 
 
 def _show_stopping(exits: ExitStack) -> None:
-    """A bar on standard error until `exits` is closed, and silence on standard output, where Ray announces
-    every part of its own orderly end as a task that failed and will be retried.
-    """
+    """Until `exits` is closed, a bar on standard error and silence on standard output, where Ray announces
+    every part of its orderly shutdown as a failed task."""
     exits.enter_context(working("stopping"))
     exits.enter_context(redirect_stdout(io.StringIO()))
 
 
 def _replicas(config: Config, train: bool) -> int:
-    """Replicas of the application: its root is one, ingress or sampler."""
-    return 1 + config.generator.replicas + config.verifier.replicas + train * config.coordinator.replicas
+    """Replicas of the application; its root, ingress or sampler, is one."""
+    parts = [name for name in config.deployments if train or name != "coordinator"]
+    return 1 + sum(getattr(config, name).replicas for name in parts)
 
 
 def _start_ray(config: Config) -> None:
@@ -256,15 +260,11 @@ def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Al
 
 
 def _cpus(config: Config) -> int:
-    """CPUs that Ray may hand out: this machine's, but never fewer than the parts reserve, for they share
-    them."""
-    reserved = (
-        config.generator.replicas * config.generator.cpus
-        + config.verifier.replicas * config.verifier.cpus
-        + config.coordinator.replicas * config.coordinator.cpus
-        + config.learner.workers
-        + 1
-    )
+    """CPUs that Ray may hand out: this machine's, but at least those that the parts reserve, because they
+    share them."""
+    parts = [getattr(config, name) for name in config.deployments]
+    reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
+    reserved += config.serve.endpoint * config.serve.cpus
     return max(os.cpu_count() or 1, int(reserved + 1))
 
 

@@ -90,15 +90,11 @@ def _shares(config: Config, client: redis.Redis) -> list[Share]:
     generator, application = config.generator, serve.status().applications.get(APP)
     gpus = generator.tensor_parallel * on_gpus if generator.gpus is None else generator.gpus
     found = []
-    for name, cpus in (
-        ("generator", generator.cpus),
-        ("verifier", config.verifier.cpus),
-        ("coordinator", config.coordinator.cpus),
-    ):
+    for name in config.deployments:
         deployment = None if application is None else application.deployments.get(name)
         states = {} if deployment is None else deployment.replica_states
         up = states.get("RUNNING", 0)
-        each = {"CPU": cpus, "GPU": gpus if name == "generator" else 0.0}
+        each = {"CPU": getattr(config, name).cpus, "GPU": gpus if name == "generator" else 0.0}
         found.append(Share(name, sum(states.values()), up, each))
     alive = any(p.silent_s < SILENT_S for p in read_run(client, config.run.name).of("learner"))
     ranks = config.learner.workers

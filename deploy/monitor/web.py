@@ -1,9 +1,8 @@
 """The HTTP side of a run: page, status, live events, history, pause and resume. Runs under Serve or plain
 uvicorn.
 
-Reading is open to whoever reaches the address (loopback unless telemetry.http_host says otherwise). Changing
-anything takes the run's token: HORA_TOKEN where the server runs, or the one whose SHA-256 the launcher left
-in Redis.
+Everyone who reaches the address may read (loopback unless telemetry.http_host differs). Every change needs
+the run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launcher stored in Redis.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import hmac
 import os
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -34,12 +33,15 @@ from deploy.monitor.rollouts import add_rollouts, folder_of
 from deploy.monitor.run_state import RunState, read_run
 
 PAGE = Path(__file__).with_name("page.html")
-# The page brings everything with it and talks to its own server alone.
+# The page loads nothing from other servers.
 POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src "
-    "data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-inline'; connect-src "
+    "'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 PAGE_HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+VENDOR = Path(__file__).with_name("vendor")
+LIBRARY = {"uplot-1.6.32.min.js": "text/javascript", "uplot-1.6.32.min.css": "text/css"}
+"""uPlot draws the charts: the files of its npm package, unchanged, with their licence (MIT) in the folder."""
 
 
 class Health(BaseModel):
@@ -72,9 +74,9 @@ def create_app(
     read: Read = read_run,
     folder: Path | None = None,
 ) -> FastAPI:
-    """The application of one run as `read` finds it. `observer` sees every state that is read (Prometheus).
-    `names`: what the server is called besides its addresses and localhost. `folder` is the run's, for its
-    rollouts; None: the one that the learner names."""
+    """The application of one run as `read` finds it. `observer` is called with every state (Prometheus).
+    `names`: the server's names besides its addresses and localhost. `folder` is the run's, for its rollouts;
+    None: the folder that the learner reports."""
     feed = Feed(redis_url, run, observer, read)
 
     @asynccontextmanager
@@ -83,7 +85,7 @@ def create_app(
         yield
         await feed.stop()
 
-    # Swagger's and ReDoc's pages load scripts from elsewhere; /openapi.json needs none.
+    # Swagger's and ReDoc's pages load scripts from other servers; /openapi.json needs none.
     app = FastAPI(title=f"HORA run {run}", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names)
     _add_reading(app, feed)
@@ -100,6 +102,9 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return Response(page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
+
+    for name, kind in LIBRARY.items():
+        app.get(f"/{name}", include_in_schema=False)(_file(VENDOR / name, kind))
 
     @app.get("/healthz", responses={503: PROBLEMS[503]})
     async def healthz() -> Health:
@@ -124,8 +129,18 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
         return StreamingResponse(_stream(feed, version), media_type="text/event-stream", headers=headers)
 
 
+def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
+    # The name holds the version, so a browser may keep the file for good.
+    content, headers = path.read_bytes(), {"Cache-Control": "public, max-age=31536000, immutable"}
+
+    async def send() -> Response:
+        return Response(content, media_type=kind, headers=headers)
+
+    return send
+
+
 async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
-    # A page that an older server sent reloads itself when this differs from what it saw first.
+    # A page of an older server reloads itself when this differs from its first value.
     yield f"retry: 1000\nevent: page\ndata: {page}\n\n"
     number = -1
     while True:
@@ -145,7 +160,7 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
     @app.post("/pause", responses=PROBLEMS)
     async def pause(authorization: Annotated[str | None, Header()] = None) -> Controls:
-        """Start no further shard until /resume. What is under way is finished and trained."""
+        """Start no further shard until /resume. Shards in flight are completed and trained."""
         return await turn(True, authorization)
 
     @app.post("/resume", responses=PROBLEMS)
@@ -154,8 +169,7 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
 
 def _check_token(authorization: str | None, stored: str | None) -> None:
-    """Raise HTTPException unless `authorization` carries the run's token. Without one configured nobody may
-    pass."""
+    """Raise HTTPException unless `authorization` carries the run's token; without a configured one always."""
     own = os.environ.get("HORA_TOKEN")
     wanted = _sha256(own) if own else (stored or "")
     if not wanted:

@@ -16,7 +16,7 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, machine, services, sources, task
+from deploy.preflight import configuration, disk, machine, services, sources, task
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
@@ -31,6 +31,7 @@ CONFIGURATION: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     rollouts,
+    disk.forecast,
 )
 """What can be said of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
@@ -49,7 +50,7 @@ CHECKS: tuple[Check, ...] = (
     machine.shared_memory,
     machine.limits,
     machine.port,
-    machine.disk,
+    disk.disk,
     machine.build_lock,
     sandbox,
     sources.data,
@@ -67,8 +68,9 @@ SHOWN_BY_CHECK = (
     "wrong answer",
     "solutions",
     "rollouts",
+    "disk",
 )
-SHOWN_BY_RUN = ("evaluation", "rollouts")
+SHOWN_BY_RUN = ("evaluation", "rollouts", "disk")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -150,6 +152,7 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
         return Target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
+    _check_endpoint(config, raw["applications"], source)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
@@ -157,11 +160,22 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
 
 
+def _check_endpoint(config: Config, applications: list[dict[str, Any]], source: str) -> None:
+    """Raise ConfigError for a Serve file that asks for the endpoint and has no application for it."""
+    paths = [str(application.get("import_path")) for application in applications]
+    if config.serve.endpoint and not any(path.endswith(":build_endpoint") for path in paths):
+        raise ConfigError(
+            f"{source}: serve.endpoint is true, and no application has import_path: "
+            "deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 and the "
+            "same args, or set it to false"
+        )
+
+
 def _with_replicas(config: Config, application: dict[str, Any]) -> Config:
     """`config` with the numbers of replicas under `deployments:`, which Serve prefers to the arguments."""
     sections = {}
     for deployment in application.get("deployments") or []:
         name, replicas = deployment.get("name"), deployment.get("num_replicas")
-        if name in ("generator", "verifier", "coordinator") and isinstance(replicas, int):
+        if name in config.deployments and isinstance(replicas, int):
             sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
     return config.model_copy(update=sections)

@@ -6,15 +6,14 @@ import math
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
+from actors.environment.registry import load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.answers import load_extract
@@ -24,6 +23,7 @@ from common.errors import ConfigError
 from common.load import check_paths
 from common.reward_names import function_of, is_own
 from common.rewards import gold_test, group_functions
+from common.user_code import working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -57,6 +57,8 @@ def names(target: Target) -> Iterator[Finding]:
         try:
             for source in config.source_names:
                 _load_rewards(config.of(source))
+            if config.environment.path is not None:
+                load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
         if ":" in config.learner.objective.advantage:
@@ -195,14 +197,3 @@ def evaluation(target: Target) -> Iterator[Finding]:
             "longer than the time between two, and some will be left out",
             "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
         )
-
-
-@contextmanager
-def working_folder() -> Iterator[None]:
-    """Ray's workers import from the folder that they were started in; a console script does not."""
-    before = list(sys.path)
-    sys.path.append(os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before

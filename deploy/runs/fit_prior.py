@@ -21,6 +21,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import load
 from common.prompts import load_tokenizer
+from common.types import Prompt
 from deploy.monitor.progress import working
 from evaluation.report.figures import reliability_figure, save
 
@@ -37,10 +38,10 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
             "mpnet-dual or gp"
         )
     config = _configured(run, name, features)
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    prompts = render_prompts(config, tokenizer)
     records = _records(run)
-    with working(f"fitting {name}", 2) as begin:
+    with working(f"fitting {name}", 3) as begin:
+        begin("prompts")
+        prompts = _prompts(config)
         begin(f"features of {len(prompts)} prompts")
         known = None if name in UNCONDITIONED else features_of(config, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
@@ -91,8 +92,11 @@ def _replayed(run: Path, records: list[dict], name: str, features: str | None) -
     """p̂ of each record under prior `name`, which has learned from the batches before it and from no
     other."""
     config = _configured(run, name, features)
-    prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
-    prior = prior_of(config, prompts)
+    with working(f"preparing {name}", 2) as begin:
+        begin("prompts")
+        prompts = _prompts(config)
+        begin(f"features of {len(prompts)} prompts")
+        prior = prior_of(config, prompts)
     index, successes, trials = outcomes(records)
     batches = np.array([r["batch"] for r in records])
     rate = np.empty(len(records))
@@ -104,6 +108,10 @@ def _replayed(run: Path, records: list[dict], name: str, features: str | None) -
             rate[here] = alpha / (alpha + beta)
             prior.update(index[here], successes[here], int(trials[here][0]))
     return rate
+
+
+def _prompts(config: Config) -> list[Prompt]:
+    return render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
 
 
 def _configured(run: Path, name: str, features: str | None) -> Config:

@@ -1,9 +1,9 @@
-"""Run folders: whose one is and how far it got, how a run is stopped. docs/reference/run-folder.md
-shows the layout.
+"""Run folders: which run a folder belongs to, how far it got, and how a run is stopped.
+docs/reference/run-folder.md shows the layout.
 
-`run.json` says whose folder it is and how far the launcher got. It is written whole and renamed into place,
-so a reader never sees half of it. The address of an embedded Redis is in `redis/url`; its password is not
-part of it but in a file that only the owner may read, as is the run's token.
+`run.json` names the run and its state. It is written to a temporary file and renamed, so a reader never sees
+half of it. `redis/url` holds the address of an embedded Redis. Its password and the run's token are in files
+that only the owner may read.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The content of run.json. Times are seconds since the epoch; `reason` says why a run ended as it did,
-    `resume` is the command that goes on with it, `seen` when its launcher last said that it was there.
-    `machine` and `ticks` name the process for good (`deploy/runs/process.py`); `silent_s` is how long ago the
-    record was written when it was read; `weights` is a fingerprint of the initial policy's weights."""
+    """The content of run.json. Times are seconds since the epoch. `reason` is why the run ended, `resume` the
+    command that continues it, and `seen` the time of the launcher's last sign of life. `machine` and `ticks`
+    identify the process across restarts (`deploy/runs/process.py`). `silent_s` is the age of the record when
+    it was read, `weights` a fingerprint of the initial policy's weights."""
 
     run: str
     state: State
@@ -68,7 +68,8 @@ class RunRecord:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another machine or container runs it, whose processes cannot be seen from here."""
+        """Whether it runs on another machine or in another container, whose processes are not visible
+        here."""
         here = this_machine()
         if self.machine == here:
             return False
@@ -76,8 +77,8 @@ class RunRecord:
 
     @property
     def alive(self) -> bool:
-        """Whether the launcher that wrote this is still there: the same process of the same boot, whatever
-        the clock says since. One on another machine is, while it says so."""
+        """Whether the launcher that wrote this still runs: the same process of the same boot, whatever the
+        clock. A launcher elsewhere counts as running while it updates `seen`."""
         if self.state != "running":
             return False
         if self.elsewhere:
@@ -86,11 +87,10 @@ class RunRecord:
 
 
 class RunFile:
-    """`run.json` of one run folder. Written by the launcher, read by every command that is given the
-    folder."""
+    """`run.json` of one run folder. The launcher writes it; every command on the folder reads it."""
 
     def __init__(self, run_dir: Path | str, on_end: Callable[[State, str], None] | None = None) -> None:
-        """`on_end` is called with the state and the reason when this object says how the run ended."""
+        """`on_end` is called with the state and the reason when this object records the end of the run."""
         self._on_end = on_end
         self.folder = Path(run_dir)
         self.path = self.folder / RUN
@@ -99,7 +99,7 @@ class RunFile:
     def start(
         self, run: str, pid: int, *, http_port: int | None = None, resume: str = "", weights: str = ""
     ) -> None:
-        """Say that process `pid` of this machine runs `run` here from now on."""
+        """Record that process `pid` of this machine runs `run` here from now on."""
         self._write(
             RunRecord(
                 run,
@@ -117,8 +117,8 @@ class RunFile:
         )
 
     def end(self, state: State, reason: str = "") -> None:
-        """Say how it ended."""
-        with self._lock:  # nothing that is said later brings it back to life
+        """Record how it ended."""
+        with self._lock:  # no later beat may revive it
             self._write(replace(self.read(), state=state, ended=time.time(), reason=reason))
         if self._on_end is not None:
             self._on_end(state, reason)
@@ -133,10 +133,10 @@ class RunFile:
         http_port: int | None = None,
         weights: str = "",
     ) -> Iterator[None]:
-        """Say what becomes of `run` while the block runs and when it ends, here and to whoever started it."""
+        """Record the state of `run` while the block runs and how it ends; print how to resume it."""
         self.refuse_if_alive()
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            # A script starts what it sends to the background deaf to interrupts, and `hora stop` is one.
+            # A script starts background jobs with SIGINT ignored, and `hora stop` sends SIGINT.
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
         with ExitStack() as ending:
@@ -193,7 +193,7 @@ class RunFile:
             thread.join()
 
     def read(self) -> RunRecord:
-        """Raises RunError where there is no run, or a file that is not a run's."""
+        """Raises RunError where there is no run, or the file is not a run's."""
         try:
             values = json.loads(self.path.read_text())
             return replace(RunRecord(**values), silent_s=age_s(self.path))
@@ -208,7 +208,7 @@ class RunFile:
             ) from None
 
     def ending(self) -> str | None:
-        """How the run that was recorded here ended, in words; None while it is up, and where none was."""
+        """How the recorded run ended, in words; None while it is up, and without a run."""
         if not self.path.exists() or (record := self.read()).alive:
             return None
         ended = f"{record.run} {_past(record)}"
@@ -216,15 +216,14 @@ class RunFile:
 
     def embeds_redis(self) -> bool:
         """Whether a `hora run` is up here. `hora train` has no HTTP port, and may find the address of an
-        earlier run's."""
+        earlier run."""
         if not self.path.exists() or not (self.folder / URL).exists():
             return False
         record = self.read()
         return record.alive and record.http_port is not None
 
     def redis_url(self) -> str:
-        """Address of the run's embedded Redis. Raises RunError where the run has none of its own, or has
-        ended."""
+        """Address of the run's embedded Redis. Raises RunError when the run has none, or has ended."""
         record, path = self.read(), self.folder / URL
         if not record.alive:
             raise RunError(
@@ -247,7 +246,7 @@ class RunFile:
 
 
 def settled(config: Config) -> Config:
-    """With run.folder from the root: what a run writes down is to be true in any folder."""
+    """The configuration with an absolute run.folder, so that it is valid in any working folder."""
     folder = str(Path(config.run.folder).resolve())
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
 
@@ -258,8 +257,8 @@ def has_run(config: Config) -> bool:
 
 
 def write_config(run_dir: Path, config: Config) -> None:
-    """RUN/config.yaml; where it may hold a secret (queue.url, telemetry.on_alert) its owner alone may read
-    it."""
+    """RUN/config.yaml. Only the owner may read it when it may contain a secret (queue.url,
+    telemetry.on_alert)."""
     run_dir.mkdir(parents=True, exist_ok=True)
     secret = has_password(config.queue.url or "") or config.telemetry.on_alert
     mode = 0o600 if secret else 0o666
@@ -267,8 +266,8 @@ def write_config(run_dir: Path, config: Config) -> None:
 
 
 def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
-    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed; returns what to
-    tell the user.
+    """End a running `hora run` or `hora train` as Ctrl-C would, so that it can be resumed. Returns the
+    message for the user.
 
     Raises RunError when nothing runs there, or when it has not ended after `limit_s` seconds.
     """
@@ -297,8 +296,8 @@ def stop(run_dir: Path | str, limit_s: float = STOP_LIMIT_S) -> str:
 
 
 def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
-    """The token that pause and resume ask for: kept from an earlier start, or new. RUN/token holds it for its
-    owner; Redis gets its SHA-256 alone."""
+    """The token for pause and resume: kept from an earlier start, or new. RUN/token holds it for its owner;
+    Redis gets only its SHA-256."""
     token = kept_secret(Path(run_dir) / "token", 24)
     digest = hashlib.sha256(token.encode()).hexdigest()
     connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=digest))
@@ -306,12 +305,12 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
 
 
 def named_redis(config: Config) -> str | None:
-    """The Redis that the user names: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
+    """The Redis of the user: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
     return os.environ.get("HORA_REDIS_URL") or config.queue.url
 
 
 def redis_url(config: Config) -> str:
-    """The Redis of a run that starts none. Raises ConfigError where none is named."""
+    """The Redis of a run that starts none. Raises ConfigError without one."""
     url = named_redis(config)
     if not url:
         raise ConfigError(
@@ -322,7 +321,7 @@ def redis_url(config: Config) -> str:
 
 
 def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
-    """The run folder that `source` is, or that the configuration names."""
+    """The run folder `source`, or the folder that the configuration `source` names."""
     if Path(source).is_dir():
         return Path(source)
     config = load(source, overrides)
@@ -332,8 +331,7 @@ def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
     """(Redis URL, run name) of a run folder, or of a configuration as `hora run` takes it.
 
-    A `hora run` that is up uses the Redis that it started and no other. Else HORA_REDIS_URL goes before
-    queue.url.
+    A `hora run` that is up uses only the Redis that it started. Otherwise HORA_REDIS_URL precedes queue.url.
     """
     folder, config = Path(source), None
     if not folder.is_dir():

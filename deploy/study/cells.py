@@ -1,10 +1,10 @@
-"""A study: arms × seeds of one experiment at equal compute, each cell a `hora run` of its own.
+"""A study: arms × seeds of one experiment at equal compute. Each cell is one `hora run`.
 
     FILE (name, base, set, arms, seeds) ─► cells ─► OUT/<arm>-seed<k>/ (run folders) ─► OUT/report/
 
-Cells share nothing but the machine, so one that fails or is interrupted costs itself alone; `hora study FILE`
-again goes on where it stopped. An arm that changes the budget of a batch is refused before anything starts,
-and the records of every cell are counted again before the report is written.
+Cells share only the machine, so a failure or interruption costs one cell, and `hora study FILE` continues the
+rest. An arm that changes the budget of a batch is refused before anything starts, and the records of every
+cell are counted again before the report is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
 
 STUDIES = ROOT / "deploy" / "studies"
-# What every cell of a study must have in common: the budget, and what is trained, on what, and how it is
+# Settings that every cell of a study shares: the budget, what is trained on which data, and how it is
 # measured.
 COMMON = (
     "rollout.prompts_per_batch",
@@ -39,7 +39,7 @@ COMMON = (
     "data.",
     "evaluation.",
 )
-# What an arm may change without changing the held-out evaluation of the initial policy.
+# Settings that an arm may change without changing the held-out evaluation of the initial policy.
 UNSEEN_AT_STEP_0 = ("run.", "allocation.", "learner.", "queue.", "telemetry.", "coordinator.", "weights.")
 UNSEEN_ROLLOUT = (
     "prompts_per_batch",
@@ -52,7 +52,7 @@ UNSEEN_ROLLOUT = (
 
 
 class _OnceEach(yaml.SafeLoader):
-    """YAML in which a name may occur once: of two arms of one name plain YAML silently keeps the last."""
+    """YAML that refuses a repeated name: of two arms of one name plain YAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen = set()
@@ -66,11 +66,12 @@ class _OnceEach(yaml.SafeLoader):
 
 
 class Design(BaseModel):
-    """What is decided before a study of curves runs (`hora study --loop`); the report prints it first.
+    """The design of a study of curves, fixed before it runs (`hora study --loop`); the report prints it
+    first.
 
     The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with
-    Holm's correction over the comparisons; `comparisons` are pairs (arm, arm it is compared with), all arms
-    with the baseline where there are none. `exploratory` pairs are reported apart, without correction and
+    Holm's correction over the comparisons. `comparisons` are pairs (arm, arm it is compared with); without
+    any, all arms with the baseline. `exploratory` pairs are reported separately, without correction and
     without a claim. The arms in `first` are trained for all seeds before the others.
     """
 
@@ -104,7 +105,7 @@ class Study(BaseModel):
 
     @property
     def compared_with(self) -> str:
-        """The arm that differences are taken from."""
+        """The arm that the others are compared with."""
         return self.baseline or next(iter(self.arms))
 
 
@@ -195,7 +196,7 @@ def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
 
 
 def same_at_step_0(a: Config, b: Config) -> bool:
-    """Whether both runs' evaluations of the initial policy draw from the same model on the same problems."""
+    """Whether both runs evaluate the same initial policy on the same problems."""
     unseen = (*UNSEEN_AT_STEP_0, *(f"rollout.{key}:" for key in UNSEEN_ROLLOUT))
     return not [d for d in differences(a, b) if not d.startswith(unseen)]
 

@@ -3,8 +3,9 @@ optimizer.
 
     prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one step ─► exact evaluation
 
-It is on-policy: batch b is sampled on version b, as a run with `rollout.max_staleness: 0` does. Only recall
-tasks (`deploy.tasks`) can be trained this way, for their evaluation is exact and their completions are short.
+It is on-policy: batch b is sampled on version b, as in a run with `rollout.max_staleness: 0`. Only recall
+tasks (`deploy.tasks`) can be trained this way, because their evaluation is exact and their completions are
+short.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ KS = (1, 4, 16, 64, 256)
 
 @dataclass(slots=True)
 class Parts:
-    """What a cell works with."""
+    """The objects of a cell."""
 
     config: Config
     prompts: list[Prompt]
@@ -61,11 +62,11 @@ class Parts:
 
 
 def run_cell(config: Config, every: int) -> Path:
-    """Train the cell in its run folder, evaluating each `every` steps; returns the file of its curves,
+    """Train the cell in its run folder and evaluate every `every` steps. Returns the file of its curves,
     written last.
 
-    For a process that does nothing else afterwards but other cells. Raises ConfigError for a model that is
-    not a recall task's, and for settings that a loop without servers cannot follow.
+    The process must do nothing afterwards except run other cells. Raises ConfigError for a model that is not
+    a recall task's, and for settings that a loop without servers cannot follow.
     """
     _check(config)
     folder = Path(config.run.folder) / config.run.name
@@ -73,7 +74,7 @@ def run_cell(config: Config, every: int) -> Path:
     parts = _prepare(config)
     curves: dict[str, list[dict[str, float]]] = {name: [] for name in parts.watched}
     steps, began = [], time.monotonic()
-    # asyncio.run for each step would ask what handles SIGINT, which prints the result of the step before.
+    # asyncio.run for each step would look up the SIGINT handler, which prints the result of the step before.
     with (folder / "groups.jsonl").open("w") as records, closing(asyncio.new_event_loop()) as loop:
         for step in range(config.learner.steps + 1):
             if step % every == 0 or step == config.learner.steps:
@@ -99,13 +100,13 @@ def run_cell(config: Config, every: int) -> Path:
 
 
 def run_cell_apart(config: Config, every: int) -> Path:
-    """`run_cell` in a process of its own: a learner leaves its process group and environment behind."""
+    """`run_cell` in a separate process, because a learner leaves its process group and environment behind."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(run_cell, config, every).result()
 
 
 def _check(config: Config) -> None:
-    """Refuse what would silently be something else here."""
+    """Refuse settings that would silently mean something else here."""
     unlike = {
         "allocation.budget": (config.allocation.budget, "rollouts"),
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
@@ -125,9 +126,9 @@ def _prepare(config: Config) -> Parts:
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompts = training_prompts(config, task, tokenizer)
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed asks for it
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
     set_device(config, 0)
-    compile_extensions(lambda _: None)  # under a lock: cells of other processes compile the same
+    compile_extensions(lambda _: None)  # under a lock: cells in other processes compile the same
     if not is_initialized():
         init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     engine = Engine(config, rank=0, world=1)
@@ -148,7 +149,7 @@ def training_prompts(config: Config, task: RecallTask, tokenizer: PreTrainedToke
 
 
 async def _batch(parts: Parts, step: int) -> list[Group]:
-    """The groups of batch `step`, sampled on the present weights; then the prior learns from it."""
+    """The groups of batch `step`, sampled on the current weights; then the prior learns from it."""
     config, rollout = parts.config, parts.config.rollout
     parts.sampler.version = step
     places = batch_rows(
@@ -188,14 +189,14 @@ async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Gro
 
 
 def _success_rates(parts: Parts, groups: list[Group]) -> list[float]:
-    """The probability of success of each group's prompt under the weights that it was sampled on."""
+    """The success probability of each group's prompt under the weights that sampled it."""
     rows = [g.prompt_index for g in groups]
     rates: list[float] = parts.watched[TRAINED](parts.engine.hf, rows).sum(axis=1).tolist()
     return rates
 
 
 def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
-    """One optimizer step on `groups`; returns what is recorded of it."""
+    """One optimizer step on `groups`; returns its record."""
     config = parts.config
     samples = merged(samples_at(config, groups, step), config.learner.objective)
     micro, _ = micro_batches(samples, config.learner.tokens_per_microbatch, packed=False)

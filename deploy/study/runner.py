@@ -1,5 +1,4 @@
-"""Runs the cells of a study as processes of their own, as many at once as asked, and goes on where one
-stopped."""
+"""Runs the cells of a study as separate processes, several at a time, and continues an interrupted study."""
 
 from __future__ import annotations
 
@@ -28,9 +27,8 @@ CLI = __name__.removesuffix("study.runner") + "cli"
 
 
 def study(source: str, out: Path | None, parallel: int | None) -> bool:
-    """`hora study`: run what is missing of the study, then check and report. False when a cell failed or the
-    budgets of two cells were not the same. An interrupt stops every cell in progress, in order, and exits
-    with 130."""
+    """`hora study`: run the missing cells, then check and report. Returns False when a cell failed or the
+    budgets of two cells differ. An interrupt stops every running cell in order and exits with 130."""
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
@@ -58,18 +56,18 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
 
 
 def at_once(todo: Sequence[Cell]) -> int:
-    """How many cells this machine's processors hold: each needs those of its engines and of its learner."""
+    """How many cells fit this machine's processors: each needs those of its engines and of its learner."""
     if not todo or shutil.which("nvidia-smi"):
-        return 1  # A run takes the GPUs of its machine; more at once needs machines of their own.
+        return 1  # A run uses all GPUs of its machine, so more cells at once need more machines.
     one = todo[0].config
     needed = one.generator.replicas * one.generator.threads + one.learner.workers * one.learner.threads
     return max(1, (os.cpu_count() or 1) // needed)
 
 
 def is_finished(cell: Cell, out: Path) -> bool:
-    """Whether the cell's run is there and complete. Raises ConfigError where it is another experiment's.
+    """Whether the cell's run is complete. Raises ConfigError when the folder holds another experiment.
 
-    A finished cell may have been moved; one that is to go on must be where it began.
+    A finished cell may have been moved; one that will be resumed must be where it began.
     """
     folder = cell.folder(out)
     if not (folder / "run.json").exists():
@@ -89,7 +87,7 @@ def is_finished(cell: Cell, out: Path) -> bool:
 def run_cells(
     plan: Study, todo: list[Cell], out: Path, parallel: int, console: Console
 ) -> list[tuple[Cell, str]]:
-    """Run `todo`, `parallel` at a time; the cells that failed with their reasons."""
+    """Run `todo`, `parallel` at a time. Returns the failed cells with their reasons."""
     (out / "logs").mkdir(parents=True, exist_ok=True)
     waiting, failed = list(todo), list[tuple[Cell, str]]()
     running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
@@ -124,13 +122,13 @@ def start_cell(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
     if (folder / "config.yaml").exists():
         command.append("--resume")
     with _log(cell, out).open("ab") as log:
-        # A session of its own: Ctrl-C reaches the study, which stops its cells in order.
+        # A separate session: Ctrl-C reaches only the study, which stops its cells in order.
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
 def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Interrupt every cell and wait until it has put itself away; a cell that does not is killed, and said
-    so."""
+    """Interrupt every cell and wait for its orderly end. Raises RunError with the cells that had to be
+    killed."""
     for process in running:
         process.send_signal(signal.SIGINT)
     stuck = []
@@ -147,7 +145,7 @@ def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
-    """Copy the initial policy's evaluation from a cell that drew it already, when it is the same."""
+    """Copy the evaluation of the initial policy from a cell that drew the same one already."""
     name = f"{held_out(cell.config).name}-step0"
     mine = cell.folder(out) / "evaluation"
     for other in every:
@@ -161,7 +159,7 @@ def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
         if same_at_step_0(other.config, cell.config):
             mine.mkdir(parents=True, exist_ok=True)
             for file in sorted(theirs.glob(f"{name}.*"), key=lambda p: p.suffix == ".json"):
-                shutil.copy(file, mine)  # the .json last: it says that the others are there
+                shutil.copy(file, mine)  # the .json last: it marks the others as complete
 
 
 def _steps(cell: Cell, out: Path) -> int:
@@ -170,7 +168,8 @@ def _steps(cell: Cell, out: Path) -> int:
 
 
 def _reason(cell: Cell, out: Path, start: int) -> str:
-    """What the attempt said whose log begins at byte `start`: all attempts of a cell write into one file."""
+    """The reason from the part of the log that begins at byte `start`: all attempts of a cell share one
+    file."""
     lines = _log(cell, out).read_bytes()[start:].decode(errors="replace").strip().splitlines()
     return next(
         (line for line in reversed(lines) if line.startswith("hora:")), lines[-1] if lines else "no output"

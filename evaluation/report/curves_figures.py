@@ -60,7 +60,7 @@ def forest_figure(
         axis.plot(100 * d.value, y, marker="o", color=color, markersize=5)
     axis.axvline(0, color="#808080", linewidth=1)
     axis.set_yticks(range(len(rows)), [f"{name} ({d.seeds})" for name, d, _ in rows], fontsize=8)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set(xlabel="difference of the area, points (seeds in brackets)")
     return figure
 
@@ -70,7 +70,7 @@ def power_figure(deviations: Sequence[float], seeds: Sequence[int] = (5, 10, 20)
     of seeds."""
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axis = figure.subplots()
-    deviation = float(np.median(deviations)) if deviations else 0.01
+    deviation = float(np.median(deviations))
     effects = np.linspace(0, 4 * deviation, 60)
     for i, n in enumerate(seeds):
         axis.plot(

@@ -63,8 +63,9 @@ def report_curves(
         "forest": forest_figure(
             [(_title(c), c.primary) for c in compared], [(_title(c), c.primary) for c in explored]
         ),
-        "power": power_figure([c.deviation for c in compared if c.deviation > 0.0]),
     }
+    if spreads := [c.deviation for c in compared if c.deviation > 0.0]:
+        drawn["power"] = power_figure(spreads)
     for kind, figure in drawn.items():
         save(figure, out, f"{prefix}{kind}")
     path = out / f"{name}.md"

@@ -175,6 +175,11 @@ def test_arithmetic_is_a_data_set_with_a_split_of_its_own():
         assert int(a) + int(b) == int(r.answer)
 
 
+def test_arithmetic_has_no_tests_for_programs():
+    with pytest.raises(DataError, match=r"arithmetic: its rows cannot be used .*: no column 'tests'"):
+        load_dataset(Data(path="arithmetic"), gold_test(Reward(weights={"code_tests": 1.0})))
+
+
 def test_the_digits_of_arithmetic_can_be_chosen():
     rows = load_dataset(Data(path="arithmetic:2-3", limit=200)).rows
     assert {len(r.problem.split("+")[0]) for r in rows} == {2, 3}

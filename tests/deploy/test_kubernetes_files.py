@@ -1,6 +1,6 @@
 """The Kubernetes files against the API server's own schemas (kubernetes-validate brings them), KubeRay's
-against its Go types: the fields used here, any other being an error. Their pod templates are checked as
-Kubernetes' own."""
+against its own, of the oldest and the newest version that they are for; unknown keys are errors. Pod
+templates are checked as Kubernetes' own too."""
 
 import copy
 import json
@@ -19,57 +19,16 @@ from redis.retry import Retry
 
 from common.load import differences, from_args, load
 from deploy.launch.redis_server import executable
+from tests.support import crds
+from tests.support.crds import validate_kuberay
 from tests.support.ports import wait_for_port
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 OLDEST, NEWEST = "1.29.0", "1.37.0"
-STRING, INTEGER = {"type": "string", "minLength": 1}, {"type": "integer", "minimum": 0}
-PARAMETERS = {"type": "object", "additionalProperties": {"type": "string"}}
-TEMPLATE = {"type": "object", "required": ["spec"]}
 
 
 def documents(name: str) -> list[dict]:
     return list(yaml.safe_load_all((DEPLOY / "kubernetes" / f"{name}.yaml").read_text()))
-
-
-def closed(required: list[str], **properties) -> dict:
-    """An object with these properties and no others."""
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-
-
-GROUP = {"rayStartParams": PARAMETERS, "template": TEMPLATE}
-WORKERS = closed(
-    ["groupName", "minReplicas", "maxReplicas", *GROUP],
-    groupName=STRING,
-    replicas=INTEGER,
-    minReplicas=INTEGER,
-    maxReplicas=INTEGER,
-    **GROUP,
-)
-CLUSTER = closed(
-    ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
-    rayVersion=STRING,
-    authOptions=closed(["mode"], mode={"enum": ["disabled", "token"]}),
-    headGroupSpec=closed(list(GROUP), **GROUP),
-    workerGroupSpecs={"type": "array", "items": WORKERS, "minItems": 1},
-)
-KUBERAY = {
-    "RayService": closed(
-        ["serveConfigV2", "rayClusterConfig"],
-        serveConfigV2=STRING,
-        upgradeStrategy=closed(["type"], type={"enum": ["None", "NewCluster"]}),
-        rayClusterConfig=CLUSTER,
-    ),
-    "RayJob": closed(
-        ["entrypoint", "clusterSelector"],
-        entrypoint=STRING,
-        clusterSelector=PARAMETERS,
-        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]},
-        backoffLimit=INTEGER,
-        shutdownAfterJobFinishes={"type": "boolean"},
-        submitterPodTemplate=TEMPLATE,
-    ),
-}
 
 
 def validate(document: dict, version: str) -> None:
@@ -78,10 +37,9 @@ def validate(document: dict, version: str) -> None:
     if document["apiVersion"] != "ray.io/v1":
         kubernetes_validate.validate(document, version, strict=True)
         return
-    meta = closed(["name"], name={**STRING, "pattern": "^[a-z0-9-]+$"}, labels=PARAMETERS)
-    kind = document["kind"]
-    whole = {"apiVersion": STRING, "kind": STRING, "metadata": meta, "spec": KUBERAY[kind]}
-    jsonschema.validate(document, closed(list(whole), **whole))
+    validate_kuberay(document, crds.OLDEST if version == OLDEST else crds.NEWEST)
+    named = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": document["metadata"]}
+    kubernetes_validate.validate(named, version, strict=True)  # the names of metadata are Kubernetes' own
     for pod in pods(document):
         template = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pod"}}
         kubernetes_validate.validate({**template, "template": pod}, version, strict=True)
@@ -136,6 +94,9 @@ def test_a_misspelt_key_anywhere_would_be_seen(version):
         *(broken(document) for name in OBJECTS for document in documents(name)),
         broken(documents("redis")[1], "spec", *pod),
         broken(documents("runs")[0], "spec"),
+        broken(service, "spec", "rayClusterConfig"),
+        broken(service, "spec", "rayClusterConfig", "authOptions"),
+        broken(service, "spec", "upgradeStrategy"),
         broken(service, "spec", "rayClusterConfig", "headGroupSpec"),
         broken(service, "spec", "rayClusterConfig", "headGroupSpec", *pod, "resources"),
         broken(service, "spec", "rayClusterConfig", "workerGroupSpecs", 0, *pod, "volumeMounts", 0),
@@ -148,6 +109,15 @@ def test_a_misspelt_key_anywhere_would_be_seen(version):
             (jsonschema.ValidationError, kubernetes_validate.ValidationError), match="misspelt"
         ):
             validate(case, version)
+
+
+def test_what_kuberay_does_not_know_is_refused_by_value_too():
+    service, (job,) = copy.deepcopy(documents("actors")[0]), documents("learner")
+    service["spec"]["rayClusterConfig"]["authOptions"]["mode"] = "password"
+    job["spec"]["backoffLimit"] = "none"
+    for case, word in ((service, "password"), (job, "none")):
+        with pytest.raises(jsonschema.ValidationError, match=word):
+            validate_kuberay(case, crds.NEWEST)
 
 
 def test_a_worker_has_the_proxy_that_kuberay_asks_whether_it_is_ready():

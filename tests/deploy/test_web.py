@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import re
 import threading
 import time
 
@@ -251,10 +252,14 @@ def test_the_views_come_back_when_redis_does(tmp_path, serve):
 
 def test_the_page_is_self_contained_and_under_a_megabyte(redis_url, serve):
     SyntheticRun(redis_url, config_of("page"))
-    answer = serve(redis_url, "page").get("/")
+    client = serve(redis_url, "page")
+    answer = client.get("/")
     assert len(answer.content) < 1_000_000
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     text = answer.text.replace("http://www.w3.org/2000/svg", "")
     assert "http://" not in text
     assert "https://" not in text
-    assert "src=" not in text
+    loaded = re.findall(r'(?:src|href)="([^"]+\.(?:js|css))"', text)
+    assert loaded == ["uplot-1.6.32.min.css", "uplot-1.6.32.min.js"], "from its own server"
+    assert all(client.get(f"/{name}").status_code == 200 for name in loaded)
+    assert "uPlot=function" in client.get("/uplot-1.6.32.min.js").text

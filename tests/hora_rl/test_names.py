@@ -13,6 +13,10 @@ from common.load import ROOT
 from deploy.__main__ import OURS
 from hora_rl import build, names
 
+CODE = re.compile(
+    rf"^(from ({'|'.join(OURS)})[\w.]* import |import ({'|'.join(OURS)})[\w.]*(;|$))", re.MULTILINE
+)
+"""A docstring that shows an import has paragraphs; code in a string has not."""
 MODULE = re.compile(rf"({'|'.join(OURS)})(\.\w+)+")
 
 
@@ -61,7 +65,7 @@ def test_an_import_that_would_bind_another_name_is_refused() -> None:
 
 def test_every_file_of_ours_is_renamed_and_none_names_a_module_in_a_string() -> None:
     """A name in a string stays as it is in a wheel, and would find the user's module there."""
-    for name in OURS:
+    for name in (*OURS, "hora_rl"):
         for file in (ROOT / name).rglob("*.py"):
             source = file.read_text()
             renamed = ast.parse(build.renamed(source, str(file)))
@@ -73,7 +77,10 @@ def test_every_file_of_ours_is_renamed_and_none_names_a_module_in_a_string() -> 
 
 
 def _names_a_module(text: str) -> bool:
-    """Whether `text` is one of our files' dotted name, with a name in it or without."""
+    """Whether `text` is one of our files' dotted name, with a name in it or without, or code that imports
+    one."""
+    if CODE.search(text) and "\n\n" not in text:
+        return True
     dotted = text.partition(":")[0]
     top, _, key = dotted.partition(".")
     section = Config.model_fields.get(top)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -58,6 +59,18 @@ def uninterrupted(folder: Path, *more: str) -> dict[str, torch.Tensor]:
     return trained(config, groups(config), folder)
 
 
+def whole_table(config: Config) -> pa.Table:
+    """The run's rollouts, of which each one of each group is there once."""
+    table = read_rollouts(Path(config.run.folder) / "r")
+    names = ("prompt", "number", "length", "success")
+    assert sorted(zip(*(table[n].to_pylist() for n in names), strict=True)) == sorted(
+        (g.prompt_index, i, len(r.tokens), r.success)
+        for g in groups(config)
+        for i, r in enumerate(g.rollouts)
+    )
+    return table
+
+
 ENTROPY = tuple(
     f"learner.objective.{option}"
     for option in ("entropy_target=3.0", "entropy_coef=0.01", "top_entropy_quantile=0.5", "aggregate=token")
@@ -91,15 +104,7 @@ def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bi
     )
     steps = [json.loads(line)["step"] for line in (folder / "r" / "steps.jsonl").read_text().splitlines()]
     assert steps == list(range(STEPS))
-    table = read_rollouts(folder / "r")
-    rows = sorted(
-        zip(*(table[n].to_pylist() for n in ("prompt", "number", "length", "success")), strict=True)
-    )
-    assert rows == sorted(
-        (g.prompt_index, i, len(r.tokens), r.success)
-        for g in groups(config)
-        for i, r in enumerate(g.rollouts)
-    ), "each rollout of each trained group once"
+    table = whole_table(config)
     trained_in = {(line["step"], line["group_id"]) for line in lines}
     assert {*zip(table["step"].to_pylist(), table["group"].to_pylist(), strict=True)} == trained_in
 
@@ -125,6 +130,7 @@ def test_ranks_and_zero_stages_train_the_same_model(tmp_path: Path, ranks: int, 
     assert sorted(g["prompt_index"] for g in lines) == list(range(STEPS * GAMMA)), (
         "each by the rank that has it"
     )
+    whole_table(configuration(tmp_path / "other"))
     export_checkpoint(
         tmp_path / "other" / "r", configuration(tmp_path / "other"), None, tmp_path / "exported"
     )

@@ -156,3 +156,18 @@ def test_a_file_that_cannot_be_written_ends_the_run_at_the_next_step(tmp_path: P
     files.write(0, groups_of(config, tokenizer, 0))
     with pytest.raises(FileNotFoundError):
         files.write(1, groups_of(config, tokenizer, 1))
+
+
+def test_a_reward_that_gives_further_numbers_has_a_column_for_each(tmp_path: Path, tokenizer) -> None:
+    config = configuration(tmp_path)
+    files = RolloutFiles(config, tokenizer, tmp_path)
+    files.write(0, groups_of(config, tokenizer, 0, 1))
+    (whole,) = groups_of(config, tokenizer, 1, 1)
+    more = [replace(r, rewards={**r.rewards, "mine/depth": 2.5}) for r in whole.rollouts]
+    files.write(1, [replace(whole, rollouts=tuple(more))])
+    files.close()
+    table = read_rollouts(tmp_path, columns=["step", "reward/mine/depth"], order="oldest")
+    assert table["reward/mine/depth"].to_pylist() == [None] * 3 + [2.5] * 3
+    chosen = read_rollouts(tmp_path, columns=["step", "reward/mine/depth"], order="oldest", limit=2)
+    assert chosen.column_names == ["step"], "no file that was read has it"
+    assert read_rollouts(tmp_path, order="longest", limit=6)["reward/mine/depth"].null_count == 3

@@ -45,12 +45,13 @@ WORKERS = {"verifier worker": ("verifier", "spawn_main")}
 
 
 class LiveRun:
-    """One `hora run` of `steps` steps in `folder`, and the processes that belong to it."""
+    """One `hora run` of `steps` steps of `preset` in `folder`, and the processes that belong to it."""
 
-    def __init__(self, folder: Path, steps: int, **settings: object) -> None:
+    def __init__(self, folder: Path, steps: int, preset: str = "tiny", **settings: object) -> None:
         self.steps, self.run = steps, folder / "live"
-        every = {**SMALL, **settings, "learner.steps": steps, "run.folder": folder, "run.name": "live"}
-        self._command = [HORA, "run", "tiny", *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
+        own = SMALL if preset == "tiny" else {"telemetry.http_port": 0}
+        every = {**own, **settings, "learner.steps": steps, "run.folder": folder, "run.name": "live"}
+        self._command = [HORA, "run", preset, *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
         self._log = folder / "live.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.family: set[psutil.Process] = set()

@@ -12,21 +12,20 @@ from deploy.runs.audit_run import audit_run
 from evaluation.pass_at_k import pass_at_k
 from evaluation.run_folders import load_run
 
-STEPS = 14
+STEPS = 16
 SETTINGS = {
     "run.name": "code",
     "rollout.prompts_per_batch": 24,
     "rollout.group_size": 12,
     "learner.steps": STEPS,
-    "learner.checkpoint_every": 7,
-    "learner.optimizer.learning_rate": 5.0e-4,
+    "learner.checkpoint_every": 8,
     "evaluation.prompts": 60,
     "evaluation.samples": 8,
     "evaluation.k": "[1, 8]",
     "telemetry.http_port": 0,
 }
 
-pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -60,4 +59,4 @@ def test_the_success_of_held_out_programs_rises(run: Path) -> None:
     assert (before.step, after.step) == (0, STEPS)
     old, new = (pass_at_k(r.correct, r.samples, 1).mean() for r in (before, after))
     assert 0.2 < old < 0.8
-    assert new > old + 0.03
+    assert new > old + 0.05

@@ -26,7 +26,7 @@ def error_after(redis: RedisServer, begun: bool) -> bytes | None:
             client.hset(keys.plans, "0:0", "a plan")
         options = {"ray_actor_options": {"num_cpus": 0}}
         application = serve.deployment(Coordinator, name="coordinator", **options).bind(
-            config.model_dump(mode="json"), redis.url, None, None
+            config.model_dump(mode="json"), redis.url, {}, None
         )
         with pytest.raises(RuntimeError):
             serve.run(application, name="hora", route_prefix=None)

@@ -17,11 +17,16 @@ def hora(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_a_task_of_one_s_own_is_written_checked_and_trained(tmp_path: Path) -> None:
-    assert len(hora(tmp_path, "init", "first.yaml", "--task", "mine").split()) == 3
+@pytest.mark.parametrize(
+    ("task", "files", "reward"), [("mine", 3, "first_reward:score"), ("code", 2, "code_tests")]
+)
+def test_a_task_of_one_s_own_is_written_checked_and_trained(
+    task: str, files: int, reward: str, tmp_path: Path
+) -> None:
+    assert len(hora(tmp_path, "init", "first.yaml", "--task", task).split()) == files
     free = ["-s", "telemetry.http_port=0"]
     assert "valid. 64 prompts" in hora(tmp_path, "check", "first.yaml", *free)
     hora(tmp_path, "run", "first.yaml", "-s", "learner.steps=2", *free)
     lines = (tmp_path / "runs" / "first" / "steps.jsonl").read_text().splitlines()
     assert len(lines) == 2
-    assert "reward/first_reward:score" in json.loads(lines[0])
+    assert f"reward/{reward}" in json.loads(lines[0])

@@ -110,6 +110,19 @@ def test_a_serve_file_names_the_application_either_way(run_in: Run, tmp_path: Pa
     assert (done := run_in(project, "python", "-c", ours)).returncode == 0, done.stderr
 
 
+def test_the_sandbox_of_programs_starts_with_ours(run_in: Run, project: Path) -> None:
+    code = """
+from hora_rl.actors.verifier.code.runner import Runner
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.common.code import RowTests
+runner = Runner(Limits())
+assert runner.judge("def twice(x): return 2 * x", RowTests(asserts="assert twice(2) == 4")).right
+assert not runner.judge("def twice(x): return x", RowTests(asserts="assert twice(2) == 4")).right
+runner.close()
+"""
+    assert (done := run_in(project, "python", "-c", code)).returncode == 0, done.stderr
+
+
 def test_a_project_with_our_names_checks_and_trains(run_in: Run, project: Path) -> None:
     assert (done := run_in(project, "hora", "check", "theirs.yaml")).returncode == 0, done.stderr
     done = run_in(project, "hora", "run", "theirs.yaml")

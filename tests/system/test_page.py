@@ -31,6 +31,13 @@ serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))
 """
 
 
+# Pixels of a chart's canvas that have a colour: neither transparent nor grey, as axes and grid are.
+DRAWN = """(c => {{ const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0;
+for (let i = 0; i < d.length; i += 4) {{ const rgb = [d[i], d[i + 1], d[i + 2]];
+  n += d[i + 3] > 99 && Math.max(...rgb) - Math.min(...rgb) > 60; }}
+return n; }})({}.querySelector('canvas'))"""
+
+
 class Server:
     """The page's server in a process of its own, so that it can be killed."""
 
@@ -71,7 +78,7 @@ def stage(redis_url, request):
 
     def page(**how) -> Browser:
         browsers.append(Browser(server.url, **how))
-        until(lambda: browsers[-1].js("document.querySelectorAll('#charts svg').length") >= 7, 20)
+        until(lambda: browsers[-1].js("document.querySelectorAll('#charts canvas').length") >= 7, 20)
         return browsers[-1]
 
     yield run, server, page
@@ -146,8 +153,9 @@ def test_an_evaluation_is_on_the_page_with_the_next_reading_and_the_first_is_a_p
     chart = """document.querySelector('[data-chart="Pass@K on held-out problems"]')"""
     until(lambda: "no values yet" in browser.js(f"{chart}.textContent"), 10)
     record_evaluation(run.redis, run.config.run.name, 30, {"pass@1": 0.25, "pass@64": 0.5})
-    until(lambda: browser.js(f"{chart}.querySelectorAll('circle').length") == 2, 2.5)
+    until(lambda: browser.js(f"{chart}.querySelectorAll('canvas').length") == 1, 2.5)
     assert "Pass@1" in browser.js(f"{chart}.textContent")
+    assert browser.js(DRAWN.format(chart)) > 20, "two points are seen"
     assert browser.errors == []
 
 

@@ -111,7 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 @pytest.fixture
 def browser(run: Run) -> Iterator[Browser]:
     tab = Browser(run.url)
-    until(lambda: tab.js("document.querySelectorAll('#charts svg').length") >= 6, 30)
+    until(lambda: tab.js("document.querySelectorAll('#charts canvas').length") >= 6, 30)
     yield tab
     assert tab.errors == []
     tab.close()

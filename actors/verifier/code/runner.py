@@ -15,9 +15,8 @@ from actors.verifier.sandbox.limits import Limits, Outcome
 from actors.verifier.sandbox.sandbox import Sandbox
 from common.code import RowTests, same_output
 
-PRELOAD = ("actors.verifier.code.judge", "actors.verifier.code.program")
-JUDGE = "from actors.verifier.code.judge import main; main()"
-PROGRAM = "from actors.verifier.code.program import main; main()"
+PRELOAD = (f"{__package__}.judge", f"{__package__}.program")
+JUDGE, PROGRAM = (f"from {module} import main; main()" for module in PRELOAD)
 TRIES = 2
 """A program that is over its time by the clock runs once more: the machine may have been busy."""
 

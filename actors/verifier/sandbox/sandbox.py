@@ -18,14 +18,16 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from actors.verifier.sandbox.limits import Kind, Limits, Outcome
-from actors.verifier.sandbox.zygote import LAUNCH, STOP
+from actors.verifier.sandbox.zygote import LAUNCH, STOP, serve
 from common.errors import RunError
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[__name__.count(".")]
+"""Where our modules are imported from, under the names that they have here."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
 """All that a program's environment holds. Each arena of the C library's is 64 MiB of address space."""
 SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -55,20 +57,28 @@ class Sandbox:
     """
 
     def __init__(self, preload: Sequence[str] = (), without: Collection[str] = ()) -> None:
+        self.layers: Mapping[str, str] = {}
+        *others, last = interpreters()
+        for python in others:
+            with suppress(SandboxError):  # too old, or another reason of its own: the next one may do
+                self._open(python, preload, without)
+                return
+        self._open(last, preload, without)
+
+    def _open(self, python: str, preload: Sequence[str], without: Collection[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            words = [str(ROOT), str(theirs.fileno()), " ".join(preload), " ".join(without)]
+            words = [str(ROOT), serve.__module__, str(theirs.fileno()), " ".join(preload), " ".join(without)]
             self._process = subprocess.Popen(
-                [interpreter(), "-I", "-S", "-B", "-c", LAUNCH, *words],
+                [python, "-I", "-S", "-B", "-c", LAUNCH, *words],
                 pass_fds=[theirs.fileno()],
                 env=ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-        self.layers: Mapping[str, str] = {}
         try:
-            self.layers = self._hello()["layers"]
+            self.layers = self._hello(python)["layers"]
             if why := unsafe(self.layers):
                 raise SandboxError(why)
         except BaseException:
@@ -135,14 +145,14 @@ class Sandbox:
             return "output"
         return "ok" if answer["status"] == 0 else "error"
 
-    def _hello(self) -> dict:
+    def _hello(self, python: str) -> dict:
         try:
             return self._receive(START_S)
         except SandboxLost as error:
             self._process.kill()
             said = self._process.communicate()[1].decode(errors="replace").strip().splitlines()
             why = said[-1] if said else str(error)
-            raise SandboxError(f"no sandbox can be made with {interpreter()}: {why}") from None
+            raise SandboxError(f"no sandbox can be made with {python}: {why}") from None
 
     def _receive(self, limit_s: float) -> dict:
         self._socket.settimeout(limit_s)
@@ -177,13 +187,14 @@ def unsafe(layers: Mapping[str, str]) -> str:
     return ""
 
 
-def interpreter() -> str:
-    """This Python, without its virtual environment; for root the system's where only root can reach this one,
-    for programs get a user of their own."""
+def interpreters() -> list[str]:
+    """What programs may run on, the best first: this Python without its virtual environment; for root, before
+    it, those that every user can reach, for programs get a user of their own."""
     ours = os.path.realpath(sys.executable)
     if os.geteuid() != 0:
-        return ours
-    return next((path for path in (ours, *SYSTEM) if _for_everyone(Path(path))), ours)
+        return [ours]
+    reached = [path for path in (ours, *SYSTEM) if _for_everyone(Path(path))]
+    return [*dict.fromkeys([*reached, ours])]
 
 
 def _for_everyone(path: Path) -> bool:

@@ -30,10 +30,9 @@ from typing import NoReturn
 from actors.verifier.sandbox import landlock, layers, seccomp
 
 LAUNCH = """\
-import sys
+import importlib, sys
 sys.path.insert(0, sys.argv[1])
-from actors.verifier.sandbox.zygote import serve
-serve(int(sys.argv[2]), sys.argv[3].split(), sys.argv[4].split())
+importlib.import_module(sys.argv[2]).serve(int(sys.argv[3]), sys.argv[4].split(), sys.argv[5].split())
 """
 
 STOP = b"stop"
@@ -44,8 +43,10 @@ SET_UP_FAILED = 97
 THREAD_STACK = 8 << 20
 """Not the C library's guess, which is the host's limit of stacks: a few such could be all of a program's
 memory."""
-PRELOADED = ("bisect", "collections", "datetime", "decimal", "fractions", "functools", "heapq", "itertools")
-PRELOADED_TOO = ("math", "operator", "random", "re", "string", "typing", "dataclasses", "threading")
+PRELOADED = (
+    *("bisect", "collections", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq"),
+    *("itertools", "math", "operator", "random", "re", "string", "threading", "typing"),
+)
 """Imported once, for what programs import most."""
 
 
@@ -56,7 +57,7 @@ def serve(descriptor: int, preload: list[str], refused: list[str]) -> NoReturn:
     user = None if held["uid"] else layers.own_user()  # first: inside, every zygote is process 1
     if not held["namespaces"]:
         _enter_namespaces(sock)
-    for name in (*PRELOADED, *PRELOADED_TOO, *preload):
+    for name in (*PRELOADED, *preload):
         importlib.import_module(name)
     sys.path.pop(0)
     threading.stack_size(THREAD_STACK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from common.config import Config
 from common.config.reward import CodeTests, Reward
 from common.types import Completion, Prompt, VersionSpan
 from common.user_rewards import Answer
+from tests.support.attacks import ATTACKS, PRELUDE
 
 PLUS_ONE = [{"input": "1\n", "output": "2\n"}, {"input": "41\n", "output": "42\n"}]
 RIGHT = "print(int(input()) + 1)"
@@ -53,6 +55,23 @@ def test_a_program_is_right_where_it_passes_every_test() -> None:
     crash, chatty = "int('x')", RIGHT + "\nprint('done')"
     given = [answer(p) for p in (RIGHT, WRONG, crash, chatty, None, "x" * 100_001, "\udc80")]
     assert scores(*given) == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["pairs", "assertions"])
+def test_every_hostile_program_is_a_wrong_answer(kind: str) -> None:
+    """What each of them cannot do is tested in `tests/actors/sandbox/test_attacks.py`."""
+    tests, right = (PLUS_ONE, RIGHT) if kind == "pairs" else (["assert f(1) == 2"], "def f(x): return x + 1")
+
+    async def run() -> None:
+        words = {"VICTIM": str(os.getpid()), "PORT": "9", "FOLDER": "/tmp"}
+        async with running() as pool:
+            for name, source in ATTACKS.items():
+                for word, value in words.items():
+                    source = source.replace(word, value)
+                assert await pool.score(answer(PRELUDE + source, tests)) == 0.0, name
+            assert await pool.score(answer(right, tests)) == 1.0
+
+    asyncio.run(run())
 
 
 def test_assertions_and_entry_points_are_read_from_the_row() -> None:

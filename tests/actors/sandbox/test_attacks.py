@@ -24,6 +24,7 @@ LAYERS_LEFT_OUT = [
     pytest.param(("namespaces", "landlock"), id="own user", marks=pytest.mark.system),
 ]
 SECRET = "the run's password"
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module", params=LAYERS_LEFT_OUT)
@@ -97,6 +98,40 @@ def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
         assert sandbox.run("print(1)").out == b"1\n"
     finally:
         sandbox.close()
+
+
+PLAIN = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from actors.verifier.sandbox.sandbox import Sandbox
+from tests.support.attacks import ATTACKS, PRELUDE
+box = Sandbox(without=sys.argv[4:])
+for name, source in ATTACKS.items():
+    for word, value in (("VICTIM", str(os.getppid())), ("PORT", sys.argv[3]), ("FOLDER", sys.argv[2])):
+        source = source.replace(word, value)
+    outcome = box.run(PRELUDE + source)
+    bounded = name == "thread bomb" and "namespaces" in sys.argv  # by the threads of the machine, not by 32
+    if b"HARM" in outcome.out and not bounded:
+        print(name, outcome.out[:200])
+print(box.run("print(1)").out)
+box.close()
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
+def test_a_hostile_program_of_a_plain_user_s_run_harms_nothing(
+    without: tuple[str, ...], folder: Path, port: int
+) -> None:
+    """As in a container that gives neither root nor namespaces."""
+    for path in folder.iterdir():
+        os.chown(path, 65534, 65534)
+    command = ["/usr/bin/python3", "-I", "-c", PLAIN, str(ROOT), str(folder), str(port), *without]
+    before = state(folder)
+    done = subprocess.run(command, user=65534, capture_output=True, text=True, timeout=120, cwd="/")
+    assert done.stdout == "b'1\\n'\n", done.stdout + done.stderr
+    assert state(folder) == before
 
 
 def state(folder: Path) -> dict[str, tuple[object, ...]]:

@@ -149,10 +149,15 @@ def test_which_layers_suffice() -> None:
 
 
 def test_an_interpreter_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.verifier.sandbox.sandbox.interpreter", lambda: "/bin/false")
+    found = ["/bin/true", "/bin/false"]
+    monkeypatch.setattr("actors.verifier.sandbox.sandbox.interpreters", lambda: found)
     with pytest.raises(SandboxError, match="no sandbox can be made with /bin/false") as error:
         Sandbox()
     assert "\n" not in str(error.value)
+    found.append(sys.executable)
+    sandbox = Sandbox()
+    assert sandbox.run("print(1)").out == b"1\n", "the next one does"
+    sandbox.close()
 
 
 def test_a_zygote_that_dies_is_no_wrong_answer() -> None:
@@ -191,17 +196,18 @@ def test_no_process_is_left_when_the_caller_is_killed() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_privileges_has_a_sandbox_too() -> None:
+@pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
+def test_a_user_without_privileges_has_a_sandbox_too(without: tuple[str, ...]) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "from actors.verifier.sandbox.sandbox import Sandbox\n"
-        "box = Sandbox(); print(*(not box.layers[n] for n in ('seccomp', 'landlock', 'uid')))\n"
-        "import threading\n"
+        "box = Sandbox(without=sys.argv[1:])\n"
+        "print(*(not box.layers[n] for n in ('seccomp', 'landlock', 'uid')))\n"
         "print(box.run('import threading; threading.Thread(target=print, args=(1,)).start()').out)\n"
         "print(box.run('import os; os.fork()').kind, box.run('open(\"/etc/passwd\")').kind); box.close()"
     )
     done = subprocess.run(
-        ["/usr/bin/python3", "-I", "-c", code],
+        ["/usr/bin/python3", "-I", "-c", code, *without],
         user=65534,
         capture_output=True,
         text=True,

@@ -1,0 +1,173 @@
+"""The routes of the endpoint: vLLM's own handlers, with what they lack here."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from jinja2 import TemplateError
+from pydantic import BaseModel, ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMClientError
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from actors.endpoint.guard import problem
+from actors.endpoint.proxy import EngineProxy, Watched
+from actors.endpoint.requests import Kind, Refused, checked
+from common.config import Config
+from common.errors import NoRoom, StaleWeights
+
+log = structlog.get_logger(__name__)
+# What vLLM's handlers raise for a request that they cannot serve, besides returning an ErrorResponse.
+MISFITS = (
+    VLLMClientError,
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    NotImplementedError,
+    TemplateError,
+)
+Answer = AsyncIterator[str] | BaseModel
+Handler = Callable[[dict[str, object]], Awaitable[Answer]]
+
+
+class Handlers:
+    """vLLM's handlers over `proxy`; `stops` are the tokens that end a completion of this run."""
+
+    def __init__(self, config: Config, proxy: EngineProxy, stops: tuple[int, ...]) -> None:
+        self._limits, self._proxy, self._stops = config.serve, proxy, stops
+        name = config.run.name
+        self.models = OpenAIServingModels(proxy, [BaseModelPath(name=name, model_path=name)])
+        renderer = OnlineRenderer(
+            proxy.model_config,
+            proxy.renderer,
+            request_logger=None,
+            chat_template=None,
+            chat_template_content_format="auto",
+        )
+        chat = OpenAIServingChat(
+            proxy,
+            self.models,
+            "assistant",
+            online_renderer=renderer,
+            request_logger=None,
+            chat_template=None,
+            chat_template_content_format="auto",
+        )
+        completion = OpenAIServingCompletion(
+            proxy, self.models, online_renderer=renderer, request_logger=None
+        )
+
+        async def talk(body: dict[str, object]) -> Answer:
+            return await chat.create_chat_completion(ChatCompletionRequest.model_validate(body))
+
+        async def complete(body: dict[str, object]) -> Answer:
+            return await completion.create_completion(CompletionRequest.model_validate(body))
+
+        self._handlers: dict[Kind, Handler] = {"chat": talk, "completion": complete}
+
+    async def answer(self, raw: object, kind: Kind) -> Response:
+        """One request, whatever it is."""
+        name = uuid.uuid4().hex
+        try:
+            asked = checked(raw, kind, self._limits, self._stops, name)
+            watched = self._proxy.watched[name] = Watched(asked.version)
+            answer = await self._handlers[kind](asked.body)
+        except Exception as error:  # no request ends this replica, whatever vLLM's handlers raise
+            self._proxy.watched.pop(name, None)
+            return refusal(error)
+        if isinstance(answer, BaseModel):
+            del self._proxy.watched[name]
+            return _whole(answer, watched)
+        return await self._streamed(answer, name, watched)
+
+    async def _streamed(self, answer: AsyncIterator[str], name: str, watched: Watched) -> Response:
+        """The events, once there is one: a request that no replica took is refused by its status."""
+        first = await anext(answer, "")
+        if watched.failure is not None:
+            del self._proxy.watched[name]
+            return refusal(watched.failure)
+        return StreamingResponse(self._events(first, answer, name), media_type="text/event-stream")
+
+    async def _events(self, first: str, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
+        """vLLM's events, and before the last one which weights sampled what."""
+        watched = self._proxy.watched[name]
+        try:
+            yield first
+            async for event in answer:
+                if event.startswith("data: [DONE]"):
+                    yield f"data: {json.dumps({'id': name, 'choices': [], **_versions(watched)})}\n\n"
+                yield event
+        finally:
+            self._proxy.watched.pop(name, None)
+
+
+def create_app(handlers: Handlers) -> FastAPI:
+    """The application. Everything that it answers is JSON or a stream of events."""
+    app = FastAPI(title="HORA policy", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/models")
+    async def models() -> Response:
+        return JSONResponse((await handlers.models.show_available_models()).model_dump())
+
+    @app.post("/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _served(handlers, request, "chat")
+
+    @app.post("/completions")
+    async def completions(request: Request) -> Response:
+        return await _served(handlers, request, "completion")
+
+    return app
+
+
+async def _served(handlers: Handlers, request: Request, kind: Kind) -> Response:
+    try:
+        raw = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        return refusal(Refused(400, "the body is not JSON"))
+    return await handlers.answer(raw, kind)
+
+
+def refusal(error: Exception) -> Response:
+    """The answer to a request that failed."""
+    if isinstance(error, Refused):
+        return JSONResponse(problem(error.status, str(error), error.field), error.status)
+    if isinstance(error, NoRoom):
+        reason = "the generators have no room for more requests of this endpoint"
+        return JSONResponse(problem(429, reason), 429, {"Retry-After": "1"})
+    if isinstance(error, StaleWeights):
+        return JSONResponse(problem(503, f"no such weights yet: {error}"[:300]), 503, {"Retry-After": "5"})
+    if isinstance(error, ValidationError):
+        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5]]
+        return JSONResponse(problem(400, "; ".join(lines)[:1000]), 400)
+    if isinstance(error, MISFITS):
+        return JSONResponse(problem(400, " ".join(str(error).split())[:500]), 400)
+    log.error("a request failed", reason=f"{type(error).__name__}: {error}"[:500])
+    return JSONResponse(problem(500, "the request could not be served; the endpoint's log says why"), 500)
+
+
+def _whole(answer: BaseModel, watched: Watched) -> Response:
+    if isinstance(answer, ErrorResponse):
+        return JSONResponse(problem(answer.error.code, answer.error.message), answer.error.code)
+    return JSONResponse({**answer.model_dump(mode="json"), **_versions(watched)})
+
+
+def _versions(watched: Watched) -> dict[str, object]:
+    """Our own field: of each completion, in order, which tokens came from which weight version."""
+    spans = [
+        [{"version": s.version, "start": s.start, "end": s.end} for s in watched.spans[place]]
+        for place in sorted(watched.spans)
+    ]
+    return {"weight_versions": spans}

@@ -1,0 +1,78 @@
+"""Serve deployment `endpoint`: the policy under training for whoever has the run's token.
+
+    POST /v1/chat/completions, /v1/completions     as OpenAI's clients send them
+    GET  /v1/models
+
+It holds no engine: requests go to the generator replicas, behind the rollouts of training and within places
+of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis.exceptions
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from actors.endpoint.guard import Guard, Rate
+from common import logs
+from common.access import wanted_digest
+from common.config import Config
+from common.prompts import load_tokenizer
+from common.redis import connect_async
+from common.state import read_state_async
+from common.stop_tokens import stop_tokens
+
+FRESH_S = 5.0
+
+
+@serve.ingress()
+class Endpoint:
+    """`config` is a dumped `Config`, `generator` the deployment that samples."""
+
+    def __init__(self, config: dict[str, Any], redis_url: str, generator: DeploymentHandle | None) -> None:
+        self._config = Config.model_validate(config)
+        logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="endpoint")
+        self._redis_url = redis_url
+        self._generator = generator or serve.get_deployment_handle("generator", "hora")
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        from actors.endpoint.app import Handlers, create_app  # vLLM: ten seconds that only this replica needs
+        from actors.endpoint.proxy import EngineProxy
+
+        config, limits = self._config, self._config.serve
+        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+        proxy = EngineProxy(config, self._generator)
+        app = create_app(Handlers(config, proxy, stop_tokens(config, tokenizer)))
+        key = Key(self._redis_url, config.run.name)
+        app.add_middleware(
+            Guard,
+            digest=key.digest,
+            rate=Rate(limits.requests_per_minute),
+            max_bytes=limits.max_body_kib * 1024,
+        )
+        return app
+
+
+class Key:
+    """The digest of the run's token, read from its state at most every `FRESH_S`."""
+
+    def __init__(self, redis_url: str, run: str) -> None:
+        self._redis_url, self._run = redis_url, run
+        self._redis: Any = None
+        self._stored: str | None = None
+        self._read_at = -FRESH_S
+
+    async def digest(self) -> str:
+        """Empty, and so nobody may pass, while it was never read."""
+        if time.monotonic() - self._read_at > FRESH_S:
+            self._redis = self._redis or connect_async(self._redis_url)
+            try:
+                self._stored = (await read_state_async(self._redis, self._run)).token_sha256
+                self._read_at = time.monotonic()
+            except (redis.exceptions.RedisError, OSError):
+                pass  # the one that was read last still holds
+        return wanted_digest(self._stored)

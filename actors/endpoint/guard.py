@@ -1,0 +1,103 @@
+"""In front of the endpoint, as ASGI: the key, the rate and the size of a request, before it is read."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.access import carries
+
+Digest = Callable[[], Awaitable[str]]
+"""SHA-256 of the token that opens; empty: nobody may pass."""
+
+
+class Rate:
+    """At most `per_minute` in a minute: a bucket of a tenth of that, filled evenly."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate, self._size = per_minute / 60.0, max(1.0, per_minute / 10.0)
+        self._clock, self._level, self._at = clock, max(1.0, per_minute / 10.0), clock()
+
+    def wait_s(self) -> float:
+        """0.0 for a request that may pass, which is counted; else the seconds until one may."""
+        now = self._clock()
+        self._level = min(self._size, self._level + (now - self._at) * self._rate)
+        self._at = now
+        if self._level >= 1.0:
+            self._level -= 1.0
+            return 0.0
+        return (1.0 - self._level) / self._rate
+
+
+class Guard:
+    """Answers 401, 429 and 413 itself. A body is read whole, up to its limit, before it is passed on."""
+
+    def __init__(self, app: ASGIApp, digest: Digest, rate: Rate, max_bytes: int) -> None:
+        self._app, self._digest, self._rate, self._max_bytes = app, digest, rate, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        authorization = headers.get(b"authorization", b"").decode("latin-1")
+        if not carries(authorization, await self._digest()):
+            challenge = {"www-authenticate": "Bearer"}
+            await _refuse(send, 401, "send the run's token as `Authorization: Bearer ...`", challenge)
+        elif wait_s := self._rate.wait_s():
+            await _refuse(send, 429, "too many requests", {"retry-after": str(int(wait_s) + 1)})
+        elif (body := await self._body(headers, receive)) is None:
+            await _refuse(send, 413, f"the request is larger than {self._max_bytes} bytes")
+        else:
+            await self._app(scope, _again(body, receive), send)
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """The request's body; None where it is too large, whatever its length said."""
+        said = headers.get(b"content-length", b"0")
+        if not said.isdigit() or int(said[:20]) > self._max_bytes:
+            return None
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return bytes(body)
+            body += message.get("body", b"")
+            if len(body) > self._max_bytes:
+                return None
+            if not message.get("more_body"):
+                return bytes(body)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` that gives the body first."""
+    given = False
+
+    async def give() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return give
+
+
+async def _refuse(send: Send, status: int, reason: str, headers: dict[str, str] | None = None) -> None:
+    body = json.dumps(problem(status, reason)).encode()
+    plain = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), value.encode()) for name, value in plain.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})
+
+
+def problem(status: int, reason: str, field: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients read it. What JSON can spell and UTF-8 cannot hold is replaced."""
+    reason = reason.encode(errors="replace").decode()
+    field = field and field.encode(errors="replace").decode()
+    kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return {"error": {"message": reason, "type": kind, "param": field, "code": status}}

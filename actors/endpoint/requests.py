@@ -1,0 +1,185 @@
+"""What a request may ask for. Pure: a JSON object in, the one that vLLM is given out.
+
+Only the fields named here are passed on. A field that is not is refused, not dropped: a client must not
+believe that it had an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from common.config import Serve
+from common.types import BELOW_TRAINING
+
+Kind = Literal["chat", "completion"]
+MOST_LOGPROBS = 5
+MOST_STOPS = 16
+MOST_MESSAGES = 1_024
+MOST_TOOLS = 64
+LONGEST_STOP = 256
+DEEPEST = 16
+
+SAMPLING = {
+    "model",
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "stream",
+    "stream_options",
+    "return_token_ids",
+    "user",
+}
+FIELDS: dict[Kind, set[str]] = {
+    "chat": SAMPLING | {"messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice"},
+    "completion": SAMPLING | {"prompt"},
+}
+VERSION = "min_weight_version"
+"""Our own field: the oldest weight version that may answer."""
+
+
+class Refused(Exception):
+    """A request that is not served, with its HTTP status and, where one field is to blame, its name."""
+
+    def __init__(self, status: int, reason: str, field: str | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.field = status, field
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`body` is what vLLM is given; `version` the oldest weight version that may answer."""
+
+    body: dict[str, object]
+    version: int
+
+
+def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], request_id: str) -> Asked:
+    """A request within the limits. `stops` are the tokens that end a completion of this run. Raises Refused
+    with status 400."""
+    if not isinstance(raw, dict):
+        raise Refused(400, f"the body must be a JSON object, not {type(raw).__name__}")
+    body = {name: value for name, value in raw.items() if name != VERSION and value is not None}
+    for name in body:
+        if name not in FIELDS[kind]:
+            raise Refused(400, f"field {name!r:.60} is not served here", name[:60])
+    _numbers(body, limits)
+    prompts = 1 if kind == "chat" else _prompts(body.get("prompt"))
+    n = cast(int, body.get("n", 1))
+    if n * prompts > limits.max_samples:
+        raise Refused(
+            400, f"n = {n} for {prompts} prompts asks for more than {limits.max_samples} completions", "n"
+        )
+    if kind == "chat":
+        _messages(body)
+    own = {
+        "stop_token_ids": [*stops, *_stops(body)],
+        "priority": BELOW_TRAINING,  # vLLM lets a request choose its own
+        "request_id": request_id,
+    }
+    return Asked(body | own, _whole(raw.get(VERSION) or 0, VERSION, 0, 2**53))
+
+
+def _numbers(body: dict[str, object], limits: Serve) -> None:
+    _whole(body.get("n", 1), "n", 1, limits.max_samples)
+    for name, low, high in (
+        ("max_tokens", 1, 2**31),
+        ("max_completion_tokens", 1, 2**31),
+        ("min_tokens", 0, 2**31),
+        ("top_logprobs", 0, MOST_LOGPROBS),
+        ("top_k", -1, 2**31),
+        ("seed", -(2**63), 2**63 - 1),
+    ):
+        if name in body:
+            _whole(body[name], name, low, high)
+    if not isinstance(body.get("logprobs", False), bool):
+        _whole(body["logprobs"], "logprobs", 0, MOST_LOGPROBS)
+    for name in ("stream", "return_token_ids"):
+        if not isinstance(body.get(name, False), bool):
+            raise Refused(400, f"{name} must be true or false", name)
+
+
+def _prompts(prompt: object) -> int:
+    """How many prompts there are: a text, tokens, or a list of either."""
+    if isinstance(prompt, str):
+        return 1
+    if not isinstance(prompt, list) or not prompt:
+        raise Refused(400, "prompt must be a text, a list of token ids, or a list of either", "prompt")
+    if _tokens(prompt):
+        return 1
+    if _are(str)(prompt) or all(isinstance(p, list) and p and _tokens(p) for p in prompt):
+        return len(prompt)
+    raise Refused(400, "prompt must be a text, a list of token ids, or a list of either", "prompt")
+
+
+def _tokens(values: list[object]) -> bool:
+    return all(type(value) is int and 0 <= value < 2**31 for value in values)
+
+
+def _are(kind: type) -> Callable[[list[object]], bool]:
+    return lambda values: all(type(value) is kind for value in values)
+
+
+def _messages(body: dict[str, object]) -> None:
+    messages, tools = body.get("messages"), body.get("tools", [])
+    if not isinstance(messages, list) or not 1 <= len(messages) <= MOST_MESSAGES:
+        raise Refused(400, f"messages must be 1 to {MOST_MESSAGES} messages", "messages")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise Refused(400, f"messages.{number} must be an object with a role", "messages")
+        _content(message.get("content"), number)
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS or _depth(tools) > DEEPEST:
+        raise Refused(400, f"tools must be at most {MOST_TOOLS} tools, nested {DEEPEST} deep", "tools")
+    if body.get("tool_choice", "none") not in ("none", "auto"):
+        raise Refused(
+            400, "tool_choice must be none or auto: no call is forced or parsed here", "tool_choice"
+        )
+    if tools:
+        # The template shows them, and what the policy writes comes back as it wrote it.
+        body["tool_choice"] = "none"
+
+
+def _content(content: object, number: int) -> None:
+    """Text alone: another kind of content may name an address that the server would read."""
+    parts = content if isinstance(content, list) else []
+    texts = all(
+        isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+        for part in parts
+    )
+    if not texts or not (content is None or isinstance(content, str | list)):
+        raise Refused(400, f"messages.{number}.content must be text", "messages")
+
+
+def _stops(body: dict[str, object]) -> list[int]:
+    stop, ids = body.get("stop", []), body.get("stop_token_ids", [])
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not _are(str)(texts) or len(texts) > MOST_STOPS:
+        raise Refused(400, f"stop must be at most {MOST_STOPS} texts", "stop")
+    if any(not 0 < len(text) <= LONGEST_STOP for text in texts):
+        raise Refused(400, f"a text of stop must have 1 to {LONGEST_STOP} characters", "stop")
+    if not isinstance(ids, list) or not _are(int)(ids) or len(ids) > MOST_STOPS:
+        raise Refused(400, f"stop_token_ids must be at most {MOST_STOPS} token ids", "stop_token_ids")
+    return [_whole(i, "stop_token_ids", 0, 2**31) for i in ids]
+
+
+def _whole(value: object, name: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise Refused(400, f"{name} must be a whole number from {low} to {high}", name)
+    return value
+
+
+def _depth(value: object) -> int:
+    children = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return 1 + max(map(_depth, children), default=0)

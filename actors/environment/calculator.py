@@ -1,0 +1,65 @@
+"""A calculator: the policy may write `<calc>12 * (3 + 4)</calc>` and is told the value, as often as it likes.
+The last turn is its answer, which the run's rewards judge as they judge a completion."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from common.datasets import Row
+
+CALL = re.compile(r"<calc>(.*?)</calc>", re.DOTALL)
+LONGEST = 200
+"""Characters of an expression and of its value."""
+MOST_BITS = 512
+OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+async def calculator(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
+    """One problem; `calls` is how often the calculator was asked."""
+    calls = 0
+    try:
+        said = await policy.generate()
+        while found := CALL.search(said.text):
+            calls += 1
+            said = await policy.generate({"role": "user", "content": evaluate(found.group(1))})
+    except EpisodeOver:
+        pass  # what it said last stands
+    return Episode({"calls": float(calls)})
+
+
+def evaluate(expression: str) -> str:
+    """The exact value of an expression of numbers, + - * / and brackets; or what is wrong with it. As
+    text."""
+    if len(expression) > LONGEST:
+        return f"error: longer than {LONGEST} characters"
+    try:
+        value = _value(ast.parse(expression.strip(), mode="eval").body)
+    except ZeroDivisionError:
+        return "error: division by zero"
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "error: write numbers, + - * / and brackets"
+    return str(value)[:LONGEST]
+
+
+def _value(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        value = OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = -_value(node.operand)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        value = Fraction(str(node.value))
+    else:
+        raise ValueError(ast.dump(node)[:80])
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
+        raise ValueError("too large")
+    return value

@@ -1,0 +1,32 @@
+"""The smallest environment: guess a number. The row's answer is the number; the policy hears after each guess
+whether it is higher or lower.
+
+Its reward `solved` is 1 where a guess was right, and success. `speed` falls from 1 to 0 with the turns.
+"""
+
+from __future__ import annotations
+
+import re
+
+from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from common.datasets import Row
+
+NUMBER = re.compile(r"\d+")
+
+
+async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
+    """One game. `row.answer` is a whole number; the first number in a turn of the policy is its guess."""
+    secret, turns = int(row.answer), policy.turns_left
+    try:
+        said = await policy.generate()
+        while (found := NUMBER.search(said.text)) is None or int(found.group()) != secret:
+            said = await policy.generate({"role": "user", "content": _hint(found, secret, row.problem)})
+    except EpisodeOver:
+        return Episode({"solved": 0.0, "speed": 0.0})
+    return Episode({"solved": 1.0, "speed": (policy.turns_left + 1) / turns})
+
+
+def _hint(found: re.Match[str] | None, secret: int, problem: str) -> str:
+    """What the policy hears, and the problem again."""
+    word = "no number" if found is None else "higher" if int(found.group()) < secret else "lower"
+    return f"\n{word}\n{problem}"

@@ -1,0 +1,87 @@
+"""The policy as an environment meets it: turns of one conversation, within the limits of `environment`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from actors.environment.conversation import Conversation
+from actors.environment.protocol import EpisodeOver, Said
+from actors.environment.template import Message
+from common.config import Config
+from common.errors import EnvironmentFault
+from common.types import Completion, Tokens
+
+Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
+"""(context (T,), most tokens, least weight version) -> one turn."""
+
+
+class Policy:
+    """One episode's `Speaker`. `own_s` are the seconds that the environment has spent outside of it."""
+
+    def __init__(self, conversation: Conversation, sample: Sample, config: Config, min_version: int) -> None:
+        self._conversation, self._sample, self._config = conversation, sample, config
+        self._version = min_version
+        self._prompt = len(conversation.context(()))
+        self._busy = self._closed = False
+        self._own_s, self._since = 0.0, time.monotonic()
+        self.over = False
+        """Whether a limit was reached."""
+        self.lost: Exception | None = None
+        """Why no turn could be sampled: nothing that the environment did."""
+
+    @property
+    def own_s(self) -> float:
+        return self._own_s if self._busy else self._own_s + time.monotonic() - self._since
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self._conversation.messages
+
+    @property
+    def turns_left(self) -> int:
+        return max(0, self._config.environment.max_turns - self._conversation.turns)
+
+    async def reply(self, messages: Sequence[Message]) -> Said:
+        return await self.generate(*self._conversation.rest(messages))
+
+    async def generate(self, *new: Message) -> Said:
+        if self._closed:
+            raise EnvironmentFault("asks for a turn after its end")
+        if self._busy:
+            raise EnvironmentFault("asks for two turns at a time")
+        context = self._conversation.context(new)
+        most = self._room(len(context))
+        self._own_s, self._busy = self.own_s, True
+        try:
+            answer = await self._sample(context, most, self._version)
+        except Exception as error:  # whatever it is, the environment is not to blame; the runner raises it
+            self.lost = error
+            raise
+        finally:
+            self._busy, self._since = False, time.monotonic()
+        if self._closed:
+            raise EnvironmentFault("asks for a turn after its end")
+        self._conversation.take(new, context, answer)
+        # Tokens of older weights after those of newer ones: no other replica may serve that.
+        self._version = max(self._version, answer.spans[-1].version)
+        return Said(answer.text, answer.tokens, answer.finish_reason)
+
+    def close(self) -> None:
+        """No further turn: the episode has ended."""
+        self._closed = True
+
+    def _room(self, length: int) -> int:
+        """Most tokens of a turn after a context of so many. Raises EpisodeOver where there is none."""
+        environment, conversation = self._config.environment, self._conversation
+        left = self._config.rollout.max_response_tokens - conversation.sampled
+        given = length - self._prompt - conversation.sampled
+        fits = self._config.longest - length
+        self.over = self.over or (
+            self.turns_left == 0 or left <= 0 or given > environment.max_given_tokens or fits <= 0
+        )
+        if self.over:
+            raise EpisodeOver(
+                f"after {conversation.turns} turns, {conversation.sampled} sampled tokens and {given} given"
+            )
+        return min(left, fits, environment.max_turn_tokens or left)

@@ -1,0 +1,35 @@
+"""Environments by their name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from actors.environment.calculator import calculator
+from actors.environment.guess import guess
+from actors.environment.protocol import EpisodeFunction
+from actors.environment.python_tool import python_tool
+from common.config.environment import BUILT_IN
+from common.errors import ConfigError
+
+OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
+
+
+def load_environment(name: str) -> EpisodeFunction:
+    """The environment that `environment.path` names. Raises ConfigError saying what is wrong with it."""
+    if name in OWN:
+        return OWN[name]
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"environment.path: cannot load {name!r}: {error}") from error
+    if not inspect.iscoroutinefunction(found):
+        raise ConfigError(f"environment.path: {name!r} is no `async def`")
+    try:
+        inspect.signature(found).bind(None, None, None)
+    except TypeError:
+        raise ConfigError(
+            f"environment.path: {name!r} must take three arguments: row, policy, sandbox"
+        ) from None
+    return found  # type: ignore[no-any-return]

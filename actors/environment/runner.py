@@ -1,0 +1,95 @@
+"""Runs one episode of an environment to its end, and says what was wrong with one that is none.
+
+A limit of turns or tokens ends an episode, and it counts. An environment that raises, hangs, changes the
+history, ends before the policy had a turn or gives no success makes no episode: never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+
+from actors.environment.conversation import Conversation
+from actors.environment.policy import Policy
+from actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
+from common.config import Config
+from common.config.reward import EPISODE
+from common.datasets import Row
+from common.errors import EnvironmentFault
+from common.types import Completion
+
+LOOK_S = 0.5
+GRACE_S = 1.0
+"""What an environment that was cancelled gets to end; then it is left to itself, and its answer is none."""
+
+
+async def run_episode(
+    function: EpisodeFunction,
+    row: Row,
+    conversation: Conversation,
+    policy: Policy,
+    tools: Tools,
+    config: Config,
+) -> Completion:
+    """One episode on `row`. Raises EnvironmentFault for an environment that made none, and what kept the
+    policy from a turn."""
+    try:
+        rewards = await _within_limit(function, row, policy, tools, config.environment.time_limit_s)
+    finally:
+        policy.close()
+    if policy.lost is not None:  # and the environment went on without the turn
+        raise policy.lost
+    wanted = [name.removeprefix(EPISODE) for name in config.reward.names if name.startswith(EPISODE)]
+    earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
+    return conversation.completion(earned, cut=policy.over)
+
+
+async def _within_limit(
+    function: EpisodeFunction, row: Row, policy: Policy, tools: Tools, limit_s: float
+) -> Mapping[str, float] | None:
+    """Rewards of the episode; None where it ended at a limit. Only the environment's own time counts."""
+    task = asyncio.ensure_future(_called(function, row, policy, tools))
+    try:
+        while not task.done():
+            left = limit_s - policy.own_s
+            if left <= 0:
+                raise EnvironmentFault(f"hangs for more than {limit_s:g} s of its own")
+            await asyncio.wait({task}, timeout=min(LOOK_S, left))
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE_S)
+    try:
+        return task.result()
+    except EpisodeOver:
+        return None
+    except Exception as error:  # a user's code: what it raises has its name
+        if policy.lost is not None:
+            raise policy.lost from error
+        if isinstance(error, EnvironmentFault):
+            raise
+        raise EnvironmentFault(
+            f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+
+
+async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Mapping[str, float]:
+    ended = await function(row, policy, tools)
+    if not isinstance(ended, Episode):
+        raise EnvironmentFault(f"returns {type(ended).__name__}, not an Episode")
+    return ended.rewards
+
+
+def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float]:
+    """The rewards in use. Raises EnvironmentFault for one that is missing or no finite number."""
+    for name in wanted:
+        value = rewards.get(name)
+        if value is None:
+            there = ", ".join(sorted(rewards)) or "none"
+            raise EnvironmentFault(
+                f"gives no reward {name!r}, which the configuration uses (it gives: {there})"
+            )
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise EnvironmentFault(f"gives {value!r:.60} as reward {name!r}: it must be a finite number")
+    return {name: float(rewards[name]) for name in wanted}

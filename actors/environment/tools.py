@@ -1,0 +1,75 @@
+"""The sandbox of verifiers, for programs that a policy wrote in an episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from queue import LifoQueue
+
+from actors.verifier.sandbox.limits import Limits, Outcome
+from actors.verifier.sandbox.sandbox import Sandbox, SandboxLost
+
+MOST_CHARS = 2_000
+"""Of what a program printed: the rest is cut, and the policy told so."""
+TRIES = 3
+LIMITS = Limits(seconds=4.0, output=1 << 16)
+ENDED = {
+    "time": "stopped: over its time",
+    "wall": "stopped: over its time",
+    "output": "stopped: it printed too much",
+}
+
+
+class SandboxTools:
+    """`Tools` of one replica: at most `slots` programs at a time, each in a sandbox of its own that is made
+    when it is first needed. Use from one event loop; `close()` ends it."""
+
+    def __init__(self, slots: int) -> None:
+        self._threads = ThreadPoolExecutor(slots, "sandbox")
+        self._idle: LifoQueue[Sandbox] = LifoQueue()
+
+    async def python(self, source: str, stdin: str = "") -> str:
+        loop = asyncio.get_running_loop()
+        return _told(await loop.run_in_executor(self._threads, self._run, source, stdin.encode()))
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            self._idle.get().close()
+
+    def _run(self, source: str, stdin: bytes) -> Outcome:
+        """Raises SandboxLost where the sandbox failed so many times, and SandboxError where none can be
+        made."""
+        for left in reversed(range(TRIES)):
+            try:
+                with self._one() as box:
+                    return box.run(source, stdin, LIMITS)
+            except SandboxLost:
+                if not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _one(self) -> Iterator[Sandbox]:
+        """An idle sandbox, or another; one that is lost does not come back."""
+        box = Sandbox() if self._idle.empty() else self._idle.get()
+        try:
+            yield box
+        except BaseException:
+            box.close()
+            raise
+        self._idle.put(box)
+
+
+def _told(outcome: Outcome) -> str:
+    """What the policy hears of a program."""
+    printed = outcome.out.decode(errors="replace")
+    if len(printed) > MOST_CHARS:
+        printed = f"{printed[:MOST_CHARS]}\n(cut)"
+    if outcome.kind == "ok":
+        return printed.rstrip("\n")
+    lines = outcome.err.decode(errors="replace").strip().splitlines()
+    why = ENDED.get(outcome.kind) or (lines[-1][:300] if lines else f"exit status {outcome.status}")
+    return f"{printed}{why}"

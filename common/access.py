@@ -1,0 +1,26 @@
+"""Who may ask: whoever sends the run's token, of which the run's state holds a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+
+def wanted_digest(stored: str | None) -> str:
+    """SHA-256 (hex) of the token that is asked for: HORA_TOKEN where that is set, else the `stored` one of
+    the run. Empty where there is none, and then nobody may pass."""
+    own = os.environ.get("HORA_TOKEN")
+    return sha256(own) if own else (stored or "")
+
+
+def carries(authorization: str | None, wanted: str) -> bool:
+    """Whether an Authorization header holds the token with the digest `wanted`."""
+    scheme, _, given = (authorization or "").partition(" ")
+    return bool(
+        wanted and given and scheme.lower() == "bearer" and hmac.compare_digest(sha256(given), wanted)
+    )
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -1,0 +1,103 @@
+"""`hora serve`: a run's model as an OpenAI-compatible endpoint on this machine, without training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.load import load
+from deploy.launch.local import stack, with_port
+from deploy.preflight.checks import require
+from deploy.preflight.findings import Target
+from deploy.runs.record import CONFIG
+
+FOLDER = "serving"
+"""Below the run's: what serves it has a Redis and logs of its own, so that the run's stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the endpoint is, its model's name, and the file with its key."""
+
+    url: str
+    model: str
+    key_file: Path
+
+    @property
+    def key(self) -> str:
+        return self.key_file.read_text().strip()
+
+
+def serve_run(run: Path, step: int | None, host: str | None, port: int | None) -> None:
+    """Serve until interrupted; says where, and how to ask."""
+    console = Console()
+    with serving(run, step, console, host, port) as served:
+        console.print(
+            f"{served.url}/v1, model {served.model}; key: the content of {served.key_file}\n"
+            f'  curl {served.url}/v1/models -H "Authorization: Bearer $(cat {served.key_file})"\n'
+            "Ctrl-C ends it.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        try:
+            while True:
+                time.sleep(3600)
+        except (KeyboardInterrupt, SystemExit):
+            console.print("stopping", markup=False)
+
+
+@contextmanager
+def serving(
+    run: Path, step: int | None, console: Console, host: str | None = None, port: int | None = None
+) -> Iterator[Served]:
+    """The model of the run in folder `run` after `step` (the newest by default), served while the block runs.
+    Raises RunError for a folder that holds no run, or no such model."""
+    config = with_port(served_config(run, step, host, port))
+    require(Target(config, "eval"), console)
+    folder = (run / FOLDER).resolve()
+    folder.mkdir(exist_ok=True)
+    with stack(config, folder, console, train=False):
+        url = f"http://{config.telemetry.http_host}:{config.telemetry.http_port}"
+        yield Served(url, config.run.name, folder / "token")
+
+
+def served_config(run: Path, step: int | None, host: str | None, port: int | None) -> Config:
+    """The run's configuration with its trained model and the endpoint on."""
+    file = run / CONFIG
+    if not file.is_file():
+        raise RunError(f"{run}: not a run folder, there is no {CONFIG}; `hora runs` lists runs")
+    config = load(str(file))
+    telemetry = config.telemetry.model_copy(
+        update={"http_port": 0 if port is None else port, "http_host": host or config.telemetry.http_host}
+    )
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": str(_model(run, step).resolve())}),
+            "serve": config.serve.model_copy(update={"endpoint": True}),
+            "telemetry": telemetry,
+        }
+    )
+
+
+def _model(run: Path, step: int | None) -> Path:
+    """The folder of the model after `step`; written from a checkpoint where it is not there yet."""
+    finished = run / "model"
+    if step is None and (finished / "config.json").is_file():
+        return finished
+    from deploy.runs.export_run import export_run
+
+    folder = run / FOLDER / f"step-{'newest' if step is None else step}"
+    if step is not None and (folder / "config.json").is_file():
+        return folder
+    if step is None and folder.exists():
+        raise ConfigError(f"{folder} is there already: remove it, or name a step with --step")
+    export_run(run, step, folder)
+    return folder

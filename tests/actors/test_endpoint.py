@@ -1,0 +1,241 @@
+"""What the endpoint lets through, without a server: fields, sizes, key and rate."""
+
+import asyncio
+import hashlib
+import json
+import random
+from typing import Any
+
+import httpx
+import pytest
+
+from actors.endpoint.guard import Guard, Rate
+from actors.endpoint.requests import FIELDS, Refused, checked
+from actors.generator.places import Places
+from common.config import Serve
+from common.errors import NoRoom
+from common.types import BELOW_TRAINING
+
+LIMITS = Serve()
+CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}
+
+
+def asked(raw: Any, kind: Any = "chat") -> dict[str, Any]:
+    return checked(raw, kind, LIMITS, (1, 7), "id").body
+
+
+def test_what_a_request_may_not_choose_is_ours() -> None:
+    body = asked({**CHAT, "temperature": 0.5, "stop_token_ids": [9], "tools": [{"type": "function"}]})
+    assert body["priority"] == BELOW_TRAINING
+    assert body["stop_token_ids"] == [1, 7, 9]
+    assert (body["request_id"], body["tool_choice"], body["temperature"]) == ("id", "none", 0.5)
+    found = checked({**CHAT, "min_weight_version": 4}, "chat", LIMITS, (), "id")
+    assert found.version == 4
+    assert "min_weight_version" not in found.body
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"priority": -(2**40)}, "field 'priority' is not served here"),
+        ({"request_id": "mine"}, "field 'request_id'"),
+        ({"prompt_logprobs": 1}, "field 'prompt_logprobs'"),
+        ({"echo": True}, "field 'echo'"),
+        ({"use_beam_search": True}, "field 'use_beam_search'"),
+        ({"logit_bias": {"5": 100}}, "field 'logit_bias'"),
+        ({"allowed_token_ids": [5]}, "field 'allowed_token_ids'"),
+        ({"structured_outputs": {"regex": "(a+)+$"}}, "field 'structured_outputs'"),
+        ({"response_format": {"type": "json_object"}}, "field 'response_format'"),
+        ({"chat_template": "{{ 1 }}"}, "field 'chat_template'"),
+        ({"cache_salt": "x"}, "field 'cache_salt'"),
+        ({"n": 9}, "n must be a whole number from 1 to 8"),
+        ({"n": True}, "n must be a whole number"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1"),
+        ({"seed": 2**63}, "seed must be"),
+        ({"logprobs": True, "top_logprobs": 6}, "top_logprobs must be a whole number from 0 to 5"),
+        ({"stop": ["x"] * 17}, "stop must be at most 16 texts"),
+        ({"stop": ["x" * 300]}, "a text of stop must have 1 to 256 characters"),
+        ({"stop_token_ids": ["5"]}, "stop_token_ids must be at most 16 token ids"),
+        ({"stream": 1}, "stream must be true or false"),
+        ({"tool_choice": "required"}, "tool_choice must be none or auto"),
+        ({"messages": []}, "messages must be 1 to 1024 messages"),
+        ({"messages": ["hi"]}, "messages.0 must be an object with a role"),
+        ({"min_weight_version": -1}, "min_weight_version must be"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}],
+                    }
+                ]
+            },
+            "messages.0.content must be text",
+        ),
+    ],
+)
+def test_what_is_not_served_is_refused_and_not_dropped(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason) as refused:
+        asked({**CHAT, **change})
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize("prompt", ["a", [1, 2], ["a", "b"], [[1], [2, 3]]])
+def test_prompts_come_as_texts_and_as_tokens(prompt: Any) -> None:
+    assert asked({"prompt": prompt}, "completion")["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, "", [], {}, 5, [1, "a"], [[]], [[1], "a"], [None], [True], [-1], [2**31]]
+)
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    if prompt == "":
+        assert asked({"prompt": prompt}, "completion")
+        return
+    with pytest.raises(Refused, match="prompt must be a text"):
+        asked({"prompt": prompt}, "completion")
+    with pytest.raises(Refused, match="asks for more than 8 completions"):
+        asked({"prompt": ["a"] * 3, "n": 3}, "completion")
+
+
+def anything(rng: random.Random, depth: int = 0) -> Any:
+    kinds: list[Any] = [
+        lambda: rng.choice(
+            [None, True, False, 0, -1, 2**70, 1e308, float("nan"), "", "user", "\ud800", "x" * 999]
+        ),
+        lambda: rng.randint(-5, 300),
+        lambda: rng.random(),
+    ]
+    if depth < 4:
+        kinds += [
+            lambda: [anything(rng, depth + 1) for _ in range(rng.randrange(4))],
+            lambda: {rng.choice(WORDS): anything(rng, depth + 1) for _ in range(rng.randrange(4))},
+        ]
+    return rng.choice(kinds)()
+
+
+WORDS = sorted(FIELDS["chat"] | FIELDS["completion"] | {"role", "content", "type", "text", "priority"})
+
+
+def outcome(raw: Any, kind: Any) -> Any:
+    try:
+        return checked(raw, kind, LIMITS, (1,), "id").body
+    except Refused as error:
+        return error
+
+
+def test_ten_thousand_odd_requests_are_served_or_refused() -> None:
+    rng, refused = random.Random(0), 0
+    for _ in range(10_000):
+        kind = rng.choice(["chat", "completion"])
+        raw = (
+            {name: anything(rng) for name in rng.sample(WORDS, rng.randrange(6))}
+            if rng.random() < 0.9
+            else anything(rng)
+        )
+        if rng.random() < 0.5 and isinstance(raw, dict):
+            raw |= CHAT if kind == "chat" else {"prompt": "37+58=?"}
+        found = outcome(raw, kind)
+        refused += isinstance(found, Refused)
+        assert found.status == 400 if isinstance(found, Refused) else found["priority"] == BELOW_TRAINING
+    assert 1_000 < refused < 10_000
+
+
+class Inner:
+    """An application that remembers what reached it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.bodies.append((await receive())["body"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+
+def guarded(inner: Inner, token: str = "secret", per_minute: int = 600) -> httpx.AsyncClient:
+    async def digest() -> str:
+        return hashlib.sha256(token.encode()).hexdigest() if token else ""
+
+    app = Guard(inner, digest, Rate(per_minute, lambda: 0.0), 1024)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://endpoint")
+
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+def ask(client: httpx.AsyncClient, **options: Any) -> httpx.Response:
+    async def inside() -> httpx.Response:
+        return await client.post("/completions", **options)
+
+    return asyncio.run(inside())
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "secret"},
+        {"Authorization": "Basic secret"},
+        {"Authorization": "Bearer "},
+        {"Authorization": "Bearer s\xe9cret"},
+    ],
+)
+def test_without_the_key_nothing_is_read(headers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HORA_TOKEN", raising=False)
+    inner = Inner()
+    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    found = ask(guarded(inner), headers=encoded, content=b"x" * 5000)
+    assert (found.status_code, inner.bodies) == (401, [])
+    assert found.json()["error"]["code"] == 401
+
+
+def test_a_run_without_a_token_opens_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HORA_TOKEN", raising=False)
+    assert ask(guarded(Inner(), token=""), headers={"Authorization": "Bearer "}).status_code == 401
+
+
+async def chunks(n: int) -> Any:
+    for _ in range(n):
+        yield b"x" * 256
+
+
+def test_a_request_that_is_too_large_is_cut_off_whatever_its_length_says() -> None:
+    inner = Inner()
+    assert ask(guarded(inner), headers=KEY, content=b"x" * 1025).status_code == 413
+    assert ask(guarded(inner), headers=KEY, content=chunks(5)).status_code == 413
+    assert ask(guarded(inner), headers={**KEY, "content-length": "0x9"}, content=b"").status_code == 413
+    assert inner.bodies == []
+    assert ask(guarded(inner), headers=KEY, content=b"x" * 1024).status_code == 200
+    assert ask(guarded(inner), headers=KEY, content=chunks(4)).status_code == 200
+    assert [len(body) for body in inner.bodies] == [1024, 1024]
+
+
+def test_too_many_requests_are_told_when_to_come_again() -> None:
+    async def inside() -> list[httpx.Response]:
+        client = guarded(Inner(), per_minute=60)
+        return [await client.post("/completions", headers=KEY, content=b"{}") for _ in range(9)]
+
+    found = asyncio.run(inside())
+    assert [r.status_code for r in found] == [200] * 6 + [429] * 3
+    assert found[-1].headers["retry-after"] == "2"
+    assert json.loads(found[-1].text)["error"]["type"] == "rate_limit_error"
+
+
+def test_the_rate_fills_again() -> None:
+    now = [0.0]
+    rate = Rate(60, lambda: now[0])
+    assert sum(rate.wait_s() == 0.0 for _ in range(100)) == 6
+    now[0] = 3.0
+    assert sum(rate.wait_s() == 0.0 for _ in range(100)) == 3
+
+
+def test_the_endpoint_has_places_of_its_own_on_a_replica() -> None:
+    places = Places("g", requests=1, aside=1, served=4)
+    with places.held_to_serve(3):
+        with pytest.raises(NoRoom, match="samples 3 completions of the endpoint"), places.held_to_serve(2):
+            pass
+        assert places.sampling == 0, "none of training's is taken"
+    with places.held_to_serve(4):
+        pass

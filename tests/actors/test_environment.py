@@ -1,0 +1,334 @@
+"""Episodes of environments that behave and of those that do not: each is what its function says, sampled
+again, or refused by name; a lost one is never a wrong answer."""
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.environment.calculator import calculator, evaluate
+from actors.environment.conversation import Conversation
+from actors.environment.guess import guess
+from actors.environment.policy import Policy
+from actors.environment.protocol import Episode, EpisodeOver
+from actors.environment.python_tool import python_tool
+from actors.environment.registry import load_environment
+from actors.environment.runner import run_episode
+from actors.environment.template import Template
+from actors.environment.tools import SandboxTools
+from common.config import Config
+from common.datasets import Row
+from common.errors import ConfigError, EnvironmentFault
+from common.load import load
+from common.prompts import load_tokenizer, make_prompt
+from common.types import Completion, Tokens, VersionSpan
+
+GUESS = load("tiny-guess")
+TOKENIZER = load_tokenizer(GUESS.model.path)
+ROW = Row(0, "n=", "5")
+
+
+def said(text: str, version: int = 0) -> Completion:
+    tokens = np.asarray(TOKENIZER.encode(text, add_special_tokens=False), np.int32)
+    spans = (VersionSpan(version, 0, len(tokens)),)
+    return Completion(text, tokens, np.full(len(tokens), -0.5, np.float32), "length", spans)
+
+
+class Script:
+    """A policy that says these texts, one a turn; it remembers what it was asked."""
+
+    def __init__(self, *texts: str, versions: tuple[int, ...] = ()) -> None:
+        self._answers = [said(t, v) for t, v in zip(texts, versions or [0] * len(texts), strict=True)]
+        self.contexts: list[str] = []
+        self.most: list[int] = []
+        self.least: list[int] = []
+
+    async def __call__(self, context: Tokens, most: int, version: int) -> Completion:
+        self.contexts.append(TOKENIZER.decode(context))
+        self.most.append(most)
+        self.least.append(version)
+        await asyncio.sleep(0)
+        return self._answers[len(self.contexts) - 1]
+
+
+def run(function: Any, script: Any, config: Config = GUESS, row: Row = ROW, tools: Any = None) -> Completion:
+    prompt = make_prompt(TOKENIZER, row.index, row, config.data)
+    opening = [{"role": "user", "content": row.problem}]
+    conversation = Conversation(Template(TOKENIZER, config.data.chat), opening, prompt.tokens)
+    policy = Policy(conversation, script, config, 0)
+    return asyncio.run(run_episode(function, row, conversation, policy, tools, config))
+
+
+def limited(**settings: object) -> Config:
+    return load("tiny-guess", [f"environment.{k}={v}" for k, v in settings.items()])
+
+
+def test_a_game_is_an_episode_of_its_guesses() -> None:
+    script = Script("1", "6", "5")
+    made = run(guess, script)
+    assert made.rewards == {"solved": 1.0}
+    assert script.contexts == ["n=", "n=1\nhigher\nn=", "n=1\nhigher\nn=6\nlower\nn="]
+    assert TOKENIZER.decode(made.tokens) == "165"
+    assert [(t.sampled, TOKENIZER.decode(t.given)) for t in made.turns] == [
+        (1, ""),
+        (1, "\nhigher\nn="),
+        (1, "\nlower\nn="),
+    ]
+
+
+def test_a_right_first_guess_is_one_turn_and_as_compact_as_a_completion() -> None:
+    made = run(guess, Script("5"))
+    assert (made.rewards, made.turns) == ({"solved": 1.0}, ())
+
+
+@pytest.mark.parametrize("texts", [("1", "2", "3"), ("x", "y", "z")])
+def test_a_limit_of_turns_ends_an_episode_and_counts(texts: tuple[str, ...]) -> None:
+    made = run(guess, Script(*texts))
+    assert (made.rewards, made.finish_reason, len(made.tokens)) == ({"solved": 0.0}, "length", 3)
+
+
+async def talker(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    while True:
+        await policy.generate({"role": "user", "content": "more"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "turns"),
+    [({"max_turns": 2}, 2), ({"max_given_tokens": 9}, 3), ({"max_turns": 99}, 5)],
+)
+def test_every_limit_ends_an_episode_that_does_not_end_itself(settings: dict[str, int], turns: int) -> None:
+    config = load(
+        "tiny-guess",
+        [
+            "rollout.max_response_tokens=5",
+            *(
+                f"environment.{k}={v}"
+                for k, v in ({"max_turns": 50, "max_turn_tokens": 3} | settings).items()
+            ),
+        ],
+    )
+    script = Script(*"abcdefgh")
+    made = run(talker, script, config)
+    assert (len(made.turns), made.finish_reason) == (turns, "length")
+    assert made.rewards == {"solved": 0.0}, "a function that lets the limit through earned nothing"
+    assert script.most[:2] == [3, 3]
+    assert sum(len(t.given) for t in made.turns) <= config.environment.max_given_tokens
+
+
+def test_later_turns_ask_for_weights_no_older_than_those_before() -> None:
+    script = Script("1", "2", "3", versions=(4, 4, 6))
+    made = run(guess, script)
+    assert script.least == [0, 4, 4]
+    assert [(s.version, s.start, s.end) for s in made.spans] == [(4, 0, 2), (6, 2, 3)]
+
+
+async def raises(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    return {}[row.problem]  # type: ignore[no-any-return]
+
+
+async def hangs(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    await asyncio.sleep(60)
+    return Episode({"solved": 1.0})
+
+
+async def ignores_its_end(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    for _ in range(3):
+        try:
+            await asyncio.sleep(0.4)
+        except asyncio.CancelledError:
+            continue
+    return Episode({"solved": 1.0})
+
+
+async def no_success(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    return Episode({"speed": 1.0})
+
+
+async def nan(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    return Episode({"solved": float("nan")})
+
+
+async def returns_a_number(row: Row, policy: Any, sandbox: Any) -> Any:
+    await policy.generate()
+    return 1.0
+
+
+async def says_nothing(row: Row, policy: Any, sandbox: Any) -> Episode:
+    return Episode({"solved": 1.0})
+
+
+async def rewrites(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    await policy.reply([{"role": "user", "content": "another"}, {"role": "user", "content": "on"}])
+    return Episode({"solved": 1.0})
+
+
+async def speaks_for_the_policy(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    await policy.generate({"role": "assistant", "content": "5"})
+    return Episode({"solved": 1.0})
+
+
+async def asks_twice(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await asyncio.gather(policy.generate(), policy.generate())
+    return Episode({"solved": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "reason"),
+    [
+        (raises, "raises", "raises KeyError: 'n='"),
+        (hangs, "hangs", "hangs for more than 0.3 s of its own"),
+        (ignores_its_end, "hangs", "hangs for more than 0.3 s of its own"),
+        (no_success, "gives", "gives no reward 'solved', which the configuration uses .it gives: speed."),
+        (nan, "gives", "gives nan as reward 'solved'"),
+        (returns_a_number, "returns", "returns float, not an Episode"),
+        (says_nothing, "ends", "before the policy had a turn"),
+        (rewrites, "changes", "message 0 is not what was said"),
+        (speaks_for_the_policy, "changes", "what the assistant says is the policy's to sample"),
+        (asks_twice, "asks", "two turns at a time"),
+    ],
+)
+def test_what_is_no_episode_is_named_and_no_wrong_answer(function: Any, kind: str, reason: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(EnvironmentFault, match=reason) as fault:
+        run(function, Script(*"12345"), limited(time_limit_s=0.3))
+    assert fault.value.kind == kind
+    assert time.monotonic() - began < 10
+
+
+def test_time_that_the_policy_takes_is_not_the_environments() -> None:
+    class Slow(Script):
+        async def __call__(self, context: Tokens, most: int, version: int) -> Completion:
+            await asyncio.sleep(0.5)
+            return await super().__call__(context, most, version)
+
+    assert run(guess, Slow("1", "5"), limited(time_limit_s=0.4)).rewards == {"solved": 1.0}
+
+
+def test_a_turn_that_is_lost_is_not_the_environments_fault() -> None:
+    async def lost(context: Tokens, most: int, version: int) -> Completion:
+        raise ConnectionError("the replica is gone")
+
+    async def swallows(row: Row, policy: Any, sandbox: Any) -> Episode:
+        try:
+            await policy.generate()
+        except ConnectionError as error:
+            raise ValueError("wrapped") from error
+        return Episode({"solved": 0.0})
+
+    for function in (guess, swallows):
+        with pytest.raises(ConnectionError, match="the replica is gone"):
+            run(function, lost)
+
+
+def test_a_lost_turn_that_the_environment_hides_makes_no_episode() -> None:
+    async def lost(context: Tokens, most: int, version: int) -> Completion:
+        if len(context) > 2:
+            raise ConnectionError("the replica is gone")
+        return said("1")
+
+    async def hides(row: Row, policy: Any, sandbox: Any) -> Episode:
+        await policy.generate()
+        with suppress(ConnectionError):
+            await policy.generate({"role": "user", "content": "on"})
+        return Episode({"solved": 0.0})
+
+    with pytest.raises(ConnectionError, match="the replica is gone"):
+        run(hides, lost)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("12 * (3 + 4)", "84"),
+        ("1/3 + 1/6", "1/2"),
+        ("-0.5*4", "-2"),
+        ("1/0", "error: division by zero"),
+        ("__import__('os')", "error: write numbers, + - * / and brackets"),
+        ("2**99999999", "error: write numbers, + - * / and brackets"),
+        ("(" * 150 + "1" + ")" * 150, "error: longer than 200 characters"),
+        ("9" * 199, "error: write numbers, + - * / and brackets"),
+        ("", "error: write numbers, + - * / and brackets"),
+        ("1e999999", "error: write numbers, + - * / and brackets"),
+    ],
+)
+def test_the_calculator_is_exact_and_survives_what_it_is_asked(expression: str, value: str) -> None:
+    assert evaluate(expression) == value
+
+
+def dialogue() -> Config:
+    return load("tiny", ["environment.path=calculator", "rollout.max_response_tokens=200"])
+
+
+def test_the_calculator_answers_until_it_is_asked_no_more() -> None:
+    script = Script("<calc>37+58</calc>", "<answer>95</answer>")
+    made = run(calculator, script, dialogue(), Row(0, "37+58=?", "95"))
+    assert made.text == "<answer>95</answer>", "what the run's rewards judge"
+    assert "95" in TOKENIZER.decode(made.turns[1].given)
+
+
+@pytest.mark.timeout(120)
+def test_programs_run_in_the_sandbox_and_what_they_print_is_data() -> None:
+    tools = SandboxTools(2)
+    program = "```python\nprint(6 * 7, '<eos>')\n```"
+    hostile = "```python\nimport socket\nsocket.socket()\n```"
+    loud = "```python\nprint('x' * 5000)\n```"
+    try:
+        script = Script(program, hostile, loud, "42")
+        config = load(
+            "tiny",
+            [
+                "environment.path=python",
+                "environment.max_given_tokens=6000",
+                "rollout.max_response_tokens=300",
+                "learner.tokens_per_microbatch=8192",
+            ],
+        )
+        made = run(python_tool, script, config, Row(0, "6*7=?", "42"), tools)
+    finally:
+        tools.close()
+    heard = [TOKENIZER.decode(turn.given) for turn in made.turns[1:]]
+    assert "42 < eos>" in heard[0]
+    assert "PermissionError" in heard[1] or "Error" in heard[1]
+    assert "(cut)" in heard[2]
+    assert len(heard[2]) < 2_200
+
+
+def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
+    for name, reason in (
+        ("no_such_module:episode", "cannot load 'no_such_module:episode'"),
+        ("tests.support.groups:group", "is no `async def`"),
+        ("asyncio:sleep", "must take three arguments"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_environment(name)
+    with pytest.raises(ConfigError, match="is none of guess, calculator, python"):
+        load("tiny-guess", ["environment.path=chess"])
+    with pytest.raises(ConfigError, match=r"reward 'episode.solved' is given by an environment, and"):
+        load("tiny-guess", ["environment.path=null"])
+    with pytest.raises(ConfigError, match=r"learner.objective.ratio .sequence. takes a rollout as one"):
+        load("tiny-guess", ["environment.history=render", "learner.objective.ratio=sequence"])
+    with pytest.raises(ConfigError, match=r"environment.max_given_tokens = 8 \+ 3 \+ 9000 = 9011"):
+        load("tiny-guess", ["environment.max_given_tokens=9000"])
+
+
+def test_an_environment_may_catch_its_limit_and_give_partial_credit() -> None:
+    async def partial(row: Row, policy: Any, sandbox: Any) -> Episode:
+        try:
+            await talker(row, policy, sandbox)
+        except EpisodeOver:
+            return Episode({"solved": 0.25})
+        raise AssertionError
+
+    made = run(partial, Script(*"abc"))
+    assert (made.rewards, made.finish_reason) == ({"solved": 0.25}, "length")

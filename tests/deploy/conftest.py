@@ -1,0 +1,34 @@
+"""Fixtures of the tests of checks before a start."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.config import Config
+from common.load import ROOT, from_args
+from deploy.preflight import machine
+from tests.support.preflight import H200, Make
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Make:
+    def make(**sections: dict[str, object]) -> Config:
+        base: dict[str, dict[str, object]] = {
+            "run": {"folder": str(tmp_path / "runs")},
+            "model": {"path": str(ROOT / "deploy/demo/model"), "dtype": "float32"},
+            "data": {"path": "arithmetic", "system": None},
+            "rollout": {"max_prompt_tokens": 32, "max_response_tokens": 64},
+            "telemetry": {"http_port": 0},
+        }
+        return from_args(
+            {k: {**base.get(k, {}), **sections.get(k, {})} for k in base.keys() | sections.keys()}
+        )
+
+    return make
+
+
+@pytest.fixture
+def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`cards(2)`: this machine has two GPUs, as its driver says."""
+    return lambda count: monkeypatch.setattr(machine, "gpus", lambda: [H200] * count)

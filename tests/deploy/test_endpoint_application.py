@@ -1,0 +1,47 @@
+"""Which deployments an application has: environments where one is named, the endpoint where it is asked
+for."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from common.errors import ConfigError
+from common.load import load
+from deploy.app import build_endpoint, environment_deployment
+from deploy.preflight.checks import target_of
+
+
+def served(tmp_path: Path, *more: dict[str, object]) -> str:
+    """A Serve file of the demo with the endpoint on."""
+    args = {
+        **yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text()),
+        "serve": {"endpoint": True},
+    }
+    applications = [{"name": "hora", "import_path": "deploy.app:build", "route_prefix": "/", "args": args}]
+    file = tmp_path / "serve.yaml"
+    file.write_text(yaml.safe_dump({"applications": [*applications, *more]}))
+    return str(file)
+
+
+def test_a_serve_file_without_the_endpoints_application_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no application has import_path: deploy.app:build_endpoint"):
+        target_of(served(tmp_path))
+    second: dict[str, object] = {"name": "endpoint", "import_path": "deploy.app:build_endpoint"}
+    assert target_of(served(tmp_path, second)).config.serve.endpoint
+
+
+def test_an_endpoint_that_is_off_is_not_built() -> None:
+    with pytest.raises(ConfigError, match=r"serve.endpoint is false, and an application serves the endpoint"):
+        build_endpoint(load("tiny").model_dump(mode="json"))
+
+
+def test_environments_are_scaled_where_they_may_be() -> None:
+    fixed = environment_deployment(load("tiny-guess", ["environment.replicas=3"]))
+    assert fixed.num_replicas == 3
+    assert fixed.max_ongoing_requests == 16, "256 episodes in requests of 16"
+    scaled = environment_deployment(load("tiny-guess", ["environment.max_replicas=5"]))
+    options = scaled._deployment_config.autoscaling_config
+    assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 8)
+    with pytest.raises(ConfigError, match=r"environment.max_replicas .2. must be at least"):
+        load("tiny-guess", ["environment.max_replicas=2", "environment.replicas=3"])

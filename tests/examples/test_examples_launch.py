@@ -1,0 +1,195 @@
+"""The launch files of examples/: what their scheduler would send is sent here, to the scripts themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from common.load import ROOT, load
+
+LAUNCH = ROOT / "examples" / "launch"
+BIN = Path(sys.executable).parent
+SCRIPTS = [LAUNCH / "slurm.sbatch", LAUNCH / "ray-job.sh"]
+SMALL = {
+    "rollout.prompts_per_batch": 8,
+    "rollout.group_size": 6,
+    "rollout.pre_rollouts": 2,
+    "rollout.shards": 2,
+    "learner.steps": 6,
+    "learner.checkpoint_every": 1,
+    "evaluation.path": "null",
+    "telemetry.http_port": 0,
+}
+# Stands for hora: takes a second to stop in order, as a run does.
+STUB = """\
+#!/bin/bash
+echo "$@" >> {folder}/called
+trap 'sleep {stopping_s}; echo stopped >> {folder}/called; exit 130' TERM
+[ -z "{status}" ] || exit {status}
+while :; do sleep 0.1; done
+"""
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def until(there: Callable[[], object], limit_s: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_the_scripts_are_sound(script: Path) -> None:
+    for words in (["bash", "-n"], [str(BIN / "shellcheck"), "-s", "bash"]):
+        done = subprocess.run([*words, str(script)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Slurm:
+    """What a batch script sees of Slurm: its environment, `scontrol`, and SIGTERM to the script alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.queued = folder, folder / "queued"
+        program(folder / "bin" / "scontrol", f'#!/bin/sh\necho "$@" >> {self.queued}\n')
+
+    def start(self, hora: Path, *words: str) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "HORA": str(hora),
+            "SLURM_JOB_ID": "77",
+            "SLURM_SUBMIT_DIR": str(self.folder),
+        }
+        command = ["bash", str(LAUNCH / "slurm.sbatch"), *words]
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    @property
+    def requeued(self) -> list[str]:
+        return self.queued.read_text().splitlines() if self.queued.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_run_that_ends_by_itself_is_not_queued_again(slurm: Slurm, status: int) -> None:
+    stub = STUB.format(folder=slurm.folder, status=status, stopping_s=0)
+    batch = slurm.start(program(slurm.folder / "hora", stub), "mine.yaml", "-s", "run.seed=1")
+    assert batch.wait(20) == status
+    assert slurm.requeued == []
+    assert (slurm.folder / "called").read_text() == "run mine.yaml --resume-or-start -s run.seed=1\n"
+
+
+def test_the_limit_s_signal_stops_the_run_in_order_and_queues_it_again(slurm: Slurm) -> None:
+    called = slurm.folder / "called"
+    stub = STUB.format(folder=slurm.folder, status="", stopping_s=1)
+    batch = slurm.start(program(slurm.folder / "hora", stub), "mine.yaml")
+    until(called.exists)
+    time.sleep(0.3)
+    batch.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    batch.send_signal(signal.SIGTERM)  # Slurm repeats itself
+    assert batch.wait(20) == 130
+    assert called.read_text().splitlines()[-1] == "stopped"
+    assert slurm.requeued == ["requeue 77"]
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_real_run_goes_through_its_limit_and_ends_after_it(slurm: Slurm) -> None:
+    every = {**SMALL, "run.folder": slurm.folder / "runs", "run.name": "queued"}
+    words = ["tiny", *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
+    steps = slurm.folder / "runs" / "queued" / "steps.jsonl"
+    batch = slurm.start(BIN / "hora", *words)
+    until(lambda: batch.poll() is not None or (steps.exists() and steps.read_text().count("\n") >= 2), 400)
+    assert batch.poll() is None, (slurm.folder / "log").read_text()
+    batch.send_signal(signal.SIGTERM)
+    assert batch.wait(60) == 130
+    assert slurm.requeued == ["requeue 77"]
+    assert slurm.start(BIN / "hora", *words).wait(400) == 0, (slurm.folder / "log").read_text()
+    assert [json.loads(line)["step"] for line in steps.read_text().splitlines()] == list(range(6))
+    assert slurm.requeued == ["requeue 77"]
+
+
+def test_skypilot_would_take_the_task_and_its_machine_holds_the_run() -> None:
+    """Against SkyPilot's own schemas (0.14.1)."""
+    schemas = json.loads((Path(__file__).parent / "skypilot-0.14.1.json").read_text())
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+    jsonschema.validate(task, schemas["task"])
+    jsonschema.validate(task["resources"], schemas["resources"])
+    with pytest.raises(jsonschema.ValidationError, match="misspelt"):
+        jsonschema.validate({**task, "misspelt": 1}, schemas["task"])
+    words = shlex.split(task["run"])
+    assert words[:2] == [".venv/bin/hora", "run"]
+    assert "--resume-or-start" in words
+    config = load(words[2], [words[i + 1] for i, word in enumerate(words) if word == "-s"])
+    gpus = int(task["resources"]["accelerators"].split(":")[1])
+    assert config.generator.replicas * config.generator.tensor_parallel + config.learner.workers == gpus
+    assert config.run.folder in task["volumes"]
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path) -> Iterator[str]:
+    """Address of the job server of a Ray node of its own."""
+    import ray
+    from ray._private.node import Node
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=True,
+        dashboard_port=0,
+        log_to_driver=False,
+        configure_logging=False,
+        object_store_memory=100 * 2**20,
+    )
+    node = ray._private.worker._global_node
+    assert isinstance(node, Node)
+    yield f"http://{node.webui_url}"
+    ray.shutdown()
+
+
+@pytest.mark.system
+@pytest.mark.slow
+def test_a_job_of_ray_is_given_the_time_to_stop_in_order(dashboard: str, tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    stub = program(tmp_path / "hora", STUB.format(folder=tmp_path, status="", stopping_s=5))
+    (tmp_path / "mine.yaml").touch()
+    environment = {
+        **os.environ,
+        "HORA": str(stub),
+        "RAY": str(BIN / "ray"),
+        "RAY_API_SERVER_ADDRESS": dashboard,
+    }
+    submit = [str(LAUNCH / "ray-job.sh"), str(tmp_path / "mine.yaml"), "-s", "run.seed=1"]
+    done = subprocess.run(submit, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [job] = set(re.findall(r"raysubmit_\w+", done.stdout + done.stderr))
+    until(called.exists, 100)
+    assert called.read_text() == f"train {tmp_path / 'mine.yaml'} -s run.seed=1\n"
+    stop = [str(BIN / "ray"), "job", "stop", job]
+    done = subprocess.run(stop, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert called.read_text().splitlines()[-1] == "stopped"  # after five seconds, of which Ray gives three

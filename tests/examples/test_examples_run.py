@@ -1,0 +1,109 @@
+"""The scripts and the notebook of examples/, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+
+import hora_rl
+from common.errors import ConfigError
+from common.load import ROOT
+from evaluation.run_folders import RunFolderError
+from hora_rl import runs as module
+
+NOTEBOOK = ROOT / "examples" / "allocation.ipynb"
+
+
+def python(*words: str, limit_s: float = 60.0) -> str:
+    """Standard output of `python WORDS` in the checkout."""
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.system
+def test_a_plan_recommends_a_rule_that_finds_more_than_uniform() -> None:
+    *rows, recommended = python("-m", "examples.plan_a_run").splitlines()
+    found = {row[:40].strip(): float(row.split("hit ")[-1].split("%")[0]) for row in rows if "G  32" in row}
+    chosen = recommended.removeprefix("recommended: ")
+    assert chosen != "uniform"
+    assert found[chosen] > found["uniform"]
+
+
+def test_the_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its code cells one after the other in one namespace; a last expression's value is not looked at."""
+    monkeypatch.setattr(mpl, "get_backend", lambda: "agg")
+    mpl.use("agg")
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert all(not cell.get("outputs") for cell in notebook["cells"])
+    space: dict[str, Any] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), space)  # the notebook is ours
+    assert space["extra"][0] > space["extra"][-1]
+    uniform, hora, rounds = space["shares"].values()
+    assert uniform < hora < rounds
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_from_python_trains_and_is_read_as_data_frames(tmp_path: Path) -> None:
+    out = python("-m", "examples.run_from_python", str(tmp_path), limit_s=500.0)
+    assert "Phase B rollouts of a prompt" in out
+    found = hora_rl.results(tmp_path / "from-python")
+    assert found.steps["step"].tolist() == [0, 1, 2]
+    assert len(found.groups) == 3 * 8
+    assert sorted(set(found.evaluations["step"])) == [0, 3]
+    rollouts = found.rollouts()
+    assert len(rollouts) == found.steps["rollouts"].sum() == 3 * 8 * 16
+    assert set(found.rollouts(success=True)["step"]) <= {0, 1, 2}
+
+
+def test_changes_have_their_types_and_a_wrong_key_is_refused(tmp_path: Path) -> None:
+    changes = {
+        "evaluation.k": [1, 2],
+        "allocation.warmup.enabled": False,
+        "run.name": "7",
+        "evaluation.path": None,
+        "learner.optimizer.learning_rate": 1e-5,
+    }
+    config = hora_rl.configure("tiny", {**changes, "evaluation.samples": 2})
+    assert config.evaluation.k == (1, 2)
+    assert config.allocation.warmup.enabled is False
+    assert config.run.name == "7"
+    assert config.evaluation.path is None
+    assert config.learner.optimizer.learning_rate == 1e-5
+    with pytest.raises(ConfigError, match="group_sise: unknown key; did you mean group_size"):
+        hora_rl.configure("tiny", {"rollout.group_sise": 3})
+    with pytest.raises(RunFolderError, match="no run here"):
+        hora_rl.results(tmp_path)
+
+
+def test_a_run_that_fails_is_an_error_in_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config = hora_rl.configure(
+        "tiny", {"run.folder": str(tmp_path), "data.path": str(tmp_path / "none.jsonl")}
+    )
+    with pytest.raises(module.RunError, match="ended with status 1"):
+        hora_rl.run(config)
+    assert "none.jsonl" in capfd.readouterr().err
+
+
+def test_the_package_loads_nothing_until_it_is_asked() -> None:
+    code = "import sys, hora_rl; assert not {'pydantic', 'numpy', 'typer'} & set(sys.modules), sys.modules"
+    python("-c", code)

@@ -1,0 +1,143 @@
+"""Coordinators and a learner of a small run that may die at any moment, and what they left behind."""
+
+import asyncio
+import json
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.coordinator.leases import Leases
+from actors.coordinator.ranking import Rank, unranked
+from actors.coordinator.sampling import Score
+from common.config import Config
+from common.load import load
+from common.types import Group
+from learner.steps import Reader
+from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts
+
+PROMPTS, GROUP = 6, 5
+
+
+def config_of(name: str, staleness: int, steps: int = 6, **more: Any) -> Config:
+    settings = {
+        "run.name": name,
+        "rollout.prompts_per_batch": PROMPTS,
+        "rollout.group_size": GROUP,
+        "rollout.pre_rollouts": 2,
+        "rollout.shards": 3,
+        "rollout.shards_in_flight": 4,
+        "rollout.samples_per_request": 3,
+        "rollout.max_staleness": staleness,
+        "learner.steps": steps,
+        "coordinator.lease_s": 0.3,
+        "allocation.warmup.enabled": "false",
+        **more,
+    }
+    return load("tiny", [f"{k}={v}" for k, v in settings.items()])
+
+
+def fleet_of(chance: random.Random, longest_s: float) -> Fleet:
+    return Fleet(
+        seconds_of=lambda request, lengths: chance.random() * longest_s,
+        lengths_of=lambda n: np.array([chance.randint(1, 5) for _ in range(n)]),
+    )
+
+
+def records(learner: Learner, config: Config, payloads: dict[str, Any]) -> list[str]:
+    """groups.jsonl as the learner would have written it."""
+    lines = []
+    for step, ids in learner.trained.items():
+        for i in ids:
+            g = payloads[i]
+            line = {"step": step, "batch": g.batch, "group_id": i, "size": g.size, "extra": g.extra}
+            line |= {"version_min": g.versions[0], "version_max": g.versions[1], "hits": g.hits}
+            line |= {
+                "rounds": list(g.rounds),
+                "shard": g.shard,
+                "trials": g.pre_rollouts,
+                "successes": g.successes,
+            }
+            lines.append(json.dumps(line))
+    return lines
+
+
+def payloads_of(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
+    """Fills with the groups, by id, that learners read from here on."""
+    payloads: dict[str, Group] = {}
+    read = Reader.read
+
+    def remembered(self: Reader, step: int) -> list[Group]:
+        groups = read(self, step)
+        payloads.update({g.id: g for g in groups})
+        return groups
+
+    monkeypatch.setattr(Reader, "read", remembered)
+    return payloads
+
+
+async def with_deaths(
+    config: Config,
+    redis_url: str,
+    chance: random.Random,
+    coordinators: int,
+    deaths: int,
+    monkeypatch: Any,
+    scoring: Score | None = None,
+    rank: Rank = unranked,
+) -> tuple[Learner, dict[str, Group]]:
+    """Run to the end with `coordinators` at once, each death taking one of them or the learner."""
+    data, fleet = prompts(17), fleet_of(chance, 0.02)
+    learner = Learner(config, redis_url, lambda: chance.random() * 0.02, checkpoint_every=2)
+    payloads = payloads_of(monkeypatch)
+    lives = 0
+
+    def coordinator() -> asyncio.Task[Any]:
+        nonlocal lives
+        lives += 1
+        return asyncio.create_task(
+            coordinate(config, redis_url, data, fleet, f"coordinator-{lives}", scoring, rank)
+        )
+
+    failures: list[BaseException] = []
+
+    def learn() -> threading.Thread:
+        def work() -> None:
+            try:
+                learner.run()
+            except Stopped:
+                pass
+            except BaseException as error:
+                failures.append(error)
+
+        learner.stop.clear()
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    tasks, thread = [coordinator() for _ in range(coordinators)], learn()
+    for _ in range(deaths):
+        await asyncio.sleep(chance.random() * 0.15)
+        if chance.random() < 0.4:
+            learner.stop.set()
+            await asyncio.to_thread(thread.join)
+            thread = learn()
+        else:
+            victim = chance.randrange(coordinators)
+            tasks[victim].cancel()
+            await asyncio.gather(tasks[victim], return_exceptions=True)
+            tasks[victim] = coordinator()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*tasks)
+        await asyncio.to_thread(thread.join)
+    assert not failures
+    return learner, payloads
+
+
+async def keeps_its_lease(self: Leases, name: str) -> None:
+    """A killed process releases nothing: its lease runs out."""
+    task = asyncio.current_task()
+    if task is not None and not task.cancelling():
+        await self._release(keys=[self._key(name)], args=[self._owner])

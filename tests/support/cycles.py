@@ -1,0 +1,102 @@
+"""Shard reports of a small run, and coordinators that observe them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from actors.coordinator.allocation import divide_round
+from actors.coordinator.cycles import Cycles
+from actors.coordinator.shard import Allocation, Found
+from allocator.priors.base import Float, Int, State
+from allocator.priors.fixed import FixedPrior
+from common.config import Config
+from common.load import load
+from common.order import Mixture, batch_rows
+from common.redis import connect_async
+
+N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
+
+
+def config_of(name: str, staleness: int = 0, **more: Any) -> Config:
+    settings = {
+        "run.name": name,
+        "rollout.prompts_per_batch": GAMMA,
+        "rollout.group_size": G,
+        "rollout.pre_rollouts": G0,
+        "rollout.shards": SHARDS,
+        "rollout.max_staleness": staleness,
+        "allocation.warmup.cycles": 2,
+        "learner.steps": 6,
+        **more,
+    }
+    return load("tiny", [f"{k}={v}" for k, v in settings.items()])
+
+
+class Counting:
+    """A prior that predicts Beta(1 + how often a prompt was met, 1 + 20 times its successes)."""
+
+    name = "counting"
+    learns = True
+
+    def __init__(self) -> None:
+        self.met, self.hits = np.zeros(N), np.zeros(N)
+
+    def predict(self, prompts: Int) -> tuple[Float, Float]:
+        return 1.0 + self.met[prompts], 1.0 + 20 * self.hits[prompts]
+
+    def update(self, prompts: Int, successes: Int, trials: int) -> None:
+        assert trials == G0
+        np.add.at(self.met, prompts, 1)
+        np.add.at(self.hits, prompts, successes)
+
+    def state_dict(self) -> State:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: State) -> None:
+        raise NotImplementedError
+
+
+def rows(config: Config, batch: int, shard: int) -> list[int]:
+    places = batch_rows(batch, GAMMA, N, config.run.seed, config.data.shuffle)
+    return [row for _, row in places][shard * 2 : shard * 2 + 2]
+
+
+def report(config: Config, batch: int, shard: int, format: float = 1.0) -> dict[str, Any]:
+    return {
+        "batch": batch,
+        "shard": shard,
+        "rewards": {"format": format, "accuracy": 0.0},
+        "prompts": rows(config, batch, shard),
+        "successes": [1, 2],
+    }
+
+
+Scenario = Callable[[Callable[[], Cycles]], Awaitable[None]]
+
+
+def play(redis_url: str, config: Config, scenario: Scenario, prior: Callable[[], Any] = FixedPrior) -> None:
+    """`scenario` gets a function that makes one more coordinator's `Cycles`."""
+
+    async def run() -> None:
+        redis = connect_async(redis_url)
+        try:
+            await scenario(lambda: Cycles(redis, config, prior(), Mixture((N,))))
+        finally:
+            await redis.aclose()
+
+    asyncio.run(run())
+
+
+async def knows(cycles: Cycles, batch: int) -> bool:
+    await cycles.observe()
+    return cycles.known(batch)
+
+
+def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
+    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), Found(c, ()))
+
+
+def rule(cycles: Cycles, config: Config, batch: int) -> str:
+    return shared_out(cycles, config, batch, 0, (0, 1)).rule

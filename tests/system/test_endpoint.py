@@ -1,0 +1,261 @@
+"""The endpoint on the real stack: `hora serve` on the tiny model, asked by OpenAI's own client, by hand, and
+by a fuzzer; `hora chat`; and a run that trains while it is asked."""
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from common.load import dump_yaml, load
+from common.prompts import load_tokenizer
+from deploy.launch.chat import streamed
+from deploy.launch.ports import free_port
+from deploy.launch.serving import Served
+from tests.system.conftest import HORA, LiveRun
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+FUZZED = 300
+CHAT = {"messages": [{"role": "user", "content": "37+58=?"}], "max_tokens": 40}
+TEXT = "37+58=?\n"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    folder.mkdir()
+    config = load("tiny", ["serve.requests_per_minute=60000", "serve.max_sequences=64"])
+    (folder / "config.yaml").write_text(dump_yaml(config))
+    shutil.copytree(config.model.path, folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(run_dir: Path) -> Iterator[Served]:
+    port = free_port("127.0.0.1")
+    log = (run_dir.parent / "serve.log").open("w+")
+    process = subprocess.Popen(
+        [HORA, "serve", str(run_dir), "--port", str(port)], stdout=log, stderr=log, start_new_session=True
+    )
+    found = Served(f"http://127.0.0.1:{port}", "tiny", run_dir / "serving" / "token")
+    try:
+        deadline = time.monotonic() + 400
+        while not _answers(found):
+            assert process.poll() is None, (run_dir.parent / "serve.log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(1)
+        yield found
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+        _, left = psutil.wait_procs(family, timeout=60)
+        for p in left:
+            p.kill()
+        assert not left, left
+
+
+def _answers(served: Served) -> bool:
+    try:
+        return served.key_file.exists() and get(served, "/models").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def get(served: Served, path: str) -> httpx.Response:
+    return httpx.get(f"{served.url}/v1{path}", headers=_key(served), timeout=60)
+
+
+def post(served: Served, path: str, body: Any, **options: Any) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {**_key(served), "content-type": "application/json"}
+    return httpx.post(
+        f"{served.url}/v1{path}", content=content, timeout=120, **{"headers": headers, **options}
+    )
+
+
+def _key(served: Served) -> dict[str, str]:
+    return {"Authorization": f"Bearer {served.key}"}
+
+
+def test_openais_client_talks_to_the_policy(served: Served) -> None:
+    import openai  # a second, which no other test needs
+
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key=served.key, max_retries=0)
+    assert [m.id for m in client.models.list()] == ["tiny"]
+    answer = client.chat.completions.create(model="tiny", seed=1, logprobs=True, **CHAT)
+    said = answer.choices[0].message.content
+    assert "<answer>" in said
+    events = client.chat.completions.create(model="tiny", seed=1, stream=True, **CHAT)
+    pieces = [c.delta.content or "" for event in events for c in event.choices]
+    assert len(pieces) > 5
+    assert "".join(pieces) == said, "one seed, one answer"
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+
+
+def test_tokens_log_probs_and_versions_come_with_an_answer(served: Served) -> None:
+    tokenizer = load_tokenizer(load("tiny").model.path)
+    prompt = tokenizer.encode(TEXT)
+    body = {"prompt": prompt, "max_tokens": 40, "seed": 3, "return_token_ids": True, "logprobs": 0, "n": 2}
+    found = post(served, "/completions", body).json()
+    for choice, spans in zip(found["choices"], found["weight_versions"], strict=True):
+        assert choice["prompt_token_ids"] == prompt
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"])
+        assert all(lp <= 0.0 for lp in choice["logprobs"]["token_logprobs"])
+        assert (spans[0]["version"], spans[-1]["end"]) == (0, len(choice["token_ids"]))
+        assert choice["token_ids"][-1] == tokenizer.eos_token_id, "ended by the run's stop token"
+    chat = post(served, "/chat/completions", {**CHAT, "return_token_ids": True}).json()
+    assert chat["prompt_token_ids"] == prompt, "the run's own template"
+
+
+def test_what_is_refused_is_refused_by_its_status(served: Served) -> None:
+    no_key = post(served, "/chat/completions", CHAT, headers={})
+    large = post(served, "/chat/completions", b"x" * (1 << 20 | 1))
+    ours = post(served, "/chat/completions", {**CHAT, "priority": -(2**40)})
+    long = post(served, "/completions", {"prompt": [5] * 5000})
+    newer = post(served, "/completions", {"prompt": TEXT, "min_weight_version": 7})
+    streamed_newer = post(served, "/completions", {"prompt": TEXT, "min_weight_version": 7, "stream": True})
+    unknown = post(served, "/completions", {"prompt": [100_000]})
+    found = (no_key, large, ours, long, newer, streamed_newer, unknown)
+    assert [r.status_code for r in found] == [401, 413, 400, 400, 503, 503, 400]
+    for response in found:
+        message = response.json()["error"]["message"]
+        assert message
+        assert "Traceback" not in message
+    assert "priority" in ours.json()["error"]["message"]
+
+
+def test_no_room_is_429_and_training_keeps_its_places(served: Served) -> None:
+    async def many() -> list[int]:
+        async with httpx.AsyncClient(timeout=120, headers=_key(served)) as client:
+            body = {"prompt": TEXT, "max_tokens": 100, "n": 8}
+            asks = [client.post(f"{served.url}/v1/completions", json=body) for _ in range(24)]
+            return [r.status_code for r in await asyncio.gather(*asks)]
+
+    found = asyncio.run(many())
+    assert set(found) == {200, 429}, found
+
+
+def test_odd_requests_never_end_a_replica(served: Served) -> None:
+    rng = random.Random(1)
+    names = (
+        "messages",
+        "prompt",
+        "n",
+        "max_tokens",
+        "stop",
+        "logprobs",
+        "tools",
+        "stream",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop_token_ids",
+        "min_tokens",
+        "stream_options",
+        "seed",
+        "model",
+        "repetition_penalty",
+        "top_logprobs",
+        "min_p",
+        "return_token_ids",
+    )
+    values = [
+        None,
+        True,
+        0,
+        -1,
+        1,
+        5,
+        2**63,
+        1e308,
+        -0.5,
+        "",
+        "a",
+        "tiny",
+        [],
+        {},
+        [1],
+        ["a"],
+        [[1]],
+        {"a": 1},
+        [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "\ud800",
+        [2**31 - 1],
+    ]
+    statuses: dict[int, int] = {}
+    for i in range(FUZZED):
+        kind, base = rng.choice(
+            [("/chat/completions", CHAT), ("/completions", {"prompt": TEXT, "max_tokens": 9})]
+        )
+        body: Any = {**base, **{name: rng.choice(values) for name in rng.sample(names, rng.randrange(1, 4))}}
+        if i % 10 == 0:
+            body = rng.choice([b"", b"{", b"[1]", b"\xff\xfe", b"[" * 20_000, b'"a"', rng.randbytes(50)])
+        status = post(served, kind, body).status_code
+        statuses[status] = statuses.get(status, 0) + 1
+    print("statuses of", FUZZED, "odd requests:", statuses)
+    assert 500 not in statuses, statuses
+    assert statuses.get(200, 0) > 10
+    assert post(served, "/chat/completions", CHAT).status_code == 200
+
+
+def test_a_client_that_leaves_gives_its_place_back(served: Served) -> None:
+    body = {**CHAT, "stream": True, "n": 8}
+    for _ in range(12):  # of 64 places
+        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, headers=_key(served)) as r:
+            assert r.status_code == 200
+            next(r.iter_lines())
+    deadline = time.monotonic() + 30
+    while post(served, "/completions", {"prompt": TEXT, "n": 8}).status_code != 200:
+        assert time.monotonic() < deadline
+
+
+def test_the_terminal_talks_to_it(served: Served, run_dir: Path) -> None:
+    assert "<answer>" in "".join(streamed(served, CHAT["messages"], 1.0))  # type: ignore[arg-type]
+    shutil.copy(served.key_file, run_dir / "token")
+    done = subprocess.run(
+        [HORA, "chat", str(run_dir), "--url", served.url],
+        input="37+58=?\n\n",
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<answer>" in done.stdout
+
+
+def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = subprocess.run([HORA, "serve", str(tmp_path)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip()) == (
+        1,
+        f"error: {tmp_path}: not a run folder, there is no config.yaml; `hora runs` lists runs",
+    )
+
+
+@pytest.mark.slow
+def test_the_policy_answers_while_it_is_trained(live_run: Callable[..., LiveRun]) -> None:
+    port = free_port("127.0.0.1")
+    run = live_run(6, **{"serve.endpoint": "true", "telemetry.http_port": port})
+    run.until(1)
+    served, seen = Served(f"http://127.0.0.1:{port}", "live", run.run / "token"), set()
+    while run.trained() < 5:
+        answer = post(served, "/chat/completions", {**CHAT, "model": "live"})
+        if answer.status_code == 200:
+            seen |= {span["version"] for span in answer.json()["weight_versions"][0]}
+        time.sleep(0.3)
+    run.finish()
+    run.assert_exact()
+    assert len(seen) > 1, "answers came from the weights as they were trained"

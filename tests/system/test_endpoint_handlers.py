@@ -1,0 +1,126 @@
+"""Ten thousand odd requests through vLLM's own handlers: each is answered or refused, and none is a fault of
+the server's. The replicas' answers are made up here; `test_endpoint.py` has the real ones."""
+
+import asyncio
+import collections
+import json
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+
+from actors.endpoint.app import Handlers, create_app
+from actors.endpoint.proxy import EngineProxy
+from actors.endpoint.requests import FIELDS
+from common.config import Config
+from common.load import load
+from common.prompts import load_tokenizer
+from common.stop_tokens import stop_tokens
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
+COUNT = 10_000
+SAID = [2, 3, 4, 30, 26, 5, 1]
+
+
+class Stream:
+    """What a handle's streaming call gives."""
+
+    def __init__(self, tokens: list[int], params: Any) -> None:
+        self._tokens, self._params = tokens, params
+
+    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        spans = [WeightVersionSpan("3", 0, len(SAID))]
+        likely = None if self._params.logprobs is None else [{t: Logprob(-0.1, 1, "x")} for t in SAID]
+        outputs = [
+            CompletionOutput(i, "95", SAID, 0.0, likely, finish_reason="stop", weight_versions=spans)
+            for i in range(self._params.n)
+        ]
+        yield RequestOutput("r", None, self._tokens, None, outputs, finished=True)
+
+    def cancel(self) -> None:
+        """It has ended."""
+
+
+class Replica:
+    """A generator's handle. Logs what vLLM would have been asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def options(self, **_: object) -> "Replica":
+        return self
+
+    def remote(self, tokens: list[int], params: Any, version: int) -> Stream:
+        self.asked.append(params)
+        return Stream(tokens, params)
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[Replica, EngineProxy, Any]:
+    config: Config = load("tiny")
+    replica = Replica()
+    proxy = EngineProxy(config, replica)
+    stops = stop_tokens(config, load_tokenizer(config.model.path))
+    return replica, proxy, create_app(Handlers(config, proxy, stops))
+
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 3, 2**31, 2**63, -(2**70), 0.5, -0.5, 1e308, "", "a", "tiny", "\ud800",
+    "user", "x" * 5000, [], {}, [1], [-1], ["a"], [[5], [6]], [None], {"a": 1},
+    {"type": "text", "text": "hi"},
+    [{"role": "user", "content": "hi"}], [{"role": "user"}], [{"role": "tool", "content": "9"}],
+    [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
+    [{"type": "function", "function": {"name": "f", "parameters": {}}}], {"include_usage": True},
+]  # fmt: skip
+OURS = {"priority", "echo", "min_weight_version", "logit_bias"}
+NAMES = sorted(FIELDS["chat"] | FIELDS["completion"] | OURS)
+RAW = [b"", b"{", b"[1]", b"\xff\xfe", b"[" * 100_000, b'"a"', b"null", b"NaN", b'{"n": Infinity}']
+KINDS = {
+    "/chat/completions": {"messages": [{"role": "user", "content": "37+58=?"}]},
+    "/completions": {"prompt": "a"},
+}
+
+
+async def fuzz(app: Any) -> collections.Counter[int]:
+    rng, found = random.Random(0), collections.Counter[int]()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        for i in range(COUNT):
+            path = rng.choice(list(KINDS))
+            odd = {name: rng.choice(VALUES) for name in rng.sample(NAMES, rng.choice([1, 1, 1, 2, 3]))}
+            body = json.dumps({**KINDS[path], **odd}).encode() if i % 20 else rng.choice(RAW)
+            response = await client.post(path, content=body)
+            found[response.status_code] += 1
+            assert response.status_code < 500, (path, body[:300], response.text[:300])
+            if response.status_code >= 400:
+                assert response.json()["error"]["message"], body
+    return found
+
+
+def test_ten_thousand_odd_requests_are_no_fault_of_the_server(
+    served: tuple[Replica, EngineProxy, Any],
+) -> None:
+    replica, proxy, app = served
+    found = asyncio.run(fuzz(app))
+    print(dict(found))
+    assert found[200] > 500
+    assert found[400] > 3_000
+    assert not proxy.watched, "nothing is remembered of a request that has ended"
+    assert all(1 in params.stop_token_ids for params in replica.asked)
+    assert {params.n for params in replica.asked} <= set(range(1, 9))
+
+
+def test_nothing_is_truncated_unasked(served: tuple[Replica, EngineProxy, Any]) -> None:
+    replica, _, app = served
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            return await client.post("/chat/completions", json=KINDS["/chat/completions"])
+
+    assert asyncio.run(ask()).json()["weight_versions"] == [[{"version": 3, "start": 0, "end": len(SAID)}]]
+    params = replica.asked[-1]
+    assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, 0, 1.0)

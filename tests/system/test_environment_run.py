@@ -1,0 +1,99 @@
+"""The smallest environment over the whole stack: the tiny model learns to guess, a replica of environments is
+killed meanwhile, and the audit finds nothing."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.system.conftest import PARTS, LiveRun
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
+STEPS = 12
+PARTS["environment"] = "ray::ServeReplica:hora:environment"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
+    run = LiveRun(
+        tmp_path_factory.mktemp("guess"),
+        STEPS,
+        preset="tiny-guess",
+        **{
+            "rollout.prompts_per_batch": 28,
+            "rollout.group_size": 16,
+            "rollout.pre_rollouts": 4,
+            "rollout.shards": 4,
+            "telemetry.rollouts_logprobs": "true",
+        },
+    )
+    try:
+        run.start()
+        run.until(2)
+        run.kill("environment", random.Random(0))
+        run.finish()
+        yield run
+    finally:
+        run.end()
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_hits_rise(finished: LiveRun) -> None:
+    success = [s["success"] for s in lines(finished.run / "steps.jsonl")]
+    print("success by step:", [round(s, 2) for s in success])
+    assert np.mean(success[-3:]) > success[0] + 0.05
+
+
+def test_the_audit_is_clean_after_a_replica_was_killed(finished: LiveRun) -> None:
+    finished.assert_exact()
+    groups = lines(finished.run / "groups.jsonl")
+    assert len({g["group_id"] for g in groups}) == len(groups) == STEPS * 28
+    for batch in range(STEPS):
+        assert sum(g["size"] for g in groups if g["batch"] == batch) == 28 * 16
+
+
+def test_generator_and_learner_agree_on_every_turn(finished: LiveRun) -> None:
+    steps = lines(finished.run / "steps.jsonl")
+    drifts = [s["drift"] for s in steps if "drift" in s]
+    assert drifts
+    assert max(drifts) < 1e-4, "float32 on both sides: the same context, or log-probs would differ"
+    assert all(1.0 < s["turns/mean"] <= 3.0 for s in steps)
+
+
+def test_what_was_said_is_in_the_rollouts(finished: LiveRun) -> None:
+    rows = pq.read_table(finished.run / "rollouts" / f"step-{STEPS - 1:08d}.parquet").to_pylist()
+    several = [r for r in rows if r["length"] > 1]
+    assert several
+    assert all("\n" in r["completion"] for r in several)
+    for row in rows:
+        assert row["success"] == (row["reward/episode.solved"] == 1.0)
+
+
+BROKEN = """
+import asyncio
+from actors.environment.protocol import Episode
+
+async def raises(row, policy, sandbox):
+    await policy.generate()
+    raise KeyError("no such room")
+"""
+
+
+def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
+    live_run: Callable[..., LiveRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_rooms.py").write_text(BROKEN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = live_run(
+        2, preset="tiny-guess", **{"environment.path": "broken_rooms:raises", "environment.attempts": 2}
+    )
+    said = " ".join(run.fail().split())
+    assert "environment broken_rooms:raises made no episode of row" in said
+    assert "in 2 tries (environment.attempts); last: it raises KeyError: 'no such room'" in said
