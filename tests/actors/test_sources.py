@@ -40,7 +40,7 @@ from learner.admission import Vocabulary, admitted
 from learner.metrics import step_metrics
 from learner.records import group_record
 from learner.train import estimator_of
-from tests.actors.test_coordination import payloads_of, records
+from tests.support.coordination import payloads_of, records
 from tests.support.groups import group, rollout
 from tests.support.simulated import Fleet, Learner, coordinate
 from tests.support.synthetic_run import SyntheticRun
