@@ -154,7 +154,7 @@ def _lengths(reports: Sequence[ShardReport]) -> tuple[list[int], list[int]]:
     if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
         raise RunError(
             f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are "
-            "of an older hora and have none: end this run with that version, or start anew under another "
+            "of an older hora and have none: end this run with that version, or start again under another "
             "run.name"
         )
     first = [r["rounds"][0] for r in reports]
@@ -166,6 +166,6 @@ def _mean_reward(reports: Sequence[ShardReport], name: str) -> float:
     if not all("rewards" in r for r in reports):
         raise RunError(
             f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this "
-            "run with that version, or start anew under another run.name"
+            "run with that version, or start again under another run.name"
         )
     return float(np.mean([r["rewards"][name] for r in reports]))

@@ -98,13 +98,13 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
     if begun.get("schema") != SCHEMA:
         raise RunError(
             f"run {name!r} was begun by another version of hora, whose groups have a schema older or newer "
-            f"than {SCHEMA}: end it with that version, or start anew under another run.name"
+            f"than {SCHEMA}: end it with that version, or start again under another run.name"
         )
     if begun != here:
         raise RunError(
             f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the "
             f"data here gives {here['n']} others ({here['fingerprint']}): bring back its data "
-            f"({_paths(config)}) and tokenizer ({config.model.path}) as they were, or start anew under "
+            f"({_paths(config)}) and tokenizer ({config.model.path}) as they were, or start again under "
             "another run.name"
         )
 
@@ -144,5 +144,5 @@ def _refuse_changes(name: str, begun: Config, here: Config) -> None:
     if changed:
         raise RunError(
             f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it "
-            "with its own, or start anew under another run.name"
+            "with its own, or start again under another run.name"
         )

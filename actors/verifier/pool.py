@@ -22,6 +22,7 @@ import signal
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,9 @@ from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.own_rewards import OwnRewards
 from common import answers, equality
 from common.config import Reward
+from common.errors import ConfigError
 from common.processes import die_with_parent
+from common.user_code import load_function
 from common.user_rewards import Answer
 
 MEMORY_BYTES = 2**30
@@ -69,6 +72,12 @@ class _Court:
     own: OwnRewards
     programs: ProgramPool | None
 
+    @property
+    def in_workers(self) -> tuple[str, ...]:
+        """A user's functions that worker processes call."""
+        extract = () if self.reward.answer in answers.ANSWERS else (self.reward.answer,)
+        return (*self.own.in_workers, *extract)
+
     def close(self) -> None:
         self.own.close()
         if self.programs is not None:
@@ -91,6 +100,7 @@ class VerifierPool:
         self._memory_bytes = memory_bytes
         self._courts: list[_Court] = []
         self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
+        self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._waiting = 0
@@ -278,7 +288,7 @@ class VerifierPool:
             max_workers=self._processes,
             max_tasks=TASKS_PER_WORKER,
             initializer=_initialize,
-            initargs=(self._memory_bytes,),
+            initargs=(self._memory_bytes, self._functions),
             context=context,
         )
 
@@ -299,13 +309,16 @@ def _judge(seconds: float, gold: str, answer: str) -> bool:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def _initialize(memory_bytes: int) -> None:
-    """In a new worker: die with the replica, die at once on a signal, import before the clock runs, bound
-    memory."""
+def _initialize(memory_bytes: int, functions: Sequence[str]) -> None:
+    """In a new worker: die with the replica, die at once on a signal, import before the clock runs and memory
+    is bounded. A user's module may import torch, which takes seconds and gigabytes of address space."""
     # The signal comes when the thread that started this worker ends: the event loop's, or the pool manager's.
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler would run only after 9**9**9 ends
     equality.math_equal(r"\frac{1}{2}", "0.5")
+    for name in functions:
+        with suppress(ConfigError):  # its first call raises it again, with the row
+            load_function("reward", name)
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes, used + memory_bytes))

@@ -41,7 +41,7 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
             _count(config, prompts, samples, out, console)
     except (KeyboardInterrupt, SystemExit):
         console.print(
-            f"\nstopped; every prompt that was finished is kept in {out}: the same command goes on",
+            f"\nstopped; every prompt that was finished is kept in {out}: the same command continues",
             markup=False,
             soft_wrap=True,
         )

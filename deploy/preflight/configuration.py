@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: model, rule, prior, rewards and data, on any machine."""
+"""Checks of a configuration's model, rule, prior, rewards and data, on any machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, prior and rewards. A part that finds out by itself is only started again, and fails again."""
+    """Rule, prior and rewards. A replica that finds such an error itself is only restarted, and fails
+    again."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
@@ -79,7 +80,7 @@ def names(target: Target) -> Iterator[Finding]:
         yield should(
             False,
             "allocation.rounds",
-            f"{allocation.rounds} rounds, stop none: prompts with a hit go on, and one round finds more hits",
+            f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
 
@@ -121,7 +122,7 @@ def context(target: Target) -> Iterator[Finding]:
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError):
-        return  # the part that loads the model says why it cannot be
+        return  # the part that loads the model reports the error
     positions = getattr(found, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
@@ -133,7 +134,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 
 def family(target: Target) -> Iterator[Finding]:
-    """That the learner gets the log-probs of the model's family right."""
+    """Whether the learner computes the log-probs of the model's family correctly."""
     from learner.agreement import check_family
 
     if target.trains:
@@ -141,8 +142,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
-    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would
-    only grow."""
+    """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
+    coefficient would grow without end."""
     target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
@@ -153,7 +154,7 @@ def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Packages that this configuration asks for and `make setup` does not install."""
+    """Packages that this configuration needs and `make setup` does not install."""
     learner = target.config.learner
     flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
     if learner.attention == "flash_attention_2" and target.trains:
@@ -172,7 +173,7 @@ def packages(target: Target) -> Iterator[Finding]:
 
 
 def evaluation(target: Target) -> Iterator[Finding]:
-    """What an evaluation during training costs, against what is trained between two of them."""
+    """The cost of an evaluation during training, compared with the training between two of them."""
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
