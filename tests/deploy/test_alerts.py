@@ -83,7 +83,7 @@ def test_each_cause_of_a_warning_reaches_the_server_once(
     run = SyntheticRun(redis_url, config_of("alerting"))
     state = read_run(run.redis, "alerting")
     alerts = Alerts(config(server.url), tmp_path, console())
-    tell = progress_of._Teller(console(), alerts)
+    tell = progress_of.Teller(console(), alerts)
     full = (Warning(Kind.QUEUE_FULL, "queue full"), Warning(Kind.LEARNER_STARVING, "a figure"))
     for second in range(5):
         tell(replace(state, time=1000.0 + second, step=second, warnings=full))
