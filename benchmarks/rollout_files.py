@@ -73,25 +73,29 @@ class Step:
         self.files = RolloutFiles(config, load_tokenizer(config.model.path), folder)
         self.number = 0
 
-    def seconds(self, *, write: bool) -> float:
-        """Wall time of a step while the file of the step before is written, or is not. The file is awaited
-        within the time, as the next `write` would."""
+    def seconds(self, *, write: bool) -> tuple[float, float]:
+        """Wall and processor time of a step while the file of the step before is written, or is not. The file
+        is awaited within the time, as the next `write` would."""
         self.files.flush()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         if write:
             self.files.write(self.number, self.groups)
             self.number += 1
         self.engine.step(self.micro, lambda: None)
         self.files.flush()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, time.process_time() - used
 
 
-def training(pairs: int, rollouts: int, tokens: int, folder: Path) -> tuple[list[float], list[float]]:
+Times = list[tuple[float, float]]
+
+
+def training(pairs: int, rollouts: int, tokens: int, folder: Path) -> tuple[Times, Times]:
+    """Times of steps without a file, and with one."""
     config = config_of(folder)
     step = Step(config, batch(config, rollouts, tokens), folder)
     step.seconds(write=True)
-    without: list[float] = []
-    beside: list[float] = []
+    without: Times = []
+    beside: Times = []
     for pair in range(pairs):
         for write in (pair % 2 == 0, pair % 2 == 1):
             (beside if write else without).append(step.seconds(write=write))
@@ -114,6 +118,16 @@ def writing(rollouts: int, tokens: int, folder: Path, *, logprobs: bool) -> tupl
     return statistics.median(taken), path_of(folder, 2).stat().st_size / sum(g.tokens for g in groups)
 
 
+def compared(name: str, without: Sequence[float], beside: Sequence[float]) -> str:
+    """Medians of both sides, and of the ratio of the pairs."""
+    ratios = [b / a for a, b in zip(without, beside, strict=True)]
+    each = ", ".join(f"{r:.3f}" for r in ratios)
+    return (
+        f"{name}: {statistics.median(without):.3f} s without files, {statistics.median(beside):.3f} s with; "
+        f"ratio of each pair {each}, median {statistics.median(ratios):.3f}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -130,16 +144,11 @@ def main() -> None:
         compile_extensions(lambda doing: None)
         torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
         without, beside = training(options.pairs, options.rollouts, options.tokens, Path(folder) / "train")
-        ratios = [b / a for a, b in zip(without, beside, strict=True)]
-        medians = statistics.median(without), statistics.median(beside)
-        each = ", ".join(f"{r:.3f}" for r in ratios)
-        console.print(
-            f"step of {options.rollouts} rollouts of about {options.tokens} tokens: {medians[0]:.3f} s "
-            f"without files, {medians[1]:.3f} s with; ratio of each pair {each}, median "
-            f"{statistics.median(ratios):.3f}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        console.print(f"a step of {options.rollouts} rollouts of about {options.tokens} tokens:")
+        for kind, name in enumerate(("wall", "processor")):
+            console.print(
+                compared(name, [t[kind] for t in without], [t[kind] for t in beside]), soft_wrap=True
+            )
         table = Table("rollouts", "tokens", "log-probs", "processor seconds a step", "bytes per token")
         for tokens in (options.tokens, 2000):
             for logprobs in (False, True):

@@ -36,14 +36,13 @@ class Prompt:
     tokens: Tokens
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def judged_by(self) -> object:
         """What its completions are judged by, for fingerprints: the gold answer, or without one the whole
         row, which then holds tests."""
         return dict(self.row) if self.answer is None else self.answer
-
-    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,11 @@ class OwnRewards:
         self._judges = Judges(reward.time_limit_s) if self._async else None
         self.away: dict[str, str] = {}
 
+    @property
+    def in_workers(self) -> list[str]:
+        """The functions that worker processes call: all but the `async` ones."""
+        return [f for f in self._names if f not in self._async]
+
     def close(self) -> None:
         if self._judges is not None:
             self._judges.close()

@@ -22,7 +22,7 @@ from common.errors import ConfigError
 from common.reward_names import function_of, taken
 from common.types import Prompt, Rollout, VersionSpan
 from common.user_rewards import Answer, is_group, user_reward
-from deploy.tasks.recall import one_of
+from deploy.tasks.reward import one_of
 
 Sampled = list[tuple[list[int], list[float]]]
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.errors import ConfigError
+from deploy.tasks.reward import completion
 
 TRAINED, TASK_FILE = "trained", "task.json"
 
@@ -66,22 +67,6 @@ class Demonstrations(Protocol):
 
     def __call__(self, rng: np.random.Generator, count: int) -> tuple[list[int], list[str], NDArray]:
         """`count` prompts by number, an answer to each, and the weight of each (count,) in the loss."""
-
-
-def completion(answer: str) -> str:
-    """A whole completion that gives `answer`."""
-    return f"<think></think><answer>{answer}</answer>"
-
-
-def answer_of(text: str) -> str | None:
-    """The answer of a completion that `completion` could have made, else None."""
-    start, end = completion("\0").split("\0")
-    return text[len(start) : -len(end)] if text.startswith(start) and text.endswith(end) else None
-
-
-def one_of(prompt: str, text: str, gold: str) -> float:
-    """Reward: 1.0 where the answer is one of the right ones, which `gold` joins by |."""
-    return float(answer_of(text) in gold.split("|"))
 
 
 class ExactSuccess:

@@ -10,20 +10,17 @@ import pytest
 
 from actors.coordinator.leases import Leases
 from actors.coordinator.ranking import ranked
-from common.config import Config
 from common.keys import Keys
 from common.redis import connect
 from common.types import Group, Prompt
-from evaluation.audit import audit, gather
 from tests.support.coordination import (
     PROMPTS,
     config_of,
+    every_promise_was_kept,
     keeps_its_lease,
-    records,
     with_deaths,
 )
-from tests.support.held import rollouts_held
-from tests.support.simulated import Learner, score_by_chance
+from tests.support.simulated import score_by_chance
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -113,23 +110,3 @@ def assert_stops(report: dict[str, Any], stop: str) -> None:
         if stop != "none" and any(wants):
             assert all(w or not extra for w, extra in zip(wants, division["extra"], strict=True))
         trials = [t + extra for t, extra in zip(trials, division["extra"], strict=True)]
-
-
-def every_promise_was_kept(
-    redis_url: str, config: Config, learner: Learner, payloads: dict[str, Group]
-) -> None:
-    """Each group trained once, Γ·G rollouts a batch, nothing left in Redis, and a clean audit."""
-    steps = [learner.trained[s] for s in range(config.learner.steps)]
-    assert [len(ids) for ids in steps] == [PROMPTS] * config.learner.steps
-    assert len({i for ids in steps for i in ids}) == PROMPTS * config.learner.steps
-    for batch in range(config.learner.steps):
-        rollouts = PROMPTS * config.rollout.group_size
-        assert sum(g.size for g in payloads.values() if g.batch == batch) == rollouts
-    client = connect(redis_url)
-    assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
-    keys = Keys(config.run.name)
-    assert client.xlen(keys.groups) == 0
-    plans, later = set(client.hkeys(keys.plans)), range(2, config.allocation.rounds + 1)
-    shards = set(client.hkeys(keys.shards))
-    assert plans == shards | {b"%s:%d" % (shard, number) for shard in shards for number in later}
-    assert rollouts_held(client, config.run.name) == set()

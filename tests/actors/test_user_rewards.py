@@ -101,6 +101,22 @@ def test_a_reward_that_fails_is_an_error_with_its_name_and_the_row_s_never_a_zer
     assert words in str(error.value)
 
 
+def test_what_a_reward_imports_counts_neither_in_its_time_nor_in_its_memory(own: Path) -> None:
+    lines = ("import mmap, time", "time.sleep(1.0)", "SPACE = mmap.mmap(-1, 3 * 2**30)")
+    heavy = "\n".join([*lines, "def heavy(answer): return 1.0", ""])
+    (own / "heavy_judge_of_a_user.py").write_text(heavy)
+
+    async def scored() -> dict[str, float]:
+        name = "heavy_judge_of_a_user:heavy"
+        pool = VerifierPool(Reward(weights={name: 1.0}, success=name, time_limit_s=0.5))
+        try:
+            return (await pool.score_batch([answer()]))[0]
+        finally:
+            pool.close()
+
+    assert list(asyncio.run(scored()).values()) == [1.0]
+
+
 def test_a_reward_that_is_unavailable_is_waited_for_and_said(own: Path) -> None:
     async def run() -> None:
         full = "own_judges_of_a_user:away"

@@ -129,7 +129,7 @@ def test_a_hook_that_fails_is_told_once_until_it_works_again(server: Server, tmp
         alerts.tell("no_hit", str(number))
     alerts.ended("finished", "")
     assert len(server.bodies) == 4
-    assert said(at).count("telemetry.on_alert failed, the run goes on") == 1
+    assert said(at).count("telemetry.on_alert failed, the run continues") == 1
     assert "500" in said(at)
     assert "secret-path" not in said(at)
 

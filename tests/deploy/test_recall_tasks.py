@@ -22,12 +22,10 @@ from deploy.tasks.build import build
 from deploy.tasks.catalogue import TASKS
 from deploy.tasks.recall import (
     ExactSuccess,
-    answer_of,
-    completion,
     encode_prompts,
     load_task,
-    one_of,
 )
+from deploy.tasks.reward import answer_of, completion, one_of
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -13,9 +13,13 @@ from actors.coordinator.leases import Leases
 from actors.coordinator.ranking import Rank, unranked
 from actors.coordinator.sampling import Score
 from common.config import Config
+from common.keys import Keys
 from common.load import load
+from common.redis import connect
 from common.types import Group
+from evaluation.audit import audit, gather
 from learner.steps import Reader
+from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts
 
 PROMPTS, GROUP = 6, 5
@@ -141,3 +145,23 @@ async def keeps_its_lease(self: Leases, name: str) -> None:
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
         await self._release(keys=[self._key(name)], args=[self._owner])
+
+
+def every_promise_was_kept(
+    redis_url: str, config: Config, learner: Learner, payloads: dict[str, Group]
+) -> None:
+    """Each group trained once, Γ·G rollouts a batch, nothing left in Redis, and a clean audit."""
+    steps = [learner.trained[s] for s in range(config.learner.steps)]
+    assert [len(ids) for ids in steps] == [PROMPTS] * config.learner.steps
+    assert len({i for ids in steps for i in ids}) == PROMPTS * config.learner.steps
+    for batch in range(config.learner.steps):
+        rollouts = PROMPTS * config.rollout.group_size
+        assert sum(g.size for g in payloads.values() if g.batch == batch) == rollouts
+    client = connect(redis_url)
+    assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
+    keys = Keys(config.run.name)
+    assert client.xlen(keys.groups) == 0
+    plans, later = set(client.hkeys(keys.plans)), range(2, config.allocation.rounds + 1)
+    shards = set(client.hkeys(keys.shards))
+    assert plans == shards | {b"%s:%d" % (shard, number) for shard in shards for number in later}
+    assert rollouts_held(client, config.run.name) == set()

@@ -1,0 +1,121 @@
+"""Episodes as they are asked for: n of a prompt, each sampled again where its environment made none."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+from transformers import PreTrainedTokenizerBase
+
+from actors.coordinator.sampling import Generate
+from actors.environment.conversation import Conversation
+from actors.environment.policy import Policy, Sample
+from actors.environment.protocol import EpisodeFunction, Tools
+from actors.environment.runner import run_episode
+from actors.environment.template import Template
+from common.config import Config
+from common.datasets import Row
+from common.errors import EnvironmentFault, HoraError, RunError
+from common.prompts import opening
+from common.types import Completion, Failed, Prompt, SamplingRequest, Tokens
+
+log = structlog.get_logger(__name__)
+Count = Callable[[str, int], None]
+
+
+class Episodes:
+    """Runs `function` on the prompts' rows. `count` is told, by name, how many episodes were made
+    (`episodes`), ended by a limit (`episodes_cut`) and lost (`episodes_lost:KIND`), and how many turns they
+    had (`episode_turns`)."""
+
+    def __init__(
+        self,
+        config: Config,
+        tokenizer: PreTrainedTokenizerBase,
+        function: EpisodeFunction,
+        tools: Tools,
+        count: Count,
+    ) -> None:
+        self._config, self._function, self._tools, self._count = config, function, tools, count
+        self._template = Template(tokenizer, config.data.chat)
+        self._places = asyncio.Semaphore(config.environment.episodes)
+        self.running = 0
+
+    async def make(
+        self, request: SamplingRequest, version: int, turns: Callable[[int], Generate]
+    ) -> list[Completion] | Failed:
+        """`request.n` episodes on weights of version `version` or newer. `turns(version)` samples single
+        turns; what it raises ends the request, but for HoraError, which no other try would change."""
+        episodes = [
+            asyncio.ensure_future(self._until_made(request, i, version, turns)) for i in range(request.n)
+        ]
+        try:
+            return await asyncio.gather(*episodes)
+        except HoraError as error:
+            return Failed(str(error))
+        finally:
+            for episode in episodes:
+                episode.cancel()
+
+    async def _until_made(
+        self, request: SamplingRequest, number: int, version: int, turns: Callable[[int], Generate]
+    ) -> Completion:
+        """One episode, with other seeds where its environment made none. Raises RunError after
+        environment.attempts tries."""
+        prompt, attempts = request.prompt, self._config.environment.attempts
+        for attempt in range(attempts):
+            sample = _sample(request, f"{number}:{attempt}", turns)
+            try:
+                async with self._places:
+                    return await self._one(prompt, sample, version)
+            except EnvironmentFault as fault:
+                self._count(f"episodes_lost:{fault.kind}", 1)
+                said = f"the environment {fault}"
+                log.warning(
+                    "an episode is sampled again", prompt=prompt.index, attempt=attempt + 1, reason=said
+                )
+        raise RunError(
+            f"environment {self._config.environment.path} made no episode of row {prompt.index} (problem "
+            f"{prompt.text!r:.60}) in {attempts} tries (environment.attempts); last: {said}"
+        )
+
+    async def _one(self, prompt: Prompt, sample: Sample, version: int) -> Completion:
+        messages = opening(prompt.text, self._config.data)
+        history = self._config.environment.history
+        conversation = Conversation(self._template, messages, prompt.tokens, history)
+        policy = Policy(conversation, sample, self._config, version)
+        row = Row(prompt.index, prompt.text, prompt.answer, prompt.row)
+        self.running += 1
+        try:
+            made = await run_episode(self._function, row, conversation, policy, self._tools, self._config)
+        finally:
+            self.running -= 1
+        self._count("episodes", 1)
+        self._count("episodes_cut", int(policy.over))
+        self._count("episode_turns", conversation.turns)
+        return made
+
+
+def _sample(request: SamplingRequest, name: str, turns: Callable[[int], Generate]) -> Sample:
+    """Turns of the episode `name` of a request. Each has a seed of its own, which is a pure function of what
+    it is for, so that a retry anywhere draws the same from the same weights."""
+    turn = 0
+
+    async def sample(context: Tokens, most: int, version: int) -> Completion:
+        nonlocal turn
+        turn += 1
+        digest = hashlib.blake2b(f"{request.seed}:{name}:{turn}".encode(), digest_size=6).digest()
+        single = replace(
+            request,
+            prompt=replace(request.prompt, tokens=context, row={}),
+            n=1,
+            seed=int.from_bytes(digest, "big"),
+            max_tokens=most,
+        )
+        (answer,) = await turns(version)(single)
+        return answer
+
+    return sample

@@ -1,0 +1,215 @@
+"""Episodes are sampled again where their environment made none; and coordinators, a learner and environments
+that die at random moments lose and double nothing, on a real Redis."""
+
+import asyncio
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.calls import retry
+from actors.environment.episodes import Episodes
+from actors.environment.guess import guess
+from actors.environment.protocol import Episode, EpisodeFunction
+from actors.environment.watchdog import Watchdog
+from common.config import Config
+from common.datasets import Row
+from common.errors import RunError
+from common.load import load
+from common.prompts import load_tokenizer, make_prompt
+from common.types import Completion, Failed, Prompt, SamplingRequest, Scored, VersionSpan
+from tests.support.coordination import config_of, every_promise_was_kept, with_deaths
+from tests.support.simulated import Fleet
+
+GUESS = load("tiny-guess")
+TOKENIZER = load_tokenizer(GUESS.model.path)
+ROW = Row(0, "n=", "5")
+
+
+def digit(seed: int, version: int = 0) -> Completion:
+    """A turn that says a digit, decided by its seed."""
+    text = str(random.Random(seed).randrange(7))
+    tokens = np.asarray(TOKENIZER.encode(text, add_special_tokens=False), np.int32)
+    return Completion(text, tokens, np.full(1, -0.5, np.float32), "length", (VersionSpan(version, 0, 1),))
+
+
+class Turns:
+    """Single turns at some version; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[SamplingRequest] = []
+
+    def __call__(self, version: int) -> Callable[[SamplingRequest], Any]:
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            self.asked.append(request)
+            await asyncio.sleep(0)
+            return [digit(request.seed, version)]
+
+        return generate
+
+
+def made(function: EpisodeFunction, turns: Any, n: int = 4, **settings: object) -> tuple[Any, Counter[str]]:
+    config = load("tiny-guess", [f"environment.{k}={v}" for k, v in settings.items()])
+    counts: Counter[str] = Counter()
+
+    async def inside() -> Any:
+        episodes = Episodes(config, TOKENIZER, function, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
+        prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
+        found = await episodes.make(SamplingRequest(prompt, n, seed=11, priority=3), 0, turns)
+        assert episodes.running == 0
+        return found
+
+    return asyncio.run(inside()), counts
+
+
+def test_each_turn_of_each_episode_has_a_seed_and_a_limit_of_its_own() -> None:
+    turns = Turns()
+    found, counts = made(guess, turns)
+    assert len(found) == 4
+    assert len({r.seed for r in turns.asked}) == len(turns.asked) == counts["episode_turns"]
+    assert {(r.n, r.priority, r.max_tokens) for r in turns.asked} == {(1, 3, 1)}
+    again, _ = made(guess, Turns())
+    assert [c.tokens.tolist() for c in found] == [c.tokens.tolist() for c in again], "a retry draws the same"
+
+
+def test_an_episode_that_fails_is_sampled_again_and_its_siblings_are_kept() -> None:
+    calls = 0
+
+    async def fails_once(row: Row, policy: Any, sandbox: Any) -> Episode:
+        nonlocal calls
+        calls += 1
+        mine = calls
+        await policy.generate()
+        if mine == 2:
+            raise KeyError("door")
+        return Episode({"solved": 1.0})
+
+    turns = Turns()
+    found, counts = made(fails_once, turns)
+    assert [c.rewards for c in found] == [{"solved": 1.0}] * 4
+    assert calls == 5
+    assert counts == {"episodes": 4, "episodes_cut": 0, "episode_turns": 4, "episodes_lost:raises": 1}
+    assert len({r.seed for r in turns.asked}) == 5, "the second try draws anew"
+
+
+def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
+    async def fails(row: Row, policy: Any, sandbox: Any) -> Episode:
+        await policy.generate()
+        raise KeyError("door")
+
+    found, counts = made(fails, Turns(), attempts=3)
+    assert found == Failed(
+        "environment guess made no episode of row 0 (problem 'n=') in 3 tries (environment.attempts); last: "
+        "the environment raises KeyError: 'door'"
+    )
+    assert counts["episodes"] == 0
+
+
+def test_what_stops_the_policy_for_good_stops_the_episodes() -> None:
+    def turns(version: int) -> Any:
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            raise RunError("generating failed 20 times")
+
+        return generate
+
+    assert made(guess, turns)[0] == Failed("generating failed 20 times")
+
+
+class EpisodeFleet(Fleet):
+    """Environments in place of generators: each turn may be lost with its replica, each episode may fail."""
+
+    def __init__(self, config: Config, chance: random.Random) -> None:
+        super().__init__(lambda request, lengths: 0.0, lambda n: np.ones(n, int))
+        self._chance, self.counts = chance, Counter[str]()
+        self._episodes = Episodes(config, TOKENIZER, self._play, None, self._count)  # type: ignore[arg-type]
+
+    def _count(self, name: str, amount: int) -> None:
+        self.counts[name] += amount
+
+    async def _play(self, row: Row, policy: Any, sandbox: Any) -> Episode:
+        if self._chance.random() < 0.1:
+            raise KeyError("no such room")
+        return await guess(replace(row, answer=str(row.index % 7)), policy, sandbox)
+
+    async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
+        def turns(least: int) -> Any:
+            async def generate(single: SamplingRequest) -> list[Completion]:
+                await asyncio.sleep(self._chance.random() * 0.005)
+                if self._chance.random() < 0.02:
+                    raise ConnectionError("the replica is gone")
+                return [digit(single.seed, least)]
+
+            return generate
+
+        async def ask(before: int) -> list[Completion] | Failed:
+            return await self._episodes.make(request, version, turns)
+
+        found = await retry(ask, "episodes", 50, 30.0)
+        assert not isinstance(found, Failed)
+        return found
+
+
+async def scored(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+    solved = [c.rewards["solved"] for c in completions]
+    return [Scored({"episode.solved": value}, value == 1.0) for value in solved]
+
+
+EPISODES = {
+    "environment.path": "guess",
+    "environment.attempts": 20,
+    "environment.max_turns": 3,
+    "environment.max_turn_tokens": 1,
+    "data.chat": "false",
+    "reward.weights": "{episode.solved: 1.0}",
+    "reward.success": "episode.solved",
+}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_every_episode_is_trained_once_whoever_dies_when(
+    redis_url: str, staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(staleness)
+    config = config_of(f"episodes-{staleness}", staleness, **EPISODES)
+    fleet: list[EpisodeFleet] = []
+
+    def of(chance_: random.Random, longest_s: float) -> EpisodeFleet:
+        fleet.append(EpisodeFleet(config, chance_))
+        return fleet[-1]
+
+    monkeypatch.setattr("tests.support.coordination.fleet_of", of)
+    learner, payloads = asyncio.run(
+        with_deaths(config, redis_url, chance, 2, 6, monkeypatch=monkeypatch, scoring=scored)
+    )
+    every_promise_was_kept(redis_url, config, learner, payloads)
+    rollouts = [r for g in payloads.values() for r in g.rollouts]
+    assert any(len(r.turns) == 3 for r in rollouts)
+    assert any(not r.turns for r in rollouts)
+    for r in rollouts:
+        assert r.success == (r.rewards["episode.solved"] == 1.0)
+        assert r.success or r.finish_reason == "length"
+    assert fleet[0].counts["episodes_lost:raises"] > 0, "lost ones were sampled again, not counted as wrong"
+
+
+def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line() -> None:
+    found: list[str] = []
+
+    def blocks() -> None:
+        while not found:
+            time.sleep(0.01)
+
+    async def main() -> None:
+        watchdog = Watchdog(0.2, found.append)
+        await asyncio.sleep(0.6)
+        assert not found, "a loop that turns is no blocked one"
+        blocks()
+        watchdog.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert re.fullmatch(r".*test_episodes\.py:\d+ in blocks", found[0])
