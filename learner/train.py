@@ -219,6 +219,7 @@ def estimator_of(config: Config) -> Estimator:
         config.reward.success,
         rollout.group_size,
         rollout.max_response_tokens,
+        sources={source: estimator_of(config.of(source)) for source in config.data.sources},
     )
 
 
