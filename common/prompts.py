@@ -85,10 +85,13 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
     return _encode(tokenizer, render_text(tokenizer, problem, data), data)
 
 
-def make_prompt(tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data) -> Prompt:
-    """Row `row` of a data set as prompt `index`."""
+def make_prompt(
+    tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data, source: str = ""
+) -> Prompt:
+    """Row `row` of data source `source` as prompt `index`."""
     text = render_text(tokenizer, row.problem, data)
-    return Prompt(index, row.problem, row.answer, _encode(tokenizer, text, data), prefill(text), row.columns)
+    tokens = _encode(tokenizer, text, data)
+    return Prompt(index, row.problem, row.answer, tokens, prefill(text), row.columns, source)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:

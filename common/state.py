@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import redis
 import redis.asyncio
@@ -30,6 +30,8 @@ class PromptsUsed:
 
     n: int
     fingerprint: str
+    rows: tuple[int, ...] = ()
+    """Of a run with several data sources, how many are of each."""
     schema: int = 0
 
 
@@ -85,10 +87,14 @@ class SharedState:
             gate_seen=int(text.get("gate_seen", 0)),
             gate_mean=float(text["gate_mean"]) if "gate_mean" in text else None,
             token_sha256=text.get("token_sha256"),
-            prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
+            prompts=_used(json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
             folder=text.get("folder", ""),
         )
+
+
+def _used(raw: dict[str, Any]) -> PromptsUsed:
+    return PromptsUsed(**{**raw, "rows": tuple(raw.get("rows", ()))})
 
 
 class Changes(TypedDict, total=False):

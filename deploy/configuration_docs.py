@@ -3,8 +3,9 @@ docs/reference/configuration.md`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from common.config import Config
@@ -31,16 +32,22 @@ def _section(path: str, model: Any) -> str:
     lines.append("\n| key | default | meaning |\n|---|---|---|\n")
     nested = []
     for name, field in model.model_fields.items():
-        if (section := section_of(field.annotation)) is not None:
+        section = section_of(field.annotation)
+        if section is not None:
             nested.append(_section(f"{path}.{name}", section))
-            if field.default is None:
-                lines.append(f"| `{path}.{name}` | `None` | {_meaning(field.description)} |\n")
-        else:
-            lines.append(
-                f"| `{path}.{field.alias or name}` | {_default(field.default)} | "
-                f"{_meaning(field.description)} |\n"
-            )
+            if field.default is not None:
+                continue
+        elif (each := _named(field.annotation)) is not None:
+            nested.append(_section(f"{path}.{name}.NAME", each))
+        key = f"`{path}.{field.alias or name}`"
+        lines.append(f"| {key} | {_default(field.default)} | {_meaning(field.description)} |\n")
     return "".join(lines + nested)
+
+
+def _named(annotation: Any) -> type[BaseModel] | None:
+    """The model of the values of a section that the user names; None for everything else."""
+    values = get_args(annotation)[1:]
+    return next((v for v in values if isinstance(v, type) and issubclass(v, BaseModel)), None)
 
 
 def _default(value: Any) -> str:

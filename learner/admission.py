@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.config import Config
-from common.config.reward import BUILT_IN
+from common.config.reward import BUILT_IN, Reward
 from common.errors import WireError
 from common.queue import Entry
 from common.types import Group
@@ -72,10 +72,18 @@ def _check_lengths(group: Group, config: Config) -> None:
         raise WireError(f"group {group.id}: a sequence exceeds {config.longest_in_words} tokens")
 
 
+def _reward_of(group: Group, config: Config) -> Reward:
+    if group.source not in config.source_names:
+        there = ", ".join(config.data.sources) or "one data set without a name"
+        raise Foreign(f"group {group.id}: this run has no data source {group.source!r} ({there})")
+    return config.of(group.source).reward
+
+
 def _check_rewards(group: Group, config: Config) -> None:
-    """Names and success as in the configuration's `reward`; the built-in rewards are from 0 to 1, a user's
-    any number."""
-    names = set(config.reward.names)
+    """Names and success as in the configuration's `reward` for its source; the built-in rewards are from 0 to
+    1, a user's any number."""
+    reward = _reward_of(group, config)
+    names = set(reward.names)
     for i, rollout in enumerate(group.rollouts):
         if rollout.rewards.keys() != names:
             raise WireError(
@@ -84,7 +92,7 @@ def _check_rewards(group: Group, config: Config) -> None:
         for name, value in rollout.rewards.items():
             if name in BUILT_IN and not 0.0 <= value <= 1.0:
                 raise WireError(f"group {group.id} rollout {i}: reward {name} is {value:g}, it gives 0 to 1")
-        if rollout.success != config.reward.succeeded(rollout.rewards):
+        if rollout.success != reward.succeeded(rollout.rewards):
             raise WireError(
                 f"group {group.id} rollout {i}: success is {rollout.success}, and reward.success of its "
                 "rewards is not"

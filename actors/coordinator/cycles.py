@@ -25,7 +25,7 @@ from allocator.warmup import WarmUpGate
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.order import batch_rows
+from common.order import Mixture, mixed_rows
 from common.records import ShardReport
 from common.redis import AsyncRedis
 from common.state import changed
@@ -55,14 +55,14 @@ class BatchAllocation:
 
 
 class Cycles:
-    """Gate and prior of one run over `n` prompts. `redis` is an asyncio client."""
+    """Gate and prior of one run over the prompts of `mixture`. `redis` is an asyncio client."""
 
-    def __init__(self, redis: AsyncRedis, config: Config, prior: Prior, n: int) -> None:
+    def __init__(self, redis: AsyncRedis, config: Config, prior: Prior, mixture: Mixture) -> None:
         self._redis = redis
         self._config = config
         self._keys = Keys(config.run.name)
         self._prior = prior
-        self._n = n
+        self._mixture = mixture
         self._gate = WarmUpGate(
             threshold=config.allocation.warmup.format_reward,
             cycles=config.allocation.warmup.cycles,
@@ -135,10 +135,10 @@ class Cycles:
 
     def _now(self, batch: int) -> BatchAllocation:
         """Rule and prior of `batch` from the cycles observed so far."""
-        rows = batch_rows(
+        rows = mixed_rows(
             batch,
             self._config.rollout.prompts_per_batch,
-            self._n,
+            self._mixture,
             self._config.run.seed,
             self._config.data.shuffle,
         )

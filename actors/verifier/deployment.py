@@ -33,7 +33,8 @@ class Verifier:
         self._run, self._redis = checked.run.name, connect_async(redis_url)
         self._name = f"verifier/{serve.get_replica_context().replica_id.unique_id}"
         self._processes = checked.verifier.processes or default_processes()
-        self._pool = VerifierPool(checked.reward, self._processes)
+        sources = {name: checked.of(name).reward for name in checked.source_names}
+        self._pool = VerifierPool(checked.reward, self._processes, sources=sources)
         self._faults = 0
         self._scored, self._at = 0, time.monotonic()
         beating = keep_beating(self._redis, self._run, self._name, self._state)

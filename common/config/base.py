@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,7 +18,8 @@ class Section(BaseModel):
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds, also where it may be null; None for a plain value."""
-    for kind in (annotation, *get_args(annotation)):
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None

@@ -15,7 +15,7 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, disk, machine, services, task
+from deploy.preflight import configuration, disk, machine, services, sources, task
 from deploy.preflight.arithmetic import said
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.memory import card_memory, model_shape, run_target
@@ -28,7 +28,7 @@ TASK: tuple[Check, ...] = (task.stops, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
     configuration.family,
-    configuration.data,
+    sources.data,
     configuration.evaluation,
     *TASK,
     rollouts,
@@ -56,7 +56,7 @@ CHECKS: tuple[Check, ...] = (
     disk.disk,
     machine.build_lock,
     sandbox,
-    configuration.data,
+    sources.data,
     configuration.evaluation,
     *TASK,
     rollouts,

@@ -19,21 +19,17 @@ from allocator.priors.make import NAMES, UNCONDITIONED
 from common.adapters import check_base, refuse_to_train
 from common.answers import load_extract
 from common.config import Config
-from common.datasets import Dataset, load_dataset, load_held_out
+from common.datasets import load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
-from common.prompts import load_tokenizer, render
 from common.reward_names import function_of, is_own
 from common.rewards import gold_test, group_functions
 from common.user_code import working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
-from evaluation.benchmarks import known_leaks
 from learner.user_advantage import try_advantage
 
-SHOWN = 5
-"""Rows of one kind that are listed; the rest are counted."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -65,11 +61,8 @@ def names(target: Target) -> Iterator[Finding]:
         if (as_if := config.learner.objective.group_weight.as_if) is not None:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
         try:
-            for name in config.reward.names:
-                if is_own(name):
-                    load_reward(function_of(name))
-            group_functions(config)
-            load_extract(config.reward.answer)
+            for source in config.source_names:
+                _load_rewards(config.of(source))
             if config.environment.path is not None:
                 load_environment(config.environment.path)
         except ValueError as error:
@@ -81,8 +74,7 @@ def names(target: Target) -> Iterator[Finding]:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:
         feature_model(config)
-    reward = config.reward
-    success = f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none"
+    success = "; ".join(_success(config, source) for source in config.source_names)
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
     yield ok(
         "allocation",
@@ -96,6 +88,20 @@ def names(target: Target) -> Iterator[Finding]:
             f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
+
+
+def _success(config: Config, source: str) -> str:
+    reward, named = config.of(source).reward, f"{source}: " if source else ""
+    return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
+
+
+def _load_rewards(config: Config) -> None:
+    """Raise ValueError for a function that cannot be loaded, or that cannot be what it is named for."""
+    for name in config.reward.names:
+        if is_own(name):
+            load_reward(function_of(name))
+    group_functions(config)
+    load_extract(config.reward.answer)
 
 
 def _try_rule(config: Config, key: str, rule: str) -> None:
@@ -171,42 +177,14 @@ def packages(target: Target) -> Iterator[Finding]:
             yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
 
 
-def data(target: Target) -> Iterator[Finding]:
-    """The rows that a run would train on: readable, verifiable, within the limits, enough for a batch."""
-    config, rollout = target.config, target.config.rollout
-    if not target.trains:
-        return
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    dataset = load_dataset(config.data, gold_test(config.reward))
-    if config.evaluation.path:
-        load_held_out(config)
-    lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
-    usable = [n for n in lengths if n <= rollout.max_prompt_tokens]
-    left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
-    too_long = len(lengths) - len(usable)
-    yield from _some(left_out, "rows are left out")
-    yield from _some(
-        _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
-    )
-    if too_long:
-        limit = f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
-        longer = f"left out: {plural(too_long, 'prompt')} longer than {limit}"
-        yield Finding("warn", "data", longer)
-    if len(usable) < rollout.prompts_per_batch:
-        raise ConfigError(
-            f"data.path {config.data.path}: {plural(len(usable), 'usable prompt')}, fewer than "
-            f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
-        )
-    yield ok("data", f"{plural(len(usable), 'prompt')} of {min(usable)} to {max(usable)} tokens")
-
-
 def evaluation(target: Target) -> Iterator[Finding]:
     """The cost of an evaluation during training, compared with the training between two of them."""
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
     longest, rollout = config.rollout.max_response_tokens, config.rollout
-    mine = min(settings.prompts, len(load_held_out(config, gold_test(config.reward)))) * settings.samples
+    problems = load_held_out(config, gold_test(config.evaluated.reward))
+    mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
     best = (
         f"; the weights of the best {config.learner.keep_best} are kept" if config.learner.keep_best else ""
@@ -225,15 +203,3 @@ def evaluation(target: Target) -> Iterator[Finding]:
             "longer than the time between two, and some will be left out",
             "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
         )
-
-
-def _leaks(config: Config, dataset: Dataset) -> list[str]:
-    """Training problems that are also in a benchmark, or in the run's own held-out set."""
-    found = known_leaks(config, dataset.rows)
-    return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
-
-
-def _some(lines: list[str], summary: str) -> Iterator[Finding]:
-    """The first few as warnings, and their number."""
-    more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
-    yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))
