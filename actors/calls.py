@@ -110,51 +110,60 @@ def policy_calls(
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
-    """`score`: rewards by name of each completion of one prompt, and whether it is a success."""
-    method = handle.options(method_name="score")
-    needs_row = any(":" in name or name == "code_tests" for name in config.reward.names)
+    """`score`: rewards by name of each completion of one prompt, and whether it is a success, as the prompt's
+    source has it."""
+    by_source = {source: _score_of(handle, config.of(source)) for source in config.source_names}
+
+    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+        return await by_source[prompt.source](prompt, completions)
+
+    return score
+
+
+def _score_of(handle: DeploymentHandle, config: Config) -> Score:
+    """`verifier_calls` for the prompts of one source."""
+    method, reward = handle.options(method_name="score"), config.reward
+    needs_row = any(":" in name or name == "code_tests" for name in reward.names)
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         row = prompt.row if needs_row else {}
-        items = [
-            Answer(
-                prompt.text,
-                prompt.prefill + c.text,
-                prompt.answer,
-                row,
-                prompt.index,
-                len(c.tokens),
-                c.finish_reason,
-            )
-            for c in completions
-        ]
+        items = [_answer(prompt, c.text, row, len(c.tokens), c.finish_reason) for c in completions]
 
         async def ask(before: int) -> list[dict[str, float]]:
             return await method.remote(items)
 
         what = f"verifying {len(items)} completions of prompt {prompt.index}"
-        limit = (
-            config.reward.time_limit_s * len(items) + config.reward.wait_limit_s + config.rollout.time_limit_s
-        )
-        if "code_tests" in config.reward.names:
-            each = (
-                tests_of(config.reward.code_tests, prompt.row).runs * limits_of(config.reward.code_tests).wall
-            )
+        limit = reward.time_limit_s * len(items) + reward.wait_limit_s + config.rollout.time_limit_s
+        if "code_tests" in reward.names:
+            each = tests_of(reward.code_tests, prompt.row).runs * limits_of(reward.code_tests).wall
             limit += TRIES * each * len(items)
         judged: list[dict[str, float]] = [{}] * len(items)
-        if config.reward.judged:
+        if reward.judged:
             judged = await retry(ask, what, config.rollout.attempts, limit)
         rewards = [
             {**found, **{EPISODE + name: value for name, value in c.rewards.items()}}
             for found, c in zip(judged, completions, strict=True)
         ]
-        return [Scored(r, config.reward.succeeded(r)) for r in rewards]
+        return [Scored(r, reward.succeeded(r)) for r in rewards]
 
     return score
 
 
 def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
-    """`rank`: the rewards that the rollouts of a complete group get among each other."""
+    """`rank`: the rewards that the rollouts of a complete group get among each other, as the prompt's source
+    has it."""
+    by_source = {source: _rank_of(handle, config.of(source), text_of) for source in config.source_names}
+    if all(rank is unranked for rank in by_source.values()):
+        return unranked
+
+    async def rank(prompt: Prompt, group: Group) -> Group:
+        return await by_source[prompt.source](prompt, group)
+
+    return rank
+
+
+def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
+    """`group_calls` for the prompts of one source."""
     functions = group_functions(config)
     if not functions:
         return unranked
@@ -163,15 +172,7 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
     async def rank(prompt: Prompt, group: Group) -> Group:
         texts = await asyncio.to_thread(lambda: [text_of(r) for r in group.rollouts])
         items = [
-            Answer(
-                prompt.text,
-                prompt.prefill + text,
-                prompt.answer,
-                prompt.row,
-                prompt.index,
-                len(r.tokens),
-                r.finish_reason,
-            )
+            _answer(prompt, text, prompt.row, len(r.tokens), r.finish_reason)
             for text, r in zip(texts, group.rollouts, strict=True)
         ]
 
@@ -184,6 +185,20 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
         return ranked(group, await retry(ask, what, config.rollout.attempts, limit))
 
     return rank
+
+
+def _answer(prompt: Prompt, text: str, row: Mapping[str, object], tokens: int, finish_reason: str) -> Answer:
+    """What rewards are asked about a completion of `prompt`."""
+    return Answer(
+        prompt.text,
+        prompt.prefill + text,
+        prompt.answer,
+        row,
+        prompt.index,
+        tokens,
+        finish_reason,
+        prompt.source,
+    )
 
 
 async def retry(

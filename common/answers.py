@@ -1,9 +1,9 @@
-r"""Where a completion's final answer is, whether the completion has the form that was asked for, and the
-words that ask for it.
+r"""Where a completion's final answer is, whether the completion has the required form, and the instructions
+that ask for it.
 
-`tags`   the text of the last complete `<answer>…</answer>` (paper, section 4). `boxed`  the last `\boxed{…}`
-whose braces balance, after the thought. `final`  what follows the last "answer is" or "answer:" on its line,
-else the last line that is not empty, after the thought. `auto`   the first of these three that is there.
+`tags` the text of the last complete `<answer>…</answer>` (paper, section 4). `boxed` the last `\boxed{…}`
+whose braces balance, after the thought. `final` the text after the last "answer is" or "answer:" on its line,
+otherwise the last line that is not empty, after the thought. `auto` the first of these three that exists.
 
 The thought is `<think>…</think>`. A template may write its opening tag at the end of the prompt (Qwen3's
 thinking models, R1): `prefill` finds it, and completions are judged with it in front. All this takes linear
@@ -32,7 +32,7 @@ FORMAT_INSTRUCTIONS = (
     "in <answer> </answer> tags, and write nothing else: <think>reasoning process</think><answer>final "
     "answer</answer>"
 )
-"""Asks for what the format reward checks with `tags` (paper, section 4)."""
+"""Asks for the form that the format reward checks with `tags` (paper, section 4)."""
 
 _INSTRUCTIONS = {
     "tags": "Solve the problem step by step, then give the final answer in <answer> </answer> tags.",
@@ -90,8 +90,8 @@ def extract_boxed(completion: str) -> str | None:
 
 
 def extract_final(completion: str) -> str | None:
-    """What follows the last "answer is" or "answer:" on its line, else the last line, after the thought and
-    without emphasis."""
+    """The text after the last "answer is" or "answer:" on its line, otherwise the last line; after the
+    thought and without emphasis."""
     text = after_thought(completion)
     lines = [line.strip(_EMPHASIS) for line in (text or "").splitlines() if line.strip(_EMPHASIS)]
     for line in reversed(lines):
@@ -115,8 +115,8 @@ ANSWERS: dict[str, Extract] = {
 
 
 def after_thought(completion: str) -> str | None:
-    """The completion after its thought; None where a thought is begun and not ended: what is in it is no
-    answer yet."""
+    """The completion after its thought; None for a thought that is not ended, because it holds no answer
+    yet."""
     start, end = completion.rfind("<think>"), completion.rfind("</think>")
     if end > start:
         return completion[end + len("</think>") :]
@@ -191,8 +191,8 @@ def user_answer(name: str, completion: str) -> str | None:
 
 
 def instructions(mode: str, rewards: tuple[str, ...]) -> str | None:
-    """The system message that asks for what these rewards look for; None where none of HORA's is in use, and
-    for a user's own way to find answers."""
+    """The system message that asks for what these rewards check; None without a reward of HORA's, and for a
+    user's own way to find answers."""
     if "code_tests" in rewards and "accuracy" not in rewards:
         return _TAGGED_PROGRAM if mode == "tags" and "format" in rewards else _PROGRAM
     if not {"format", "accuracy"} & set(rewards):

@@ -98,6 +98,8 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     default a problem is all that is asked for. Raises DataError when the source cannot be read or has no
     usable row.
     """
+    if not data.path:
+        raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
         return _arithmetic(data, unusable)
     if data.path.endswith((".jsonl", ".json")) or Path(data.path).is_file():
@@ -109,7 +111,7 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
 
 def load_held_out(config: Config, unusable: Unusable | None = None) -> Dataset:
     """The problems of `config.evaluation`: the held-out split of `arithmetic`, or a file with the columns of
-    `config.data` (the split `test`, when it comes from the Hugging Face hub).
+    `config.evaluated.data` (the split `test`, when it comes from the Hugging Face hub).
 
     Raises DataError when `evaluation.path` is not set or has no usable row.
     """
@@ -118,7 +120,7 @@ def load_held_out(config: Config, unusable: Unusable | None = None) -> Dataset:
         raise DataError("evaluation.path is not set: name a held-out JSONL file or `arithmetic`")
     split = "held-out" if path.split(":")[0] == "arithmetic" else "test"
     changed = {"path": path, "split": split, "limit": config.evaluation.prompts}
-    return load_dataset(config.data.model_copy(update=changed), unusable)
+    return load_dataset(config.evaluated.data.model_copy(update=changed), unusable)
 
 
 def find_leaks(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[Leak]:

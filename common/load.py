@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from common.config import Config
 from common.errors import ConfigError
 
+AnySection = TypeVar("AnySection", bound=BaseModel)
 ROOT = Path(__file__).resolve().parent.parent
 PRESETS = ROOT / "deploy" / "presets"
 
@@ -53,10 +54,14 @@ def from_args(args: Mapping[str, Any], source: str = "arguments") -> Config:
 
 
 def check_paths(config: Config) -> None:
-    """Raise ConfigError for a local model folder or data file that is not there."""
+    """Raise ConfigError for a local model folder or data file that is not there, and for no data set."""
+    if not config.data.path and not config.data.sources:
+        raise ConfigError("data.path is required: name a data set, or several in data.sources")
+    data = [("data.path", config.data.path)] if not config.data.sources else []
+    data += [(f"data.sources.{name}.path", source.path) for name, source in config.data.sources.items()]
     for key, path, remedy in (
         ("model.path", config.model.path, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
-        ("data.path", config.data.path, "name a JSONL file, a Hugging Face data set or `arithmetic`"),
+        *((key, path, "name a JSONL file, a Hugging Face data set or `arithmetic`") for key, path in data),
         ("allocation.prior_state", config.allocation.prior_state, "make it with `hora prior fit`"),
     ):
         if path is not None and _looks_local(path) and not Path(path).exists():
@@ -153,13 +158,20 @@ def _found(config: Config) -> Config:
     anywhere."""
     sections: dict[str, Any] = {}
     for section in ("model", "data", "evaluation"):
-        path = getattr(config, section).path
-        if path is not None and _looks_local(path):
-            sections[section] = getattr(config, section).model_copy(update={"path": _absolute(path)})
+        sections[section] = _with_path(getattr(config, section))
+    sources = {name: _with_path(source) for name, source in config.data.sources.items()}
+    if sources:
+        sections["data"] = config.data.model_copy(update={"sources": sources})
     if config.allocation.prior_state is not None:
         state = {"prior_state": _absolute(config.allocation.prior_state)}
         sections["allocation"] = config.allocation.model_copy(update=state)
     return config.model_copy(update=sections)
+
+
+def _with_path(section: AnySection) -> AnySection:
+    """`section` with its `path` made absolute, if that is a local one."""
+    path = getattr(section, "path", None)
+    return section.model_copy(update={"path": _absolute(path)}) if path and _looks_local(path) else section
 
 
 def _absolute(path: str) -> str:

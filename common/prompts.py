@@ -1,4 +1,4 @@
-"""From a problem to the tokens a model is given, and which tokenizer those tokens belong to."""
+"""From a problem to the tokens of a model, and the tokenizer that those tokens belong to."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
             f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason} "
             "Check the name; without network, name a local folder."
         ) from error
-    # From a folder with config.json alone transformers makes a tokenizer that knows its special tokens only.
+    # From a folder with only config.json transformers builds a tokenizer that has only its special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise PromptError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")
     return tokenizer
@@ -58,7 +58,7 @@ def check_template(tokenizer: PreTrainedTokenizerBase, data: Data) -> None:
 
 
 def render_text(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
-    """What the model is given, as text: the chat template around `data.template`, or the plain text of both.
+    """The text that the model receives: the chat template around `data.template`, or the plain text of both.
 
     Without chat, `data.system` goes before the problem, with an empty line between. Raises PromptError as
     `check_template` does.
@@ -85,10 +85,13 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
     return _encode(tokenizer, render_text(tokenizer, problem, data), data)
 
 
-def make_prompt(tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data) -> Prompt:
-    """Row `row` of a data set as prompt `index`."""
+def make_prompt(
+    tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data, source: str = ""
+) -> Prompt:
+    """Row `row` of data source `source` as prompt `index`."""
     text = render_text(tokenizer, row.problem, data)
-    return Prompt(index, row.problem, row.answer, _encode(tokenizer, text, data), prefill(text), row.columns)
+    tokens = _encode(tokenizer, text, data)
+    return Prompt(index, row.problem, row.answer, tokens, prefill(text), row.columns, source)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:
@@ -96,7 +99,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens
 
 
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """16 hex digits that two tokenizers share if and only if they write every token with the same number.
+    """16 hex digits, equal for two tokenizers if and only if they give every token the same number.
 
     Covers the vocabulary with its added tokens and the tokens that end, pad or begin a text; not the chat
     template, which changes prompts but not the meaning of a token.

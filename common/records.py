@@ -62,6 +62,7 @@ class GroupRecord(TypedDict):
     tokens: int
     reward_mean: float
     rewards: dict[str, float]
+    source: NotRequired[str]
     length_mean: float
     version_min: int
     version_max: int

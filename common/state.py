@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import redis
 import redis.asyncio
@@ -20,7 +20,7 @@ from common.keys import Keys
 from common.redis import Answer, text_of
 
 Value = bytes | bytearray | memoryview | str | int | float
-"""What redis-py takes as a hash's field or value."""
+"""The types that redis-py accepts as a hash's field or value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class PromptsUsed:
 
     n: int
     fingerprint: str
+    rows: tuple[int, ...] = ()
+    """Of a run with several data sources, how many are of each."""
     schema: int = 0
 
 
@@ -42,7 +44,7 @@ class SharedState:
     step: int = 0
     """Optimizer steps done; written by learner rank 0."""
     durable_step: int = 0
-    """Steps whose groups were acknowledged, for no restart needs them; written by learner rank 0, never
+    """Steps whose groups were acknowledged, because no restart needs them; written by learner rank 0, never
     falls."""
     republished: int = 0
     """How often a version was published again because a replica found its file damaged; written by learner
@@ -60,11 +62,11 @@ class SharedState:
     gate_mean: float | None = None
     """Mean reward of the newest of them; written by the coordinators, for views."""
     token_sha256: str | None = None
-    """SHA-256 (hex) of the token that pause and resume ask for; written by whoever starts the run."""
+    """SHA-256 (hex) of the token for pause and resume; written by the launcher."""
     prompts: PromptsUsed | None = None
     """Written once, by the first coordinator."""
     unplaced: str = ""
-    """Which parts find no place on the cluster, in words; written by whoever started the learner."""
+    """Parts that find no place on the cluster, in words; written by the launcher of the learner."""
     folder: str = ""
     """Absolute folder of the run's records; written by learner rank 0, on whose machine it is."""
 
@@ -85,10 +87,14 @@ class SharedState:
             gate_seen=int(text.get("gate_seen", 0)),
             gate_mean=float(text["gate_mean"]) if "gate_mean" in text else None,
             token_sha256=text.get("token_sha256"),
-            prompts=PromptsUsed(**json.loads(prompts)) if prompts else None,
+            prompts=_used(json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
             folder=text.get("folder", ""),
         )
+
+
+def _used(raw: dict[str, Any]) -> PromptsUsed:
+    return PromptsUsed(**{**raw, "rows": tuple(raw.get("rows", ()))})
 
 
 class Changes(TypedDict, total=False):
@@ -124,7 +130,7 @@ async def read_state_async(client: redis.asyncio.Redis, run: str) -> SharedState
 
 
 def read_config(text: Answer | None, run: str) -> Config:
-    """The configuration that the run's coordinator wrote. Raises RunError for none, or one of another
+    """The configuration that the run's coordinator wrote. Raises RunError without one, or for one of another
     version."""
     if text is None:
         raise RunError(f"this Redis knows no run {run!r}: check run.name and queue.url, or start it first")

@@ -29,7 +29,7 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     all.
     """
     found = [*_of_generation(config), tokenizer.eos_token_id]
-    if config.data.chat and tokenizer.chat_template:
+    if any(config.of(source).data.chat for source in config.source_names) and tokenizer.chat_template:
         found.append(turn_end(tokenizer))
     found += [_one_token(tokenizer, text) for text in config.rollout.stop]
     ids = tuple(dict.fromkeys(int(i) for i in found if i is not None))

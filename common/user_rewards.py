@@ -30,7 +30,7 @@ class Answer(NamedTuple):
     """What a reward judges: a completion with what it answers. `gold` is the gold answer: text, or any other
     JSON value. `row` holds every column of the data set,
     `prompt_index` is the prompt's number in the run, `tokens` the completion's length, `finish_reason` stop
-    or length."""
+    or length, `source` the name of the data set where a run has several."""
 
     problem: str
     completion: str
@@ -39,6 +39,7 @@ class Answer(NamedTuple):
     prompt_index: int = 0
     tokens: int = 0
     finish_reason: str = "stop"
+    source: str = ""
 
     @property
     def place(self) -> str:

@@ -38,23 +38,21 @@ ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
 
 
 def build(args: dict[str, object]) -> Application:
-    """The application of one run. Raises ConfigError with every problem of the configuration in one line
-    each."""
+    """The application of one run. Raises ConfigError with one line for each problem of the configuration."""
     config = from_args(args)
     require(Target(config, "train"), Console(stderr=True), NAMES)
     return build_run(config, drain=True)
 
 
 def build_run(config: Config, *, drain: bool) -> Application:
-    """The application of a checked configuration; with `drain` a generator that leaves ends what it samples
-    first, for as long as that may take."""
+    """The application of a checked configuration. With `drain` a generator that is scaled down completes its
+    requests first, within a limit."""
     url = redis_url(config)
     plain = config.model_dump(mode="json")
     policy = _policy(config, plain, url, drain=drain)
     verifier = _verifier(config).bind(plain, url)
     coordinator = _coordinator(config).bind(plain, url, policy, verifier)
-    # An open page holds a stream for as long as it is looked at; Serve's default of five would soon block
-    # all.
+    # An open page holds a stream; Serve's default of five requests would soon block all others.
     ingress = serve.deployment(
         Ingress, name="ingress", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
     )
@@ -88,14 +86,15 @@ def endpoint_of(config: Config) -> Application:
 
 
 class Sampler:
-    """Root of an application that only samples and verifies: it holds its deployments together."""
+    """Root of an application that only samples and verifies: it connects its deployments."""
 
     def __init__(self, policy: dict[str, DeploymentHandle], verifier: DeploymentHandle) -> None:
         self._parts = (policy, verifier)
 
 
 def build_sampler(config: Config) -> Application:
-    """Generators, environments and verifiers alone, of a checked configuration: what evaluation needs."""
+    """Generators, environments and verifiers of a checked configuration, without a coordinator: for
+    evaluation."""
     plain = config.model_dump(mode="json")
     url = redis_url(config)
     policy = _policy(config, plain, url, drain=False)
@@ -112,7 +111,7 @@ def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) 
 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
-    # vLLM is imported by the replicas alone: the rest of the application starts without it.
+    # Only the replicas import vLLM, so the rest of the application starts without it.
     from actors.generator.deployment import Generator
 
     generator = config.generator

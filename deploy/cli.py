@@ -178,7 +178,7 @@ def evaluate(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command goes on after an
+    """Pass@K of a model on benchmarks. Every sample goes to disk; the same command continues after an
     interruption."""
     from common.load import load
     from deploy.launch.local import evaluate_local
@@ -218,7 +218,7 @@ def study(
         bool, typer.Option("--loop", help="Train recall tasks in one process a cell, without servers.")
     ] = False,
 ) -> None:
-    """Compare arms of an experiment over seeds at equal compute. The same command goes on after an
+    """Compare arms of an experiment over seeds at equal compute. The same command continues after an
     interruption."""
     from deploy.launch.signals import stopped_by_signals
     from deploy.study.loop_runner import study_loop
@@ -240,7 +240,8 @@ def sample(
     out: Annotated[Path, typer.Option(help="File of counts, one line a prompt.")] = Path("counts.jsonl"),
     set_: Overrides = None,
 ) -> None:
-    """Count successes of training prompts for `hora plan`. The same command goes on after an interruption."""
+    """Count successes of training prompts for `hora plan`. The same command continues after an
+    interruption."""
     from common.load import load
     from deploy.launch.counting import count_local
     from deploy.launch.signals import stopped_by_signals

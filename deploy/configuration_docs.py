@@ -3,7 +3,7 @@ docs/reference/configuration.md`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -33,12 +33,18 @@ def _section(path: str, model: Any) -> str:
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             nested.append(_section(f"{path}.{name}", field.annotation))
-        else:
-            lines.append(
-                f"| `{path}.{field.alias or name}` | {_default(field.default)} | "
-                f"{_meaning(field.description)} |\n"
-            )
+            continue
+        if (each := _named(field.annotation)) is not None:
+            nested.append(_section(f"{path}.{name}.NAME", each))
+        key = f"`{path}.{field.alias or name}`"
+        lines.append(f"| {key} | {_default(field.default)} | {_meaning(field.description)} |\n")
     return "".join(lines + nested)
+
+
+def _named(annotation: Any) -> type[BaseModel] | None:
+    """The model of the values of a section that the user names; None for everything else."""
+    values = get_args(annotation)[1:]
+    return next((v for v in values if isinstance(v, type) and issubclass(v, BaseModel)), None)
 
 
 def _default(value: Any) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from common.config import Config
 from common.keys import Keys
-from common.order import batch_rows
+from common.order import Mixture, mixed_rows
 from common.records import GroupRecord, ShardReport
 from common.redis import Redis
 from common.state import SharedState, read_state
@@ -31,7 +31,7 @@ class RunRecords:
     `reports`: one per complete shard. `ledger[step]`: (group id, batch) of the planned groups. `records`: one
     per trained group, as in groups.jsonl. `waiting`: ids that are in the queue or asked for again, in no step
     yet. `durable`: how many steps the checkpoint contains for which groups were let go. `prompts`: how many
-    the run has; None for a run of before this was noted.
+    the run has, `rows` how many of each source where it has several; None for older runs.
     """
 
     reports: Sequence[ShardReport]
@@ -40,6 +40,7 @@ class RunRecords:
     waiting: frozenset[str]
     durable: int = 0
     prompts: int | None = None
+    rows: tuple[int, ...] = ()
 
 
 def audit(config: Config, facts: RunRecords) -> list[str]:
@@ -89,6 +90,7 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRec
         waiting=frozenset(group.decode(errors="replace") for group in {*queued, *redo}) - taken,
         durable=durable,
         prompts=used.n if (used := SharedState.parse(state).prompts) else None,
+        rows=used.rows if used else (),
     )
 
 
@@ -186,9 +188,10 @@ def _order(config: Config, facts: RunRecords) -> list[str]:
     if facts.prompts is None:
         return []
     gamma, n, data = config.rollout.prompts_per_batch, facts.prompts, config.data
+    mixture = Mixture(facts.rows or (n,), config.weights_of_sources)
     claims = {claim: where for where, claims in _claims(facts).items() for claim in claims}
     own = {
-        batch: {group_id(*pair) for pair in batch_rows(batch, gamma, n, config.run.seed, data.shuffle)}
+        batch: {group_id(*pair) for pair in mixed_rows(batch, gamma, mixture, config.run.seed, data.shuffle)}
         for batch in sorted({batch for _, batch in claims})
     }
     return [

@@ -130,7 +130,7 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         return Sample(**{**raw, "versions": tuple(raw["versions"])})
     except (ValueError, TypeError, KeyError) as error:
         raise SampleFileError(
-            f"{path}:{number}: not a sample ({error}): delete this line and all after it to go on from there"
+            f"{path}:{number}: not a sample ({error}): delete this line and those after it to continue"
         ) from error
 
 

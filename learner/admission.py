@@ -1,7 +1,7 @@
-"""Which groups of the queue may be trained on: of this run, of its prompts, and with rewards that its rewards
-can give.
+"""Which groups of the queue may be trained on: groups of this run, of its prompts, with rewards that its
+configuration can give.
 
-What is refused here becomes a dead letter and no part of a step. A group that cannot be the run's is not
+A refused group becomes a dead letter and is part of no step. A group that cannot belong to the run is not
 sampled again.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.config import Config
-from common.config.reward import BUILT_IN
+from common.config.reward import BUILT_IN, Reward
 from common.errors import WireError
 from common.queue import Entry
 from common.types import Group
@@ -20,22 +20,23 @@ from learner.turns import sequences as sequences_of
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What token ids must mean here: the tokenizer's fingerprint and the model's number of tokens."""
+    """The meaning of token ids here: the tokenizer's fingerprint and the model's number of tokens."""
 
     fingerprint: str
     size: int
 
 
 class Foreign(WireError):
-    """A group that this run cannot have asked for."""
+    """A group that this run cannot have requested."""
 
 
 def admitted(
     config: Config, vocabulary: Vocabulary, prompts: int | None, entry: Entry, messages: tuple[bytes, bytes]
 ) -> Group:
-    """The group of `entry`. `prompts` is how many the run has, None while no coordinator has said it.
+    """The group of `entry`. `prompts` is the run's number of prompts, None before a coordinator has written
+    it.
 
-    Raises WireError for anything that cannot be trained on, and Foreign for a group of a prompt that the run
+    Raises WireError for a group that cannot be trained on, and Foreign for a group of a prompt that the run
     does not have.
     """
     group = decode_group(
@@ -71,10 +72,18 @@ def _check_lengths(group: Group, config: Config) -> None:
         raise WireError(f"group {group.id}: a sequence exceeds {config.longest_in_words} tokens")
 
 
+def _reward_of(group: Group, config: Config) -> Reward:
+    if group.source not in config.source_names:
+        there = ", ".join(config.data.sources) or "one data set without a name"
+        raise Foreign(f"group {group.id}: this run has no data source {group.source!r} ({there})")
+    return config.of(group.source).reward
+
+
 def _check_rewards(group: Group, config: Config) -> None:
-    """Names and success as `reward` of the configuration has them; the built-in rewards are from 0 to 1, a
-    user's any number."""
-    names = set(config.reward.names)
+    """Names and success as in the configuration's `reward` for its source; the built-in rewards are from 0 to
+    1, a user's any number."""
+    reward = _reward_of(group, config)
+    names = set(reward.names)
     for i, rollout in enumerate(group.rollouts):
         if rollout.rewards.keys() != names:
             raise WireError(
@@ -83,7 +92,7 @@ def _check_rewards(group: Group, config: Config) -> None:
         for name, value in rollout.rewards.items():
             if name in BUILT_IN and not 0.0 <= value <= 1.0:
                 raise WireError(f"group {group.id} rollout {i}: reward {name} is {value:g}, it gives 0 to 1")
-        if rollout.success != config.reward.succeeded(rollout.rewards):
+        if rollout.success != reward.succeeded(rollout.rewards):
             raise WireError(
                 f"group {group.id} rollout {i}: success is {rollout.success}, and reward.success of its "
                 "rewards is not"

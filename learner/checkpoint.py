@@ -112,7 +112,7 @@ class Checkpoints:
         if world != self._world and effective_stage(self._config) > 0:
             raise ConfigError(
                 f"{folder} holds the optimizer's parts of {world} ranks, and there are {self._world}: with "
-                "learner.zero_stage above 0 (or 16 bits) a run goes on with as many as it began with; change "
+                "learner.zero_stage above 0 (or 16 bits) a run keeps the number it began with; change "
                 "learner.workers back"
             )
         engine.load(folder, TAG)

@@ -4,7 +4,7 @@ formula."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -38,7 +38,7 @@ class Estimator:
 
     `weights` are the rewards', `success` names the one that decides success (None: none does), `group_size`
     is G, `max_response` the longest completion; `totals` are those of the step where the objective needs
-    them.
+    them. `sources` are the estimators of the run's data sources, where it has several.
     """
 
     objective: Objective
@@ -47,11 +47,17 @@ class Estimator:
     group_size: int
     max_response: int
     totals: Totals | None = None
+    sources: Mapping[str, Estimator] = field(default_factory=dict)
 
     def advantages(self, group: Group) -> Values:
         """A (G_i,), times the group's weight."""
         weight = group_weight(group, self.objective.group_weight, self.group_size)
-        return self._unweighted(group) * weight
+        return self._of(group)._unweighted(group) * weight
+
+    def _of(self, group: Group) -> Estimator:
+        """The one of its source, with the totals of the whole step."""
+        own = self.sources.get(group.source)
+        return self if own is None else replace(own, totals=self.totals)
 
     def _unweighted(self, group: Group) -> Values:
         """A (G_i,) by the formula.
@@ -96,7 +102,7 @@ class Estimator:
 
     def sums(self, groups: Sequence[Group]) -> Totals:
         """What `groups` add to the totals of their step."""
-        values = np.concatenate([np.zeros(0), *(self.rewards(group) for group in groups)])
+        values = np.concatenate([np.zeros(0), *(self._of(group).rewards(group) for group in groups)])
         trained = [len(r.tokens) for group in groups for r in group.rollouts if self.trains(r)]
         return Totals(float(sum(trained)), float(len(values)), float(values.sum()), float((values**2).sum()))
 

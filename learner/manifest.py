@@ -90,7 +90,7 @@ def make_secret(run_dir: Path) -> None:
     if not file.exists() and any((run_dir / "checkpoints").glob(f"step-*/{NAME}")):
         raise RunError(
             f"{file} is missing: the checkpoints beside it are signed with it, and cannot be told from a "
-            "stranger's; bring it back, or start anew under another run.name"
+            "stranger's; bring it back, or start again under another run.name"
         )
     kept_secret(file, SECRET_BYTES)
 

@@ -29,7 +29,7 @@ def step_metrics(
     the objective are means over trained tokens; NaN where there was none.
     """
     rollouts = [r for g in groups for r in g.rollouts]
-    rewards = [np.array([total(r.rewards, config.reward.weights) for r in g.rollouts]) for g in groups]
+    rewards = [_totals(g, config) for g in groups]
     lengths = np.array([len(r.tokens) for r in rollouts])
     lags = np.array([step - s.version for r in rollouts for s in r.spans for _ in range(s.end - s.start)])
     n = sums.get("tokens_trained", 0.0) or math.nan
@@ -40,7 +40,8 @@ def step_metrics(
         "grad_norm": grad_norm,
         "learning_rate": learning_rate,
         "reward": float(np.mean([r.mean() for r in rewards])),
-        **{f"reward/{name}": _over_prompts(groups, name) for name in rollouts[0].rewards},
+        **{f"reward/{name}": _over_prompts(groups, name) for name in _names(groups)},
+        **_by_source(groups, config),
         "advantage/mean": sums.get("advantage", math.nan) / n,
         "advantage/rms": math.sqrt(sums.get("advantage_square", math.nan) / n),
         "clip/share": sums.get("clip", math.nan) / n,
@@ -97,13 +98,41 @@ def _turns(groups: Sequence[Group], config: Config) -> dict[str, float]:
 def _successes(groups: Sequence[Group], config: Config) -> dict[str, float]:
     """Share of successes, a mean over prompts, and of groups with one; nothing where no reward says what
     success is."""
-    if config.reward.success is None:
+    counted = [g for g in groups if config.of(g.source).reward.success is not None]
+    if not counted:
         return {}
     return {
-        "success": float(np.mean([g.hits / g.size for g in groups])),
-        "groups/hit": float(np.mean([g.hits > 0 for g in groups])),
+        "success": float(np.mean([g.hits / g.size for g in counted])),
+        "groups/hit": float(np.mean([g.hits > 0 for g in counted])),
     }
 
 
+def _totals(group: Group, config: Config) -> np.ndarray:
+    """The weighted reward of each rollout (G_i,), by the weights of its source."""
+    weights = config.of(group.source).reward.weights
+    return np.array([total(r.rewards, weights) for r in group.rollouts])
+
+
+def _names(groups: Sequence[Group]) -> list[str]:
+    """Every reward of the step; sources may have different ones."""
+    return list(dict.fromkeys(name for g in groups for name in g.rollouts[0].rewards))
+
+
+def _by_source(groups: Sequence[Group], config: Config) -> dict[str, float]:
+    """Figures of each data source, where the run has several."""
+    found: dict[str, float] = {}
+    for source in config.data.sources:
+        own = [g for g in groups if g.source == source]
+        key = f"source/{source}"
+        found[f"{key}/groups"] = len(own)
+        if own:
+            found[f"{key}/rollouts"] = sum(g.size for g in own)
+            found[f"{key}/tokens"] = sum(g.tokens for g in own)
+            found[f"{key}/reward"] = float(np.mean([_totals(g, config).mean() for g in own]))
+            found |= {f"{key}/{name}": value for name, value in _successes(own, config).items()}
+    return found
+
+
 def _over_prompts(groups: Sequence[Group], name: str) -> float:
-    return float(np.mean([np.mean([r.rewards[name] for r in g.rollouts]) for g in groups]))
+    own = [g for g in groups if name in g.rollouts[0].rewards]
+    return float(np.mean([np.mean([r.rewards[name] for r in g.rollouts]) for g in own]))

@@ -99,7 +99,7 @@ def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> 
 
 def group_record(step: int, group: Group, config: Config) -> GroupRecord:
     """The record of one trained group."""
-    rollouts, old_new = group.rollouts, group.versions
+    rollouts, old_new, reward = group.rollouts, group.versions, config.of(group.source).reward
     n = len(rollouts)
     record: GroupRecord = {
         "step": step,
@@ -120,13 +120,15 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
         "size": n,
         "hits": group.hits,
         "tokens": group.tokens,
-        "reward_mean": sum(total(r.rewards, config.reward.weights) for r in rollouts) / n,
-        "rewards": {name: sum(r.rewards[name] for r in rollouts) / n for name in config.reward.names},
+        "reward_mean": sum(total(r.rewards, reward.weights) for r in rollouts) / n,
+        "rewards": {name: sum(r.rewards[name] for r in rollouts) / n for name in reward.names},
         "length_mean": group.tokens / n,
         "version_min": old_new[0],
         "version_max": old_new[1],
         "mixed_phases": _versions(group, "A") != _versions(group, "B") if group.extra else False,
     }
+    if group.source:
+        record["source"] = group.source
     if config.environment.path is not None:
         record["turns"] = sum(len(r.turns) or 1 for r in rollouts)
         record["given"] = sum(r.given for r in rollouts)

@@ -124,7 +124,7 @@ class Texts:
 def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -> pa.Table:
     """The rows of one step, by rising prompt index."""
     earned = (name for g in groups for r in g.rollouts for name in r.rewards)
-    names = list(dict.fromkeys([*config.reward.names, *earned]))
+    names = list(dict.fromkeys([*config.reward_names, *earned]))
     form = schema(names, logprobs=config.telemetry.rollouts_logprobs)
     ordered = sorted(groups, key=lambda g: g.prompt_index)
     rows = [row for group in ordered for row in _rows(step, group, config, texts)]
@@ -143,7 +143,7 @@ def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dic
         "prompt_text": texts.prompt(group.prompt_tokens),
     }
     for number, rollout in enumerate(group.rollouts):
-        yield of_group | {"number": number} | _row(rollout, config, texts.completion)
+        yield of_group | {"number": number} | _row(rollout, config.of(group.source), texts.completion)
 
 
 def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> dict[str, object]:

@@ -97,15 +97,15 @@ class Planner:
         if start < self._durable:
             raise RunError(
                 f"the newest checkpoint here that can be used contains {start} steps, but the groups of the "
-                f"first {self._durable} were let go: bring back a checkpoint of step {self._durable} or "
-                "later (run.folder; what was damaged there is named refused-step-*), or start anew under "
+                f"first {self._durable} were dropped: bring back a checkpoint of step {self._durable} or "
+                "later (run.folder; what was damaged there is named refused-step-*), or start again under "
                 "another run.name"
             )
         missing = [s for s in range(start) if s not in self._planned]
         if missing:
             raise RunError(
                 f"the checkpoint contains {start} steps, but this Redis has not planned step {missing[0]}: "
-                "it lost what it held, or is another run's; resume with the Redis of this run, or start anew "
+                "it lost data, or is another run's; resume with the Redis of this run, or start again "
                 "under another run.name"
             )
         planned = {r.entry for rows in self._planned.values() for r in rows}

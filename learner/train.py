@@ -219,6 +219,7 @@ def estimator_of(config: Config) -> Estimator:
         config.reward.success,
         rollout.group_size,
         rollout.max_response_tokens,
+        sources={source: estimator_of(config.of(source)) for source in config.data.sources},
     )
 
 
@@ -260,8 +261,7 @@ def _prepare(
             config,
             Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
             start,
-            # Groups without signal leave no samples and cost nothing. In millions: precise enough, and short
-            # to write.
+            # In millions of FLOPs, to be short in the ledger. Groups without signal cost nothing.
             lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
         )
         rollouts = RolloutFiles(config, tokenizer, run_dir, start)

@@ -1,5 +1,5 @@
-"""Where the coordinator calls the allocator: Phase B's budget of one shard, divided in rounds by what was
-found so far."""
+"""Where the coordinator calls the allocator: it divides the Phase B budget of one shard, in rounds, by the
+outcomes so far."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from allocator.posterior import Int
 from common.config import Config
 
 Float = NDArray[np.float64]
-# Successes (n,) and trials of Phase A and of each round since.
-Told = Sequence[tuple[Sequence[int], int | Sequence[int]]]
+# Successes (n,) and trials of Phase A and of each round since then.
+Outcomes = Sequence[tuple[Sequence[int], int | Sequence[int]]]
 
 
-class Terms(TypedDict):
-    """What stays the same from round to round, as the allocator takes it."""
+class Fixed(TypedDict):
+    """The allocator's arguments that are equal in all rounds of a shard."""
 
     rule: str
     prior: tuple[ArrayLike, ArrayLike]
@@ -31,7 +31,7 @@ class Terms(TypedDict):
 
 
 def rounds_of(config: Config, rule: str) -> int:
-    """Rounds of a shard that is allocated by `rule`: one where no count decides anything."""
+    """Rounds of a shard that `rule` allocates: one where no count decides anything."""
     return 1 if rule == "uniform" else config.allocation.rounds
 
 
@@ -42,21 +42,21 @@ def divide_round(
     earlier: Sequence[Round],
     found: Found,
 ) -> Allocation:
-    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and what was
-    found since."""
+    """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and the results
+    since."""
     prior = batch.priors_of(prompts)
-    terms: Terms = {
+    fixed: Fixed = {
         "rule": batch.rule,
         "prior": _shared(*prior),
         "stop": "none" if batch.rule == "uniform" else config.allocation.stop,
         "max_group_size": config.allocation.max_group_size,
     }
     trials: list[int | Sequence[int]] = [config.rollout.pre_rollouts, *(r.extra for r in earlier)]
-    told: Told = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
+    outcomes: Outcomes = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
     if config.allocation.budget == "tokens" and batch.rule != "uniform":
-        extra = _by_tokens(config, batch, told, [*(r.tokens for r in earlier), found.tokens], terms)
+        extra = _by_tokens(config, batch, outcomes, [*(r.tokens for r in earlier), found.tokens], fixed)
     else:
-        extra = _by_rollouts(config, batch, told, terms)
+        extra = _by_rollouts(config, batch, outcomes, fixed)
     return Allocation(
         extra=extra,
         rule=batch.rule,
@@ -65,12 +65,12 @@ def divide_round(
     )
 
 
-def _by_rollouts(config: Config, batch: BatchAllocation, told: Told, terms: Terms) -> Int:
-    n, rollout = len(told[0][0]), config.rollout
+def _by_rollouts(config: Config, batch: BatchAllocation, outcomes: Outcomes, fixed: Fixed) -> Int:
+    n, rollout = len(outcomes[0][0]), config.rollout
     budget = n * (rollout.group_size - rollout.pre_rollouts)
     least = config.least_extra(batch.rule)
-    session = Session(n, budget, rounds=rounds_of(config, batch.rule), least_extra=least, **terms)
-    for successes, trials in told:
+    session = Session(n, budget, rounds=rounds_of(config, batch.rule), least_extra=least, **fixed)
+    for successes, trials in outcomes:
         session.tell(successes, trials)
     return session.ask()
 
@@ -78,23 +78,23 @@ def _by_rollouts(config: Config, batch: BatchAllocation, told: Told, terms: Term
 def _by_tokens(
     config: Config,
     batch: BatchAllocation,
-    told: Told,
+    outcomes: Outcomes,
     spent: Sequence[Sequence[int]],
-    terms: Terms,
+    fixed: Fixed,
 ) -> Int:
-    """The shard has n·G times the mean length to spend; before the first cycle, that of its own Phase A."""
+    """The shard may spend n·G times the mean length; before the first cycle the mean of its own Phase A."""
     trials = config.rollout.pre_rollouts
-    lengths = batch.lengths or expected_lengths(told[0][0], spent[0], trials)
-    budget = len(told[0][0]) * config.rollout.group_size * lengths.mean
+    lengths = batch.lengths or expected_lengths(outcomes[0][0], spent[0], trials)
+    budget = len(outcomes[0][0]) * config.rollout.group_size * lengths.mean
     left = budget - sum(map(sum, spent))
-    return ask_tokens(told, left / (config.allocation.rounds - len(told) + 1), lengths, **terms)
+    return ask_tokens(outcomes, left / (config.allocation.rounds - len(outcomes) + 1), lengths, **fixed)
 
 
 def sizes_as_if(
     config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
 ) -> tuple[int, ...] | None:
     """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None
-    where none is asked."""
+    without such a rule."""
     if batch.as_if is None:
         return None
     rollout = config.rollout
@@ -110,13 +110,13 @@ def sizes_as_if(
 
 
 def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
-    """One pair where all prompts have the same prior: such a problem is solved by a table that is kept."""
+    """One pair where all prompts have the same prior: the allocator solves that case with a cached table."""
     same = alpha.min() == alpha.max() and beta.min() == beta.max()
     return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 
 
 def decided(config: Config, batch: BatchAllocation) -> list[Draw]:
-    """All drawings of a shard of this batch where its rule needs no counts (`uniform`); none where Phase A
+    """All draws of a shard of this batch when its rule needs no counts (`uniform`); empty when Phase A
     decides."""
     if batch.rule != "uniform":
         return []

@@ -25,7 +25,7 @@ from allocator.warmup import WarmUpGate
 from common.config import Config
 from common.errors import RunError
 from common.keys import Keys
-from common.order import batch_rows
+from common.order import Mixture, mixed_rows
 from common.records import ShardReport
 from common.redis import AsyncRedis
 from common.state import changed
@@ -55,14 +55,14 @@ class BatchAllocation:
 
 
 class Cycles:
-    """Gate and prior of one run over `n` prompts. `redis` is an asyncio client."""
+    """Gate and prior of one run over the prompts of `mixture`. `redis` is an asyncio client."""
 
-    def __init__(self, redis: AsyncRedis, config: Config, prior: Prior, n: int) -> None:
+    def __init__(self, redis: AsyncRedis, config: Config, prior: Prior, mixture: Mixture) -> None:
         self._redis = redis
         self._config = config
         self._keys = Keys(config.run.name)
         self._prior = prior
-        self._n = n
+        self._mixture = mixture
         self._gate = WarmUpGate(
             threshold=config.allocation.warmup.format_reward,
             cycles=config.allocation.warmup.cycles,
@@ -135,10 +135,10 @@ class Cycles:
 
     def _now(self, batch: int) -> BatchAllocation:
         """Rule and prior of `batch` from the cycles observed so far."""
-        rows = batch_rows(
+        rows = mixed_rows(
             batch,
             self._config.rollout.prompts_per_batch,
-            self._n,
+            self._mixture,
             self._config.run.seed,
             self._config.data.shuffle,
         )
@@ -154,7 +154,7 @@ def _lengths(reports: Sequence[ShardReport]) -> tuple[list[int], list[int]]:
     if not all(r.get("rounds") and r["rounds"][0].get("tokens") for r in reports):
         raise RunError(
             f"allocation.budget: tokens goes by lengths, and the reports of batch {reports[0]['batch']} are "
-            "of an older hora and have none: end this run with that version, or start anew under another "
+            "of an older hora and have none: end this run with that version, or start again under another "
             "run.name"
         )
     first = [r["rounds"][0] for r in reports]
@@ -166,6 +166,6 @@ def _mean_reward(reports: Sequence[ShardReport], name: str) -> float:
     if not all("rewards" in r for r in reports):
         raise RunError(
             f"the reports of batch {reports[0]['batch']} are of an older hora and name no rewards: end this "
-            "run with that version, or start anew under another run.name"
+            "run with that version, or start again under another run.name"
         )
     return float(np.mean([r["rewards"][name] for r in reports]))

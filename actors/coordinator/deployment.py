@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.calls import group_calls, policy_calls, verifier_calls
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
+from actors.coordinator.identity import mixture_of
 from actors.coordinator.leases import Leases
 from actors.coordinator.memory import freeze_heap
 from actors.coordinator.prompt_features import prior_of
@@ -82,7 +83,7 @@ class Coordinator:
             generate_at=lambda version: policy_calls(policy, config, version),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
-            cycles=Cycles(self._redis, config, prior_of(config, prompts), len(prompts)),
+            cycles=Cycles(self._redis, config, prior_of(config, prompts), mixture_of(config, prompts)),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
             rank=group_calls(verifier, config, LastTexts(tokenizer)),
@@ -135,20 +136,27 @@ async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:
 
 
 def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
-    """The usable rows of the data set as prompts; row i of the result is prompt i for the whole run.
+    """The usable rows of the data sets as prompts, one source after the other; row i of the result is prompt
+    i for the whole run.
 
-    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row without a usable
-    answer.
+    A prompt longer than rollout.max_prompt_tokens is reported and left out, as is a row that the rewards
+    cannot use.
     """
+    prompts: list[Prompt] = []
+    for source in config.source_names:
+        _render(config.of(source), tokenizer, source, prompts)
+    return prompts
+
+
+def _render(config: Config, tokenizer: Any, source: str, prompts: list[Prompt]) -> None:
+    """Append the prompts of one source."""
     dataset = load_dataset(config.data, gold_test(config.reward))
     for rejected in dataset.rejected:
         log.warning("row left out", place=rejected.place, reason=rejected.reason)
-    prompts: list[Prompt] = []
     for row in dataset.rows:
-        prompt = make_prompt(tokenizer, len(prompts), row, config.data)
+        prompt = make_prompt(tokenizer, len(prompts), row, config.data, source)
         length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
         if length > limit:
             log.warning("prompt left out", row=row.index, tokens=length, limit=limit)
         else:
             prompts.append(prompt)
-    return prompts

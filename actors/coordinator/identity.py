@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from common.config import Config
-from common.errors import RunError
+from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import differences
+from common.order import Mixture
 from common.redis import AsyncRedis
 from common.state import read_config
 from common.types import Prompt
@@ -85,21 +87,47 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
     stored = await redis.get(keys.config)
     if stored is not None and await redis.exists(keys.plans):
         _refuse_changes(name, read_config(stored, name), config)
-    here = {"n": len(prompts), "fingerprint": fingerprint(prompts), "schema": SCHEMA}
+    here = {
+        "n": len(prompts),
+        "fingerprint": fingerprint(prompts),
+        "schema": SCHEMA,
+        **_rows(config, prompts),
+    }
     args = [config.model_dump_json(), json.dumps(here)]
     begun = json.loads(await redis.eval(SETTLE, 3, keys.config, keys.plans, keys.state, *args))
     if begun.get("schema") != SCHEMA:
         raise RunError(
             f"run {name!r} was begun by another version of hora, whose groups have a schema older or newer "
-            f"than {SCHEMA}: end it with that version, or start anew under another run.name"
+            f"than {SCHEMA}: end it with that version, or start again under another run.name"
         )
     if begun != here:
         raise RunError(
             f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the "
             f"data here gives {here['n']} others ({here['fingerprint']}): bring back its data "
-            f"({config.data.path}) and tokenizer ({config.model.path}) as they were, or start anew under "
+            f"({_paths(config)}) and tokenizer ({config.model.path}) as they were, or start again under "
             "another run.name"
         )
+
+
+def mixture_of(config: Config, prompts: Sequence[Prompt]) -> Mixture:
+    """How many of the run's prompts are of each source, with the weights of these. Raises ConfigError for a
+    source without any."""
+    found = Counter(p.source for p in prompts)
+    if not config.data.sources:
+        return Mixture((len(prompts),))
+    empty = [name for name in config.source_names if not found[name]]
+    if empty:
+        raise ConfigError(f"data.sources.{empty[0]}: none of its rows can be used")
+    return Mixture(tuple(found[name] for name in config.source_names), config.weights_of_sources)
+
+
+def _rows(config: Config, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """What the run keeps of its sources, for the audit; nothing where it has one data set."""
+    return {"rows": list(mixture_of(config, prompts).rows)} if config.data.sources else {}
+
+
+def _paths(config: Config) -> str:
+    return ", ".join(config.of(source).data.path for source in config.source_names)
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
@@ -116,5 +144,5 @@ def _refuse_changes(name: str, begun: Config, here: Config) -> None:
     if changed:
         raise RunError(
             f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it "
-            "with its own, or start anew under another run.name"
+            "with its own, or start again under another run.name"
         )

@@ -88,7 +88,7 @@ class Plans:
         if "rewards" not in facts[0]:
             raise RunError(
                 f"the plan of shard {shard} is of an older hora and names no rewards: end this run with that "
-                "version, or start anew under another run.name"
+                "version, or start again under another run.name"
             )
         plan = Plan(
             rule=facts[0]["rule"],

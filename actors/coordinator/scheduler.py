@@ -21,7 +21,7 @@ import structlog
 
 from actors.coordinator.allocation import decided, divide_round, rounds_of, sizes_as_if
 from actors.coordinator.cycles import Cycles
-from actors.coordinator.identity import settle
+from actors.coordinator.identity import mixture_of, settle
 from actors.coordinator.leases import Leases
 from actors.coordinator.plans import Plans
 from actors.coordinator.ranking import Rank, unranked
@@ -41,7 +41,7 @@ from actors.coordinator.shard import (
 from common import logs
 from common.config import Config
 from common.keys import Keys
-from common.order import batch_rows
+from common.order import mixed_rows
 from common.queue import Producer
 from common.records import ShardReport
 from common.redis import Answer, AsyncRedis, text_of
@@ -81,7 +81,7 @@ class Coordination:
         services: Services,
     ) -> None:
         self._config = config
-        self._prompts = prompts
+        self._prompts, self._mixture = prompts, mixture_of(config, prompts)
         self._tokenizer = tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
@@ -274,10 +274,10 @@ class Coordination:
 
     def _shard(self, batch: int, index: int) -> Shard:
         rollout, n = self._config.rollout, self._config.rollout.prompts_per_shard
-        places = batch_rows(
+        places = mixed_rows(
             batch,
             rollout.prompts_per_batch,
-            len(self._prompts),
+            self._mixture,
             self._config.run.seed,
             self._config.data.shuffle,
         )[index * n : (index + 1) * n]

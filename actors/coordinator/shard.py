@@ -199,7 +199,8 @@ def _round(found: Found, allocation: Allocation) -> Round:
 
 
 def _means(rewards: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([r[name] for r in rewards])) for name in rewards[0]}
+    names = dict.fromkeys(name for r in rewards for name in r)  # sources may have different ones
+    return {name: float(np.mean([r[name] for r in rewards if name in r])) for name in names}
 
 
 def _groups(

@@ -54,11 +54,6 @@ class Conversation:
         """Tokens of all turns so far."""
         return sum(len(answer.tokens) for answer in self._answers)
 
-    @property
-    def given(self) -> int:
-        """Tokens of the longest sequence so far that were given after the prompt."""
-        return sum(len(turn.given) for turn in self._turns if not turn.anew)
-
     def context(self, new: Sequence[Message]) -> Tokens:
         """What the policy is to continue once `new` was said (T,). Nothing changes before `take`.
 

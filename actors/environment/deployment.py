@@ -12,6 +12,7 @@ import socket
 from collections import Counter
 from typing import Any
 
+import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -20,13 +21,17 @@ from actors.coordinator.sampling import Generate
 from actors.environment.episodes import Episodes
 from actors.environment.registry import load_environment
 from actors.environment.tools import SandboxTools
+from actors.environment.watchdog import Watchdog
 from common import logs
 from common.config import Config
+from common.keys import Keys
 from common.prompts import load_tokenizer
-from common.redis import connect_async
+from common.redis import connect, connect_async
+from common.state import changed
 from common.telemetry import Telemetry, keep_beating
 from common.types import Completion, Failed, SamplingRequest
 
+log = structlog.get_logger(__name__)
 SANDBOXES = 4
 
 
@@ -46,6 +51,8 @@ class Environment:
         self._tools = SandboxTools(SANDBOXES)
         self._telemetry, self._counts = Telemetry(self._redis, run), Counter[str]()
         self._episodes = Episodes(self._config, tokenizer, function, self._tools, self._count)
+        self._redis_url = redis_url
+        self._watchdog = Watchdog(self._config.environment.time_limit_s, self._end_blocked)
         beating = keep_beating(self._redis, run, self._name, self._state)
         self._beat = asyncio.get_running_loop().create_task(beating)
 
@@ -64,6 +71,22 @@ class Environment:
         finally:
             await self._telemetry.flush()
 
+    def _end_blocked(self, place: str) -> None:
+        """End this replica, whose loop stands at `place`; Serve starts another. The run stops when that
+        happened environment.attempts times. From the watchdog's thread."""
+        config, keys = self._config, Keys(self._config.run.name)
+        reason = (
+            f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
+            "moves on or can be cancelled: await what takes long, or use asyncio.to_thread"
+        )
+        log.error("a blocked replica ends", reason=reason)
+        try:
+            client = connect(self._redis_url)
+            if client.hincrby(keys.counters, "episodes_lost:blocks", 1) >= config.environment.attempts:
+                client.hset(keys.state, mapping=changed(error=reason))
+        finally:
+            os._exit(1)
+
     def _count(self, name: str, amount: int) -> None:
         self._counts[name] += amount
         self._telemetry.add(name, amount)
@@ -80,5 +103,7 @@ class Environment:
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
             self._beat.cancel()
+        if hasattr(self, "_watchdog"):
+            self._watchdog.stop()
         if hasattr(self, "_tools"):
             self._tools.close()

@@ -60,18 +60,16 @@ async def _within_limit(
         if not task.done():
             task.cancel()
             await asyncio.wait({task}, timeout=GRACE_S)
-    try:
+    error = task.exception()
+    if error is None:
         return task.result()
-    except EpisodeOver:
+    if isinstance(error, EpisodeOver):
         return None
-    except Exception as error:  # a user's code: what it raises has its name
-        if policy.lost is not None:
-            raise policy.lost from error
-        if isinstance(error, EnvironmentFault):
-            raise
-        raise EnvironmentFault(
-            f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        ) from error
+    if policy.lost is not None:
+        raise policy.lost from error
+    if isinstance(error, EnvironmentFault):
+        raise error
+    raise EnvironmentFault(f"raises {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
 
 
 async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: Tools) -> Mapping[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from queue import LifoQueue
 
 from actors.verifier.sandbox.limits import Limits, Outcome
@@ -53,13 +53,12 @@ class SandboxTools:
 
     @contextmanager
     def _one(self) -> Iterator[Sandbox]:
-        """An idle sandbox, or another; one that is lost does not come back."""
+        """An idle sandbox, or a new one; a sandbox that failed is not used again."""
         box = Sandbox() if self._idle.empty() else self._idle.get()
-        try:
+        with ExitStack() as failed:
+            failed.callback(box.close)
             yield box
-        except BaseException:
-            box.close()
-            raise
+            failed.pop_all()
         self._idle.put(box)
 
 

@@ -1,5 +1,5 @@
-"""A verifier replica: scores completions in worker processes that a hostile answer can kill and nothing
-else."""
+"""A verifier replica: scores completions in worker processes; a hostile answer can kill only such a
+process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from common.telemetry import HEARTBEAT_S, keep_beating
 from common.user_rewards import Answer
 
 FAULTS_IN_A_ROW = 3
-"""So many pool failures without a scored batch between them make a replica unhealthy; Serve then replaces
+"""This many pool failures without a scored batch in between make a replica unhealthy; Serve then replaces
 it."""
 
 
@@ -33,7 +33,8 @@ class Verifier:
         self._run, self._redis = checked.run.name, connect_async(redis_url)
         self._name = f"verifier/{serve.get_replica_context().replica_id.unique_id}"
         self._processes = checked.verifier.processes or default_processes()
-        self._pool = VerifierPool(checked.reward, self._processes)
+        sources = {name: checked.of(name).reward for name in checked.source_names}
+        self._pool = VerifierPool(checked.reward, self._processes, sources=sources)
         self._faults = 0
         self._scored, self._at = 0, time.monotonic()
         beating = keep_beating(self._redis, self._run, self._name, self._state)
@@ -66,18 +67,18 @@ class Verifier:
         return self._pool.stats()
 
     async def check_health(self) -> None:
-        """Never waits behind answers: a replica busy with hostile ones is healthy."""
+        """Does not wait for answers: a replica that is busy with hostile ones is healthy."""
         if self._faults >= FAULTS_IN_A_ROW:
             raise RuntimeError(f"the process pool failed {self._faults} times in a row")
 
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
             self._beat.cancel()
-        if hasattr(self, "_pool"):  # not there where the configuration was refused
+        if hasattr(self, "_pool"):  # missing when the configuration was refused
             self._pool.close()
 
     def _state(self) -> dict[str, object]:
-        """What waits here, and the rate since the beat before. It costs no answer its place."""
+        """Waiting answers, and the rate since the last heartbeat. It delays no answer."""
         stats, away, now = self._pool.stats(), self._pool.away, time.monotonic()
         rate = (stats["scored"] - self._scored) / max(now - self._at, HEARTBEAT_S)
         self._scored, self._at = stats["scored"], now

@@ -1,7 +1,7 @@
-"""Async rewards of a user's own: a service or a model as judge.
+"""Async rewards of a user: a service or a model as judge.
 
-They wait for others most of the time, so they share one event loop in a thread of its own: the killable
-processes stay free for what computes, and one that blocks its loop does not block the replica's.
+They wait most of the time, so they share one event loop in a separate thread. The worker processes stay free
+for computation, and a reward that blocks this loop does not block the replica's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 AT_ONCE = 64
-"""Calls of one replica that are under way at the same time."""
+"""Calls of one replica in flight."""
 
 
 class Judges:
@@ -28,8 +28,8 @@ class Judges:
         self._thread.start()
 
     async def ask(self, function: Callable[..., Coroutine[Any, Any, T]], *args: object) -> T:
-        """What `function` returns on the judges' loop. Raises TimeoutError past the time limit, and what it
-        raises."""
+        """The result of `function` on the judges' loop. Raises TimeoutError past the time limit, and the
+        function's own errors."""
         async with self._places:
             call = asyncio.run_coroutine_threadsafe(function(*args), self._loop)
             return await asyncio.wait_for(asyncio.wrap_future(call), self._limit)

@@ -20,9 +20,10 @@ import os
 import resource
 import signal
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -63,20 +64,43 @@ Item = Answer | tuple[str, str, str]
 """An answer, or its (problem, completion, gold) alone."""
 
 
-class VerifierPool:
-    """Worker processes, their verdicts, and the rewards of a batch. Use from one event loop; `close()` ends
-    it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Court:
+    """What judges the answers of sources with the same rewards."""
 
-    def __init__(self, reward: Reward, processes: int = 1, memory_bytes: int = MEMORY_BYTES) -> None:
+    reward: Reward
+    own: OwnRewards
+    programs: ProgramPool | None
+
+    @property
+    def in_workers(self) -> tuple[str, ...]:
+        """A user's functions that worker processes call."""
+        extract = () if self.reward.answer in answers.ANSWERS else (self.reward.answer,)
+        return (*self.own.in_workers, *extract)
+
+    def close(self) -> None:
+        self.own.close()
+        if self.programs is not None:
+            self.programs.close()
+
+
+class VerifierPool:
+    """Worker processes, their verdicts, and the rewards of a batch. `sources` are the rewards of each data
+    source where a run has several. Use from one event loop; `close()` ends it."""
+
+    def __init__(
+        self,
+        reward: Reward,
+        processes: int = 1,
+        memory_bytes: int = MEMORY_BYTES,
+        sources: Mapping[str, Reward] | None = None,
+    ) -> None:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._own = OwnRewards(reward, self._run)
-        codes = "code_tests" in reward.names
-        self._programs = ProgramPool(reward.code_tests, processes) if codes else None
-        answers.load_extract(reward.answer)
-        extract = () if reward.answer in answers.ANSWERS else (reward.answer,)
-        self._functions = (*self._own.in_workers, *extract)
+        self._courts: list[_Court] = []
+        self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
+        self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
         self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
         self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
         self._waiting = 0
@@ -106,7 +130,7 @@ class VerifierPool:
         """The rewards of one whole group by comparison of its completions. Raises as `score_batch` does."""
         self._waiting += len(items)
         try:
-            return await self._own.score_group(items)
+            return await self._by_source[items[0].source].own.score_group(items)
         finally:
             self._waiting -= len(items)
 
@@ -118,41 +142,51 @@ class VerifierPool:
     @property
     def away(self) -> dict[str, str]:
         """Rewards that are unavailable, with the reason of each."""
-        return dict(self._own.away)
+        return {name: why for court in self._courts for name, why in court.own.away.items()}
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
-        return {**self._counts, "programs": self._programs.judged if self._programs else 0}
+        return {**self._counts, "programs": sum(c.programs.judged for c in self._courts if c.programs)}
 
     def close(self) -> None:
         """End the worker processes, also busy ones. Calls that wait for a verdict are cancelled."""
         for task in self._pending.values():
             task.cancel()
-        self._own.close()
-        if self._programs is not None:
-            self._programs.close()
+        for court in self._courts:
+            court.close()
         self._pool.stop()
         self._pool.join()
 
     async def _score(self, item: Item) -> dict[str, float]:
         answer = Answer(*item)
-        completion, gold = answer.completion, answer.gold
-        scored = {}
-        if "format" in self._reward.names:
-            scored["format"] = answers.format_reward(completion, self._reward.answer)
-        if "accuracy" in self._reward.names:
+        completion, gold, court = answer.completion, answer.gold, self._by_source[answer.source]
+        reward, scored = court.reward, {}
+        if "format" in reward.names:
+            scored["format"] = answers.format_reward(completion, reward.answer)
+        if "accuracy" in reward.names:
             if not isinstance(gold, str):
                 raise ValueError(
                     f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({answer.place})"
                 )
-            scored["accuracy"] = await self._accuracy(completion, gold)
-        if self._programs is not None:
-            scored["code_tests"] = await self._programs.score(answer)
-        return scored | await self._own.score(answer)
+            scored["accuracy"] = await self._accuracy(court, completion, gold)
+        if court.programs is not None:
+            scored["code_tests"] = await court.programs.score(answer)
+        return scored | await court.own.score(answer)
 
-    async def _accuracy(self, completion: str, gold: str) -> float:
-        answer = await self._answer(completion)
-        if answer is None or not equality.bounded(answer, self._reward.max_answer_chars):
+    def _court(self, reward: Reward) -> _Court:
+        """What judges by `reward`: sources with the same rewards share it."""
+        for court in self._courts:
+            if court.reward == reward:
+                return court
+        codes = "code_tests" in reward.names
+        programs = ProgramPool(reward.code_tests, self._processes) if codes else None
+        answers.load_extract(reward.answer)
+        self._courts.append(_Court(reward, OwnRewards(reward, self._run), programs))
+        return self._courts[-1]
+
+    async def _accuracy(self, court: _Court, completion: str, gold: str) -> float:
+        answer = await self._answer(court, completion)
+        if answer is None or not equality.bounded(answer, court.reward.max_answer_chars):
             self._counts["plain"] += 1
             return 0.0
         verdict = equality.quick_verdict(gold, answer)
@@ -162,10 +196,11 @@ class VerifierPool:
             verdict = await self._remembered(gold, answer)
         return 1.0 if verdict else 0.0
 
-    async def _answer(self, completion: str) -> str | None:
-        if (extract := answers.ANSWERS.get(self._reward.answer)) is not None:
+    async def _answer(self, court: _Court, completion: str) -> str | None:
+        name = court.reward.answer
+        if (extract := answers.ANSWERS.get(name)) is not None:
             return extract(completion)
-        return await self._own.call("reward.answer", answers.user_answer, self._reward.answer, completion)
+        return await court.own.call("reward.answer", answers.user_answer, name, completion)
 
     async def _remembered(self, gold: str, answer: str) -> bool:
         key = (equality.bare(gold), equality.bare(answer))

@@ -6,14 +6,14 @@ paper's where it has one: Γ = rollout.prompts_per_batch, G = rollout.group_size
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import model_validator
 
 from common.answers import instructions
 from common.config.allocation import Allocation, WarmUp
 from common.config.base import Section
-from common.config.data import Data, Model, Run
+from common.config.data import Data, Model, Rows, Run, Source
 from common.config.environment import Environment
 from common.config.learner import Learner, Optimizer, Weights
 from common.config.objective import Objective, check_sampling
@@ -40,11 +40,14 @@ __all__ = [
     "Rollout",
     "Run",
     "Serve",
+    "Source",
     "Telemetry",
     "Verifier",
     "WarmUp",
     "Weights",
 ]
+
+AnyRows = TypeVar("AnyRows", bound=Rows)
 
 
 class Config(Section):
@@ -98,10 +101,55 @@ class Config(Section):
     def _asked_for(self) -> Self:
         """Without a system message nobody asks the model for the form that its rewards look for, and all of
         them are 0."""
-        asked = instructions(self.reward.answer, self.reward.names)
-        if "system" not in self.data.model_fields_set and asked is not None and self.data.in_plain_words:
-            object.__setattr__(self, "data", self.data.model_copy(update={"system": asked}))
+        sources = {
+            name: _asking(source, source.reward or self.reward) for name, source in self.data.sources.items()
+        }
+        data = (
+            self.data.model_copy(update={"sources": sources}) if sources else _asking(self.data, self.reward)
+        )
+        object.__setattr__(self, "data", data)
         return self
+
+    @model_validator(mode="after")
+    def _evaluated_source(self) -> Self:
+        named = self.evaluation.source
+        if named is not None and named not in self.data.sources:
+            there = ", ".join(self.data.sources) or "none: the run has one data set"
+            raise ValueError(f"evaluation.source ({named}) is none of data.sources ({there})")
+        return self
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the run's data sources; one without a name where it has a single data set."""
+        return tuple(self.data.sources) or ("",)
+
+    @property
+    def weights_of_sources(self) -> tuple[float, ...]:
+        return tuple(source.weight for source in self.data.sources.values()) or (1.0,)
+
+    def of(self, source: str) -> Config:
+        """This configuration with the data and the rewards of one source alone. Raises KeyError for a source
+        that the run does not have."""
+        if not self.data.sources and not source:
+            return self
+        rows = self.data.sources[source]
+        update = {"data": self.data.of(source), "reward": rows.reward or self.reward}
+        return self.model_copy(update=update)
+
+    @property
+    def evaluated(self) -> Config:
+        """This configuration with the data and the rewards by which held-out problems are sampled."""
+        return self.of(self.evaluated_source)
+
+    @property
+    def evaluated_source(self) -> str:
+        named = self.evaluation.source
+        return named if named in self.data.sources else self.source_names[0]
+
+    @property
+    def reward_names(self) -> tuple[str, ...]:
+        """Every reward that is computed for any source."""
+        return tuple(dict.fromkeys(name for s in self.source_names for name in self.of(s).reward.names))
 
     @model_validator(mode="after")
     def _rounds(self) -> Self:
@@ -151,8 +199,26 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _successes(self) -> Self:
-        rule, weights = self.allocation.rule, ", ".join(self.reward.weights)
-        if self.reward.success is None:
+        for source in self.source_names:
+            self._counted(self.of(source).reward)
+        watched, computed = self.allocation.warmup.reward, self._in_every_source
+        if self.allocation.warmup.enabled and watched != "format" and watched not in computed:
+            raise ValueError(
+                f"allocation.warmup.reward ({watched}) is not computed"
+                f"{' for every source' if self.data.sources else ''} (rewards: {', '.join(computed)}): give "
+                "it a weight, name another, or set allocation.warmup.enabled: false"
+            )
+        return self
+
+    @property
+    def _in_every_source(self) -> tuple[str, ...]:
+        names = [self.of(source).reward.names for source in self.source_names]
+        return tuple(name for name in names[0] if all(name in others for others in names))
+
+    def _counted(self, reward: Reward) -> None:
+        """Raise ValueError where something counts successes and nothing says what a success is."""
+        rule, weights = self.allocation.rule, ", ".join(reward.weights)
+        if reward.success is None:
             needy = [
                 (f"allocation.rule ({rule})", "allocation.rule: uniform", rule != "uniform"),
                 (
@@ -178,18 +244,10 @@ class Config(Section):
                         f"{what} counts successes, and no reward says what a success is: name one in "
                         f"reward.success (rewards with a weight: {weights}), or set {otherwise}"
                     )
-        watched = self.allocation.warmup.reward
-        if self.allocation.warmup.enabled and watched != "format" and watched not in self.reward.names:
-            raise ValueError(
-                f"allocation.warmup.reward ({watched}) is not computed (rewards: "
-                f"{', '.join(self.reward.names)}): give it a weight, name another, or set "
-                "allocation.warmup.enabled: false"
-            )
-        return self
 
     @model_validator(mode="after")
     def _episodes(self) -> Self:
-        of_episodes = [name for name in self.reward.names if name.startswith(EPISODE)]
+        of_episodes = [name for name in self.reward_names if name.startswith(EPISODE)]
         objective = self.learner.objective
         if self.environment.path is None:
             if of_episodes:
@@ -237,7 +295,7 @@ class Config(Section):
     def gate(self) -> str | None:
         """The reward that the warm-up gate watches; None where it is open from the start."""
         warmup = self.allocation.warmup
-        return warmup.reward if warmup.enabled and warmup.reward in self.reward.names else None
+        return warmup.reward if warmup.enabled and warmup.reward in self._in_every_source else None
 
     def least_extra(self, rule: str) -> int:
         """Phase B rollouts that each prompt gets at least in the first round of a shard, by `rule`."""
@@ -247,3 +305,11 @@ class Config(Section):
     def capacity(self) -> int:
         """Untrained groups the queue holds before producers wait."""
         return self.queue.capacity or (self.rollout.max_staleness + 2) * self.rollout.prompts_per_batch
+
+
+def _asking(rows: AnyRows, reward: Reward) -> AnyRows:
+    """`rows` with a system message that asks for what `reward` looks for, where there is none."""
+    asked = instructions(reward.answer, reward.names)
+    if "system" in rows.model_fields_set or asked is None or not rows.in_plain_words:
+        return rows
+    return rows.model_copy(update={"system": asked})

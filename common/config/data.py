@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.config.base import Count, Section
+from common.config.reward import Reward
 
 
 class Run(Section):
@@ -31,8 +32,10 @@ class Model(Section):
     )
 
 
-class Data(Section):
-    path: str = Field(description="JSONL file, Hugging Face data set name, or `arithmetic`.")
+class Rows(Section):
+    """Where problems are, and how they become prompts."""
+
+    path: str = Field("", description="JSONL file, Hugging Face data set name, or `arithmetic`.")
     split: str = Field("train", description="Split, for Hugging Face data sets.")
     prompt_field: str = Field("problem", description="Column of the problem.")
     answer_field: str = Field("answer", description="Column of the gold answer.")
@@ -44,10 +47,6 @@ class Data(Section):
     )
     template: str = Field("{problem}", description="Text of the user message; {problem} is replaced.")
     chat: bool = Field(True, description="Render through the tokenizer's chat template.")
-    shuffle: bool = Field(True, description="New order each epoch, pure in seed and epoch.")
-    benchmarks: tuple[str, ...] = Field(
-        (), description="JSONL benchmark files the training prompts are checked against for leaks."
-    )
 
     @property
     def in_plain_words(self) -> bool:
@@ -61,3 +60,59 @@ class Data(Section):
         if "{problem}" not in value:
             raise ValueError("must contain {problem}, the place where the problem goes")
         return value
+
+
+class Source(Rows):
+    """One of several data sets of a run."""
+
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="Share of a batch's prompts, relative to the others'."
+    )
+    reward: Reward | None = Field(
+        None, description="A whole `reward` section for this source; none: the run's own."
+    )
+
+    @model_validator(mode="after")
+    def _has_path(self) -> Self:
+        if not self.path:
+            raise ValueError("path is required: name the JSONL file or data set of this source")
+        return self
+
+
+class Data(Rows):
+    shuffle: bool = Field(True, description="New order each epoch, pure in seed and epoch.")
+    benchmarks: tuple[str, ...] = Field(
+        (), description="JSONL benchmark files the training prompts are checked against for leaks."
+    )
+    sources: dict[str, Source] = Field(
+        {},
+        description="Several data sets in place of data.path, by a name of yours, each with its own weight, "
+        "columns, messages and rewards.",
+    )
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Self:
+        if not self.sources:
+            return self
+        own = [name for name, field in Rows.model_fields.items() if getattr(self, name) != field.default]
+        if own:
+            raise ValueError(
+                f"data.{own[0]} and data.sources exclude each other: write {own[0]} in each source"
+            )
+        bad = [
+            name
+            for name in self.sources
+            if not name or len(name) > 64 or not name.replace("-", "_").isidentifier()
+        ]
+        if bad:
+            raise ValueError(
+                f"data.sources: {bad[0]!r} is no name: use letters, digits, - and _, a letter first, at most "
+                "64 characters"
+            )
+        return self
+
+    def of(self, source: str) -> Data:
+        """The data of one source as if the run had no other."""
+        rows = self.sources[source]
+        named = {name: getattr(rows, name) for name in Rows.model_fields}
+        return self.model_copy(update={**named, "sources": {}})

@@ -19,7 +19,9 @@ class Environment(Section):
         description="guess, calculator, python, or `package.module:function` for your own. null: a rollout "
         "is one completion.",
     )
-    max_turns: Count = Field(8, description="An episode that wants more turns of the policy ends there.")
+    max_turns: int = Field(
+        8, ge=1, le=4096, description="An episode that wants more turns of the policy ends there."
+    )
     max_turn_tokens: Count | None = Field(
         None,
         description="Most tokens that the policy samples in one turn; none: what is left of "

@@ -136,7 +136,7 @@ class Objective(Section):
     )
     loss: Literal["clip", "cispo", "sapo"] = Field(
         "clip",
-        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed beside A log π (CISPO); a sigmoid "
+        description="min(ρA, clip(ρ)A); ρ bounded above and held fixed in A log π (CISPO); a sigmoid "
         "around ρ = 1 (SAPO).",
     )
     clip_low: float = Field(0.2, ge=0, lt=1, description="ρ is clipped to at least 1 - clip_low.")

@@ -56,6 +56,11 @@ class Evaluation(Section):
     """Pass@K on held-out problems: before and after a `hora run`, and with `every` during training too."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
+    source: str | None = Field(
+        None,
+        description="Which of data.sources the problems are like: its columns, messages and rewards are "
+        "used. none: the first.",
+    )
     every: Count | None = Field(
         None,
         description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "

@@ -41,7 +41,7 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
             _count(config, prompts, samples, out, console)
     except (KeyboardInterrupt, SystemExit):
         console.print(
-            f"\nstopped; every prompt that was finished is kept in {out}: the same command goes on",
+            f"\nstopped; every prompt that was finished is kept in {out}: the same command continues",
             markup=False,
             soft_wrap=True,
         )
@@ -55,6 +55,11 @@ def choose(config: Config, number: int) -> list[Prompt]:
     They are numbered as in a run of the same configuration. Raises ConfigError where the rewards say nothing
     of success, or the data or the number are too small.
     """
+    if config.data.sources:
+        raise ConfigError(
+            "a plan is for one data set, and this configuration has several in data.sources: name one in "
+            "data.path"
+        )
     if config.reward.success is None:
         raise ConfigError(
             f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one "

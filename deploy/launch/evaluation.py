@@ -59,7 +59,8 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
 
 def run_problems(config: Config, console: Console) -> list[Prompt]:
     """The held-out problems of a run's own evaluations."""
-    return prompts(config, config.data, load_held_out(config, gold_test(config.reward)), console)
+    own = config.evaluated
+    return prompts(config, own.data, load_held_out(config, gold_test(own.reward)), console)
 
 
 def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:
@@ -83,13 +84,14 @@ def newest_version(config: Config, url: str) -> int:
 def load_benchmark(config: Config, benchmark: Benchmark, console: Console) -> list[Prompt]:
     """The prompts of `benchmark` for the model of `config`. Raises ConfigError for everything that is wrong
     with them, before a generator starts."""
-    if config.reward.success is None:
+    if config.evaluated.reward.success is None:
         raise ConfigError(
             f"Pass@K counts successes, and no reward of {config.run.name!r} says what a success is: name one "
             "in reward.success"
         )
-    data = benchmark.data(config.data)
-    return prompts(config, data, load_dataset(data, gold_test(config.reward)), console)
+    own = config.evaluated
+    data = benchmark.data(own.data)
+    return prompts(config, data, load_dataset(data, gold_test(own.reward)), console)
 
 
 def evaluate_benchmark(
@@ -111,7 +113,7 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    found = [make_prompt(tokenizer, row.index, row, data) for row in dataset.rows]
+    found = [make_prompt(tokenizer, row.index, row, data, config.evaluated_source) for row in dataset.rows]
     limit, longest = config.rollout.max_prompt_tokens, max(len(p.tokens) for p in found)
     if longest > limit:
         long = sum(len(p.tokens) > limit for p in found)
@@ -179,7 +181,7 @@ def write_counts(
     )
     if model == config.model.path:  # not the run's own
         result = replace(result, weights=model_digest(model))
-    formatted = result.formatted if "format" in config.reward.names else None
+    formatted = result.formatted if "format" in config.evaluated.reward.names else None
     result = replace(result, formatted=formatted, versions=list(versions))
     write_result(folder, result)
     return result
@@ -240,8 +242,8 @@ def about_sampling(config: Config) -> dict[str, object]:
         "dtype": config.model.dtype,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,
-        "success": config.reward.success,
-        "success_at": config.reward.success_at,
+        "success": config.evaluated.reward.success,
+        "success_at": config.evaluated.reward.success_at,
     }
 
 

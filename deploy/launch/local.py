@@ -112,7 +112,7 @@ def evaluate_local(
                 evaluate_benchmark(config, benchmark, its_problems, out.resolve(), label, console)
     except (KeyboardInterrupt, SystemExit):
         console.print(
-            f"\nstopped; every sample drawn is kept in {out}: the same command goes on",
+            f"\nstopped; every sample drawn is kept in {out}: the same command continues",
             markup=False,
             soft_wrap=True,
         )
@@ -136,7 +136,7 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
             )
     elif exists and not fresh:
         raise ConfigError(
-            f"{run_dir} holds a run already: add --resume to go on, --fresh to set it aside, or change "
+            f"{run_dir} holds a run already: add --resume to continue it, --fresh to set it aside, or change "
             "run.name"
         )
 

@@ -134,7 +134,7 @@ class RedisServer:
         """Why the server is not up; empty when it is."""
         try:
             if shutil.disk_usage(self.folder).free < ROOM:
-                return f"the disk of {self.folder} is full: free {ROOM // 2**20} MiB, and the run goes on"
+                return f"the disk of {self.folder} is full: free {ROOM // 2**20} MiB, and the run continues"
             log.error("the embedded Redis died; starting it again on its files", exit=code)
             self._launch()
         except (RunError, OSError) as error:

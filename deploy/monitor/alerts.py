@@ -93,7 +93,7 @@ class Alerts:
             self._said = True
             shown = trouble.replace(self._hook or "", "…")
             self._console.print(
-                f"! telemetry.on_alert failed, the run goes on: {shown[:300]}",
+                f"! telemetry.on_alert failed, the run continues: {shown[:300]}",
                 style="yellow",
                 markup=False,
                 highlight=False,

@@ -1,8 +1,7 @@
-"""One reader of a run per process, however many clients look on: a reading every second, shared by all of
-them.
+"""One reader of a run per process, however many clients there are: one snapshot a second, shared by all.
 
-A reading that fails (Redis away, no such run, wrong password) is an event too: its sentence is what clients
-show, beside the last state that was read.
+A failed snapshot (Redis away, no such run, wrong password) is an event too: clients show its sentence with
+the last state.
 """
 
 from __future__ import annotations
@@ -35,7 +34,8 @@ Read = Callable[[Any, str], RunState]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What one look at the run gave: a state, or the sentence why there is none. `number` counts looks."""
+    """The result of one look at the run: a state, or the sentence why there is none. `number` counts
+    looks."""
 
     number: int
     state: RunState | None
@@ -47,7 +47,7 @@ class Event:
 
 
 class Feed:
-    """Start it on a running loop; `observer` is called with every state that was read."""
+    """Start it on a running loop. `observer` is called with every state."""
 
     def __init__(
         self, redis_url: str, run: str, observer: Observer | None = None, read: Read = read_run
@@ -65,7 +65,7 @@ class Feed:
 
     @property
     def event(self) -> Event:
-        """The newest."""
+        """The newest event."""
         return self._event
 
     @property
@@ -74,8 +74,7 @@ class Feed:
         return self._text
 
     async def history(self) -> bytes:
-        """JSON columns for charts, made when somebody asks, at most every COLUMNS_S seconds for all
-        clients."""
+        """JSON columns for charts, built on request, at most every COLUMNS_S seconds for all clients."""
         async with self._building:
             if self._last is not None and time.monotonic() - self._columns_at >= COLUMNS_S:
                 self._columns = await asyncio.to_thread(self._build, self._last)
@@ -91,7 +90,7 @@ class Feed:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def after(self, number: int) -> Event:
-        """The newest event, once there is one that comes after look `number`."""
+        """The newest event after look `number`; waits for it."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._event.number > number)
             return self._event

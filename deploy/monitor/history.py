@@ -60,7 +60,7 @@ class History:
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
             # A resumed run repeats steps; the later record is the one that counts.
-            self._steps[int(metrics["step"])] = {k: metrics[k] for k in BY_STEP if k in metrics}
+            self._steps[int(metrics["step"])] = {k: v for k, v in metrics.items() if _is_charted(k)}
             self._last_step = entry
         for entry, fields in _since(client, self._keys.history, self._last_sample):
             self._keep(json.loads(fields[b"sample"]))
@@ -70,14 +70,11 @@ class History:
     def to_dict(self, evaluations: dict[int, dict[str, float]], pre_rollouts: int) -> dict[str, Any]:
         """Columns for the charts of the page."""
         steps = sorted(self._steps)
+        names = dict.fromkeys(name for metrics in self._steps.values() for name in metrics)
         return {
             "steps": {
                 "step": _thin([float(s) for s in steps]),
-                **{
-                    name: _thin([self._steps[s].get(name) for s in steps])
-                    for name in BY_STEP
-                    if any(name in m for m in self._steps.values())
-                },
+                **{name: _thin([self._steps[s].get(name) for s in steps]) for name in names},
             },
             "flow": self._flow(),
             "shares": self._share_columns(classes(pre_rollouts)),
@@ -131,6 +128,11 @@ class History:
             "prompts": [_thin([share.prompts for share in column]) for column in columns],
             "phase_b": [_thin([share.phase_b for share in column]) for column in columns],
         }
+
+
+def _is_charted(name: str) -> bool:
+    """Whether a metric of the steps is in a chart; of data sources their rewards and successes."""
+    return name in BY_STEP or (name.startswith("source/") and name.endswith(("/reward", "/success")))
 
 
 def _since(client: Redis, stream: str, last: str) -> list[tuple[str, dict[bytes, bytes]]]:

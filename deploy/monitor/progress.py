@@ -1,4 +1,4 @@
-"""What a person sees while something takes long: a bar over its parts, and the live line of a training
+"""What a terminal shows while something takes long: a bar over its parts, and the live line of a training
 run."""
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from deploy.monitor.warnings import Kind, Warning
 EVERY_S = 1.0
 QUIET_S, LONG_S = 300.0, 60.0
 BESIDE = 46
-"""Columns that state, bar, step and time left of the longest runs take."""
+"""Columns of state, bar, step and time left for the longest runs."""
 FIGURES = {Kind.LEARNER_STARVING}
-"""What the line of progress has as a figure."""
+"""Warnings that the line of progress shows as a figure."""
 
 
 @contextmanager
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, gone afterwards. Where `console` (standard error) is no terminal, a line
+    """A bar while the block runs, removed afterwards. Where `console` (standard error) is no terminal, a line
     for each minute that one part takes.
 
-    With `total` parts it fills up and counts them: call what it yields as each begins, with its name.
+    With `total` parts the bar fills up: call the yielded function with each part's name as it begins.
     Without, it only moves.
     """
     console = console or Console(stderr=True)
@@ -90,7 +90,7 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
         try:
             found = serve.status().applications.get(app)
         except (RayError, RayServeException):
-            return  # whoever starts the application meets the same, and says so
+            return  # the caller that starts the application gets the same error and reports it
         states = [] if found is None else [d.replica_states for d in found.deployments.values()]
         up = sum(count for s in states for state, count in s.items() if state == "RUNNING")
         for _ in range(counted, up):
@@ -101,7 +101,7 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 @contextmanager
 def progress(config: Config, url: str, console: Console, alerts: Alerts | None = None) -> Iterator[Pace]:
     """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
-    its pace. `alerts` is told every warning that is shown."""
+    its pace. `alerts` receives every warning that is shown."""
     done, pace, tell = threading.Event(), Pace(), Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
     states = _snapshots(config, url, done, pace)
@@ -152,7 +152,7 @@ def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace)
 
 
 def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
-    """One state a second, and one at the very end; a Redis that is away for a moment only delays the next."""
+    """One state a second, and one at the end. While Redis is away there is none."""
     client = connect(url)
     last_look = False
     while not last_look:
@@ -166,8 +166,8 @@ def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> I
 
 
 class Teller:
-    """Prints each kind of warning, and each notice, once on a line of its own, and again when it was away for
-    QUIET_S; so too to `alerts`."""
+    """Prints each kind of warning, and each notice, once on a separate line, and again after an absence of
+    QUIET_S. `alerts` receives them too."""
 
     def __init__(self, console: Console, alerts: Alerts | None = None) -> None:
         self.console, self._alerts = console, alerts
@@ -190,7 +190,7 @@ class Teller:
 
 
 def _starting(state: RunState, kind: Kind) -> bool:
-    """Whether a part is not there because the run begins: before the first step, while nothing has
+    """Whether a part is missing because the run is starting: before the first step, while nothing has
     stalled."""
     return kind is Kind.NOT_ALIVE and state.last_step_s is None and not state.warns(Kind.STALLED)
 

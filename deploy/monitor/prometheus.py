@@ -29,6 +29,11 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_staleness_bound_steps": ("rollout.max_staleness.", ()),
     "hora_lag_steps": ("Lag of the groups of the last step.", ("stat",)),
     "hora_reward": ("Mean reward of the last step, by name.", ("name",)),
+    "hora_source": (
+        "Figures of the last step by data source, where a run has several: groups, rollouts, tokens, reward, "
+        "success, groups/hit.",
+        ("source", "stat"),
+    ),
     "hora_entropy_nats": ("Entropy of the policy at the last step.", ()),
     "hora_response_tokens": ("Length of completions at the last step.", ("stat",)),
     "hora_step_seconds": ("Time of the last step, by part.", ("part",)),
@@ -140,6 +145,9 @@ def gauges(state: RunState) -> Iterator[Value]:
         yield "hora_phase_a_prompts", {"successes": str(c)}, prompts
     for c, rollouts in state.phase_b.items():
         yield "hora_phase_b_rollouts", {"successes": str(c)}, rollouts
+    for source, found in state.sources.items():
+        for stat, figure in found.items():
+            yield "hora_source", {"source": source, "stat": stat}, figure
     yield from _evaluation(state)
     yield from _learner(state)
     yield from _parts(state)

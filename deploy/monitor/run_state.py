@@ -129,6 +129,17 @@ class RunState:
     def warns(self, kind: Kind) -> bool:
         return any(w.kind == kind for w in self.warnings)
 
+    @property
+    def sources(self) -> dict[str, dict[str, float]]:
+        """Figures of the last step by data source, where the run has several: groups, rollouts, tokens,
+        reward, success and groups/hit."""
+        found: dict[str, dict[str, float]] = {}
+        for key, value in self.learner.items():
+            if key.startswith("source/") and isinstance(value, int | float):
+                _, source, name = key.split("/", 2)
+                found.setdefault(source, {})[name] = value
+        return found
+
     def of(self, kind: str) -> list[Part]:
         return [p for p in self.parts if p.kind == kind]
 

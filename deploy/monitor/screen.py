@@ -28,7 +28,15 @@ COLOURS = {"running": "green", "finished": "blue", "paused": "yellow", "stopped"
 def screen(state: RunState, width: int = 80, problem: str = "") -> RenderableType:
     """Everything about a run at a glance. `problem`: why what is shown is old, if it is."""
     parts: list[RenderableType] = [_head(state, problem), *_warnings(state, problem)]
-    parts += [Text(), _flows(state, width), Text(), _learner(state), *_evaluation(state), Text()]
+    parts += [
+        Text(),
+        _flows(state, width),
+        Text(),
+        _learner(state),
+        *_sources(state),
+        *_evaluation(state),
+        Text(),
+    ]
     if not state.shares:
         parts.append(_replicas(state))
     elif width < SIDE_BY_SIDE:
@@ -134,6 +142,22 @@ def _learner(state: RunState) -> RenderableType:
         Text(f"         last step {_span(whole)}{ago}{loss}", "dim"),
         Text(f"         {split}", "dim", no_wrap=True, overflow="ellipsis"),
     )
+
+
+def _sources(state: RunState) -> list[Text]:
+    """The last step by data source, where the run has several."""
+    shares = {"reward": "{:.3f}", "success": "{:.1%}", "groups/hit": "{:.1%}"}
+    return [
+        Text(
+            f"{source}: {found.get('groups', 0):.0f} groups"
+            + "".join(
+                f"  {name} {form.format(found[name])}" for name, form in shares.items() if name in found
+            ),
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for source, found in state.sources.items()
+    ]
 
 
 def _evaluation(state: RunState) -> list[Text]:

@@ -131,4 +131,4 @@ def _follow(client: Redis, url: str, run: str, file: RunFile | None, read: Read)
 def _sentence(error: Exception, url: str) -> str:
     if isinstance(error, RunError):
         return str(error)
-    return f"Redis at {hidden(url)} does not answer ({error}); this goes on when it does"
+    return f"Redis at {hidden(url)} does not answer ({error}); this continues when it does"

@@ -135,12 +135,13 @@ def _different(state: RunState) -> list[Warning]:
 
 def _silent(state: RunState) -> list[Warning]:
     found: list[Warning] = []
-    for kind in ("generator", "verifier", "coordinator", "learner"):
+    needed = ("generator", "verifier", "coordinator", "learner")
+    for kind in (*needed, "environment") if state.of("environment") else needed:  # not every run has one
         parts = state.of(kind)
         if not _alive(state, kind):
             since = f" for {min(p.silent_s for p in parts):.0f} s" if parts else ""
             found.append(Warning(Kind.NOT_ALIVE, f"no {kind} is alive{since}"))
-        elif kind in ("generator", "verifier"):
+        elif kind in ("generator", "verifier", "environment"):
             found += [
                 Warning(Kind.SILENT, f"{kind} {p.name} is silent for {p.silent_s:.0f} s")
                 for p in parts

@@ -1,6 +1,5 @@
-"""The one list of checks. `hora check`, `doctor`, `run`, `train` and `eval` all go through it, so they cannot
-disagree: `doctor` shows every finding, the others stop at the first that would stop a run.
-"""
+"""The one list of checks behind `hora check`, `doctor`, `run`, `train` and `eval`, so that these agree.
+`doctor` shows every finding; the others stop at the first that would stop a run."""
 
 from __future__ import annotations
 
@@ -16,24 +15,24 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, disk, machine, services, task
+from deploy.preflight import configuration, disk, machine, services, sources, task
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
-"""What the parts of a run would stumble over on every machine, quickly found."""
+"""Quick checks that apply on every machine."""
 TASK: tuple[Check, ...] = (task.stops, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
     configuration.family,
-    configuration.data,
+    sources.data,
     configuration.evaluation,
     *TASK,
     rollouts,
     disk.forecast,
 )
-"""What can be said of a configuration that is meant for another machine."""
+"""Checks of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
     machine.import_origin,
@@ -53,7 +52,7 @@ CHECKS: tuple[Check, ...] = (
     disk.disk,
     machine.build_lock,
     sandbox,
-    configuration.data,
+    sources.data,
     configuration.evaluation,
     *TASK,
     rollouts,
@@ -108,9 +107,10 @@ def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> No
 
 
 def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
-    """`hora check`: print what a run of this configuration would use. Raises on what would stop it.
+    """`hora check`: print what a run of this configuration would use. Raises at the first finding that would
+    stop it.
 
-    `elsewhere`: it is meant for another machine, so this one and its servers are not looked at.
+    `elsewhere`: it is meant for another machine, so this one and its servers are not examined.
     """
     console = Console()
     target = target_of(source, overrides)
@@ -128,7 +128,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
-    """`hora doctor`: print every finding with what to do about it; whether none would stop a run."""
+    """`hora doctor`: print every finding with its remedy. Returns whether none would stop a run."""
     console, findings = Console(), list(examine(target_of(source, overrides)))
     for finding in findings:
         mark, colour = MARKS[finding.level]

@@ -1,4 +1,4 @@
-"""Checks of what a configuration names: model, rule, prior, rewards and data, on any machine."""
+"""Checks of a configuration's model, rule, prior, rewards and data, on any machine."""
 
 from __future__ import annotations
 
@@ -18,21 +18,17 @@ from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.answers import load_extract
 from common.config import Config
-from common.datasets import Dataset, load_dataset, load_held_out
+from common.datasets import load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
-from common.prompts import load_tokenizer, render
 from common.reward_names import function_of, is_own
 from common.rewards import gold_test, group_functions
 from common.user_code import working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
-from evaluation.benchmarks import known_leaks
 from learner.user_advantage import try_advantage
 
-SHOWN = 5
-"""Rows of one kind that are named; the rest is counted."""
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
 
@@ -50,7 +46,8 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, prior and rewards. A part that finds out by itself is only started again, and fails again."""
+    """Rule, prior and rewards. A replica that finds such an error itself is only restarted, and fails
+    again."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
         return
@@ -59,11 +56,8 @@ def names(target: Target) -> Iterator[Finding]:
         if (as_if := config.learner.objective.group_weight.as_if) is not None:
             _try_rule(config, "learner.objective.group_weight.as_if", as_if)
         try:
-            for name in config.reward.names:
-                if is_own(name):
-                    load_reward(function_of(name))
-            group_functions(config)
-            load_extract(config.reward.answer)
+            for source in config.source_names:
+                _load_rewards(config.of(source))
             if config.environment.path is not None:
                 load_environment(config.environment.path)
         except ValueError as error:
@@ -75,8 +69,7 @@ def names(target: Target) -> Iterator[Finding]:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:
         feature_model(config)
-    reward = config.reward
-    success = f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none"
+    success = "; ".join(_success(config, source) for source in config.source_names)
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
     yield ok(
         "allocation",
@@ -87,9 +80,23 @@ def names(target: Target) -> Iterator[Finding]:
         yield should(
             False,
             "allocation.rounds",
-            f"{allocation.rounds} rounds, stop none: prompts with a hit go on, and one round finds more hits",
+            f"{allocation.rounds} rounds, stop none: prompts with a hit get more too; one round finds more",
             "allocation.stop: hit (`hora plan` compares), or allocation.rounds: 1",
         )
+
+
+def _success(config: Config, source: str) -> str:
+    reward, named = config.of(source).reward, f"{source}: " if source else ""
+    return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
+
+
+def _load_rewards(config: Config) -> None:
+    """Raise ValueError for a function that cannot be loaded, or that cannot be what it is named for."""
+    for name in config.reward.names:
+        if is_own(name):
+            load_reward(function_of(name))
+    group_functions(config)
+    load_extract(config.reward.answer)
 
 
 def _try_rule(config: Config, key: str, rule: str) -> None:
@@ -115,7 +122,7 @@ def context(target: Target) -> Iterator[Finding]:
     try:
         found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
     except (OSError, ValueError):
-        return  # the part that loads the model says why it cannot be
+        return  # the part that loads the model reports the error
     positions = getattr(found, "max_position_embeddings", None)
     needed = target.config.longest
     if positions is not None and needed > positions:
@@ -127,7 +134,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 
 def family(target: Target) -> Iterator[Finding]:
-    """That the learner gets the log-probs of the model's family right."""
+    """Whether the learner computes the log-probs of the model's family correctly."""
     from learner.agreement import check_family
 
     if target.trains:
@@ -135,8 +142,8 @@ def family(target: Target) -> Iterator[Finding]:
 
 
 def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
-    """Raise ConfigError for a target that no distribution over the vocabulary reaches: the coefficient would
-    only grow."""
+    """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
+    coefficient would grow without end."""
     target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
@@ -147,7 +154,7 @@ def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Packages that this configuration asks for and `make setup` does not install."""
+    """Packages that this configuration needs and `make setup` does not install."""
     learner = target.config.learner
     flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
     if learner.attention == "flash_attention_2" and target.trains:
@@ -165,42 +172,14 @@ def packages(target: Target) -> Iterator[Finding]:
             yield must(find_spec(name) is not None, f"learner.{name}", project, fix)
 
 
-def data(target: Target) -> Iterator[Finding]:
-    """The rows that a run would train on: readable, verifiable, within the limits, enough for a batch."""
-    config, rollout = target.config, target.config.rollout
-    if not target.trains:
-        return
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    dataset = load_dataset(config.data, gold_test(config.reward))
-    if config.evaluation.path:
-        load_held_out(config)
-    lengths = [len(render(tokenizer, row.problem, config.data)) for row in dataset.rows]
-    usable = [n for n in lengths if n <= rollout.max_prompt_tokens]
-    left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
-    too_long = len(lengths) - len(usable)
-    yield from _some(left_out, "rows are left out")
-    yield from _some(
-        _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
-    )
-    if too_long:
-        limit = f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
-        longer = f"left out: {plural(too_long, 'prompt')} longer than {limit}"
-        yield Finding("warn", "data", longer)
-    if len(usable) < rollout.prompts_per_batch:
-        raise ConfigError(
-            f"data.path {config.data.path}: {plural(len(usable), 'usable prompt')}, fewer than "
-            f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
-        )
-    yield ok("data", f"{plural(len(usable), 'prompt')} of {min(usable)} to {max(usable)} tokens")
-
-
 def evaluation(target: Target) -> Iterator[Finding]:
-    """What an evaluation during training costs, against what is trained between two of them."""
+    """The cost of an evaluation during training, compared with the training between two of them."""
     config, settings = target.config, target.config.evaluation
     if settings.every is None or not target.trains:
         return
     longest, rollout = config.rollout.max_response_tokens, config.rollout
-    mine = min(settings.prompts, len(load_held_out(config, gold_test(config.reward)))) * settings.samples
+    problems = load_held_out(config, gold_test(config.evaluated.reward))
+    mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
     best = (
         f"; the weights of the best {config.learner.keep_best} are kept" if config.learner.keep_best else ""
@@ -219,15 +198,3 @@ def evaluation(target: Target) -> Iterator[Finding]:
             "longer than the time between two, and some will be left out",
             "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
         )
-
-
-def _leaks(config: Config, dataset: Dataset) -> list[str]:
-    """Training problems that are problems of a benchmark, or of the run's own held-out set."""
-    found = known_leaks(config, dataset.rows)
-    return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
-
-
-def _some(lines: list[str], summary: str) -> Iterator[Finding]:
-    """The first few as warnings, and how many there are."""
-    more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
-    yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))

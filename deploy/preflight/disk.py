@@ -17,8 +17,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 OF_GROUP, OF_STEP = 1024, 8192
 OF_TOKEN = 8
 """Of a rollout in Redis: the token and its log-prob."""
-REWRITTEN = 3
-"""Redis' file doubles before it is written anew, beside the old one."""
+REWRITE_GIB = 2.0
+"""Redis' file grows to this, or to twice what it must hold, before it is written anew beside the old one
+(`deploy/launch/redis_server.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,9 @@ def uses(config: Config) -> list[Use]:
     checkpoint = weights * (1 + OPTIMIZER[config.model.dtype])
     batch = rollout.prompts_per_batch * rollout.group_size
     kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
-    queue = min(kept, learner.steps) * batch * rollout.max_response_tokens * OF_TOKEN * REWRITTEN / GIB
+    of_batch = batch * rollout.max_response_tokens * OF_TOKEN / GIB
+    held = min(kept, learner.steps) * of_batch
+    queue = min(learner.steps * of_batch, max(REWRITE_GIB, 2 * held)) + held
     lines = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
     found = [
         # Those that are kept and the one that is being written.

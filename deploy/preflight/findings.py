@@ -1,4 +1,4 @@
-"""What a check looks at, and what it returns."""
+"""The input and the result of a check."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `fix` says what to do; empty where `level` is ok or `says` has it already."""
+    """One line of the report. `fix` is the remedy; empty where `level` is ok or `says` contains it."""
 
     level: Literal["ok", "warn", "fail"]
     what: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 Check = Callable[[Target], Iterator[Finding]]
-"""Looks at one thing and changes nothing. A HoraError that it raises is a failed finding."""
+"""Examines one thing and changes nothing. A HoraError that it raises is a failed finding."""
 
 
 def ok(what: str, says: str) -> Finding:

@@ -10,7 +10,7 @@ from deploy.preflight.findings import Finding, Target, ok
 
 def sandbox(target: Target) -> Iterator[Finding]:
     """The sandbox of `code_tests`: the layers that hold. Raises SandboxError where they do not suffice."""
-    if "code_tests" not in target.config.reward.names:
+    if "code_tests" not in target.config.reward_names:
         return
     box = Sandbox()
     try:

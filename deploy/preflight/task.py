@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from common.answers import ANSWERS, example, prefill
 from common.config import Config
@@ -31,9 +32,15 @@ def stops(target: Target) -> Iterator[Finding]:
 def task(target: Target) -> Iterator[Finding]:
     """One prompt, and a right and a wrong answer made from its gold answer, scored by the run's own
     rewards."""
-    config = target.config
     if not target.trains:
         return
+    for source in target.config.source_names:
+        found = _task(target.config.of(source))
+        yield from (replace(f, says=f"{source}: {f.says}") for f in found) if source else found
+
+
+def _task(config: Config) -> Iterator[Finding]:
+    """The task of one source."""
     rows = load_dataset(config.data.model_copy(update={"limit": ROWS}), gold_test(config.reward)).rows
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if "code_tests" in config.reward.names:

@@ -112,6 +112,7 @@ def _check(config: Config) -> None:
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
         "learner.workers": (config.learner.workers, 1),
+        "data.sources": (len(config.data.sources), 0),
     }
     for key, (value, possible) in unlike.items():
         if value != possible:

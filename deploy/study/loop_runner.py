@@ -93,7 +93,7 @@ def _run_all(
                 bar.advance(task)
         except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True, wait=False)
-            console.print("\nstopped; the same command goes on with the study.")
+            console.print("\nstopped; the same command continues the study.")
             raise SystemExit(130) from None
     return failed
 

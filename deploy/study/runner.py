@@ -36,7 +36,7 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     try:
         failed = run_cells(plan, todo, folder, parallel or at_once(todo), console) if todo else []
     except KeyboardInterrupt:
-        console.print("\nstopped; nothing is left running. The same command goes on with the study.")
+        console.print("\nstopped; nothing is left running. The same command continues the study.")
         raise SystemExit(130) from None
     for cell, reason in failed:
         console.print(

@@ -53,6 +53,19 @@ and realised. Under the likelihood objective this is the share of the gradient t
 {% endfor %}
 </tbody></table></div>
 {% endfor %}
+{% for name, rows in sources.items() %}
+<h2>Data sources: {{ name }}</h2>
+<p>Totals of the run. Reward and success are means over prompts, over the first and the last tenth of the steps.</p>
+<div class="wide"><table>
+<thead><tr><th>Source</th><th>Groups</th><th>Rollouts</th><th>Tokens</th><th>Reward</th><th>Success</th></tr></thead>
+<tbody>
+{% for r in rows %}
+<tr><td>{{ r.source }}</td><td>{{ "{:,}".format(r.groups) }}</td><td>{{ "{:,}".format(r.rollouts) }}</td><td>{{ "{:,}".format(r.tokens) }}</td>
+<td>{% if r.reward %}{{ "%.3f"|format(r.reward[0]) }} to {{ "%.3f"|format(r.reward[1]) }}{% else %}–{% endif %}</td>
+<td>{% if r.success %}{{ share(r.success[0]) }} to {{ share(r.success[1]) }}{% else %}–{% endif %}</td></tr>
+{% endfor %}
+</tbody></table></div>
+{% endfor %}
 {% for name, (ks, rows) in evaluated.items() %}
 <h2>Evaluations during training: {{ name }}</h2>
 <p>Pass@K (%) by the step of the evaluation. Weights change under an evaluation during training: the second column says which

@@ -14,6 +14,7 @@ import yaml
 from jinja2 import Environment
 from matplotlib.figure import Figure
 
+from evaluation.report.by_source import by_source, sources_of
 from evaluation.report.during_training import columns, evaluated, training_figure
 from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
 from evaluation.report.hits import hits_by_difficulty
@@ -48,6 +49,7 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         table=table_1(list(runs.values())),
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
+        sources={name: found for name, run in runs.items() if (found := by_source(run))},
         evaluated={name: (columns(rows), rows) for name, rows in evaluated(runs).items()},
         figures=figures,
         css=CSS,
@@ -82,6 +84,12 @@ def _figures(runs: Mapping[str, Run]) -> dict[str, tuple[str, Figure]]:
     figures: dict[str, tuple[str, Figure]] = {}
     for model, panels in curves(list(runs.values())).items():
         figures[f"pass_at_k_{_slug(model)}"] = (f"Pass@K: {model}", pass_at_k_figure(panels))
+    for name, run in runs.items():
+        if success := [(f"source/{s}/success", f"Success: {s}") for s in sources_of(run)]:
+            figures[f"by_source_{_slug(name)}"] = (
+                f"Success by data source: {name}",
+                metrics_figure({name: run}, success),
+            )
     for name in evaluated(runs):
         figures[f"during_training_{_slug(name)}"] = (
             f"Pass@K during training: {name}",

@@ -314,6 +314,8 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
             load_environment(name)
     with pytest.raises(ConfigError, match="is none of guess, calculator, python"):
         load("tiny-guess", ["environment.path=chess"])
+    with pytest.raises(ConfigError, match=r"environment.max_turns .5000.: .*less than or equal to 4096"):
+        load("tiny-guess", ["environment.max_turns=5000"])
     with pytest.raises(ConfigError, match=r"reward 'episode.solved' is given by an environment, and"):
         load("tiny-guess", ["environment.path=null"])
     with pytest.raises(ConfigError, match=r"learner.objective.ratio .sequence. takes a rollout as one"):

@@ -3,6 +3,8 @@ that die at random moments lose and double nothing, on a real Redis."""
 
 import asyncio
 import random
+import re
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +17,7 @@ from actors.calls import retry
 from actors.environment.episodes import Episodes
 from actors.environment.guess import guess
 from actors.environment.protocol import Episode, EpisodeFunction
+from actors.environment.watchdog import Watchdog
 from common.config import Config
 from common.datasets import Row
 from common.errors import RunError
@@ -192,3 +195,21 @@ def test_every_episode_is_trained_once_whoever_dies_when(
         assert r.success == (r.rewards["episode.solved"] == 1.0)
         assert r.success or r.finish_reason == "length"
     assert fleet[0].counts["episodes_lost:raises"] > 0, "lost ones were sampled again, not counted as wrong"
+
+
+def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line() -> None:
+    found: list[str] = []
+
+    def blocks() -> None:
+        while not found:
+            time.sleep(0.01)
+
+    async def main() -> None:
+        watchdog = Watchdog(0.2, found.append)
+        await asyncio.sleep(0.6)
+        assert not found, "a loop that turns is no blocked one"
+        blocks()
+        watchdog.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+    assert re.fullmatch(r".*test_episodes\.py:\d+ in blocks", found[0])

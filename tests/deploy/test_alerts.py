@@ -83,7 +83,7 @@ def test_each_cause_of_a_warning_reaches_the_server_once(
     run = SyntheticRun(redis_url, config_of("alerting"))
     state = read_run(run.redis, "alerting")
     alerts = Alerts(config(server.url), tmp_path, console())
-    tell = progress_of._Teller(console(), alerts)
+    tell = progress_of.Teller(console(), alerts)
     full = (Warning(Kind.QUEUE_FULL, "queue full"), Warning(Kind.LEARNER_STARVING, "a figure"))
     for second in range(5):
         tell(replace(state, time=1000.0 + second, step=second, warnings=full))
@@ -129,7 +129,7 @@ def test_a_hook_that_fails_is_told_once_until_it_works_again(server: Server, tmp
         alerts.tell("no_hit", str(number))
     alerts.ended("finished", "")
     assert len(server.bodies) == 4
-    assert said(at).count("telemetry.on_alert failed, the run goes on") == 1
+    assert said(at).count("telemetry.on_alert failed, the run continues") == 1
     assert "500" in said(at)
     assert "secret-path" not in said(at)
 

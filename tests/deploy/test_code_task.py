@@ -13,9 +13,9 @@ from common.config import Config
 from common.errors import ConfigError
 from deploy.preflight import sandbox as preflight_sandbox
 from deploy.preflight.checks import CHECKS, examine
-from deploy.preflight.configuration import data
 from deploy.preflight.findings import Finding, Target
 from deploy.preflight.sandbox import sandbox
+from deploy.preflight.sources import data
 from deploy.preflight.task import task
 from tests.deploy.test_task import save_model
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from common.errors import ConfigError, HoraError
 from common.load import ROOT, load
-from deploy.preflight import configuration, machine
+from deploy.preflight import configuration, machine, sources
 from deploy.preflight.checks import CHECKS, doctor, examine, require, target_of
 from deploy.preflight.findings import Finding, Target
 from learner import extensions
@@ -59,7 +59,7 @@ def test_half_a_character_is_a_row_left_out(config: Make, tmp_path: Path) -> Non
     path = rows(tmp_path / "data.jsonl", "1+0=?", "\ud800", "2-1=?", "\N{GRINNING FACE}")
     assert "\\ud800" in Path(path).read_text()
     settings = config(data={"path": path}, rollout={"prompts_per_batch": 2, "shards": 1})
-    found = list(configuration.data(Target(settings)))
+    found = list(sources.data(Target(settings)))
     assert [f.says for f in found if f.level == "warn"] == [
         f"left out: {path}:2: 'problem' holds U+D800, half of a character"
     ]
@@ -69,19 +69,19 @@ def test_half_a_character_is_a_row_left_out(config: Make, tmp_path: Path) -> Non
 def test_tokens_are_counted_over_the_prompts_that_are_used(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "data.jsonl", "1+0=?", "1+" * 30 + "1=?")
     settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1, "group_size": 16})
-    *_, warned, used = configuration.data(Target(settings))
+    *_, warned, used = sources.data(Target(settings))
     assert warned.says == "left out: 1 prompt longer than rollout.max_prompt_tokens = 32"
     shortest = used.says.removeprefix("1 prompt of ").split(" to ")
     assert used.says.startswith("1 prompt of ")
     assert shortest[0] == shortest[1].removesuffix(" tokens"), "one prompt has one length"
     with pytest.raises(HoraError, match="1 usable prompt, fewer than"):
-        list(configuration.data(Target(config(data={"path": path}))))
+        list(sources.data(Target(config(data={"path": path}))))
 
 
 def test_of_many_rows_left_out_a_few_are_named(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "data.jsonl", "1+0=?", *[" "] * 9)
     settings = config(data={"path": path}, rollout={"prompts_per_batch": 1, "shards": 1})
-    warned = [f.says for f in configuration.data(Target(settings)) if f.level == "warn"]
+    warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
     assert len(warned) == 6
     assert warned[-1] == "9 rows are left out"
 
@@ -91,12 +91,12 @@ def test_training_problems_of_a_benchmark_are_a_warning(config: Make) -> None:
     settings = config(
         data=data, rollout={**rollout, "prompts_per_batch": 1, "shards": 1, "max_response_tokens": 99}
     )
-    warned = [f.says for f in configuration.data(Target(settings)) if f.level == "warn"]
+    warned = [f.says for f in sources.data(Target(settings)) if f.level == "warn"]
     leaks = [w for w in warned if w.startswith("training row")]
     assert leaks[0].startswith("training row 0 equals row 1 of ")
     assert len(leaks) == 5
     assert "30 training rows equal benchmark problems; Pass@K on these measures memory" in warned
-    assert [f.level for f in configuration.data(Target(config()))] == ["ok"], "arithmetic is in none"
+    assert [f.level for f in sources.data(Target(config()))] == ["ok"], "arithmetic is in none"
 
 
 def test_the_lock_of_a_build_that_was_killed_is_named(

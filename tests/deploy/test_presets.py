@@ -8,7 +8,8 @@ from common.answers import FORMAT_INSTRUCTIONS
 from common.errors import ConfigError
 from common.load import PRESETS, ROOT, check_paths, load
 from deploy.preflight.checks import target_of
-from deploy.preflight.configuration import context, data, model, names
+from deploy.preflight.configuration import context, model, names
+from deploy.preflight.sources import data
 from deploy.tasks.catalogue import TASKS
 
 ALL = sorted(p.stem for p in PRESETS.glob("*.yaml"))

@@ -94,6 +94,19 @@ def test_reading_a_run_writes_nothing(redis_url):
     assert {key: run.redis.dump(key) for key in run.redis.keys("hora:{readers}:*")} == before
 
 
+def test_environments_are_missed_in_a_run_that_has_them(redis_url, monkeypatch):
+    run = SyntheticRun(redis_url, config_of("rooms"))
+    play(run, 3)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 20)
+    assert "no environment" not in text_of(read_run(run.redis, "rooms"), Kind.NOT_ALIVE)
+    monkeypatch.setattr(time, "time", lambda: now)
+    heartbeat_now(run.redis, "rooms", "environment/a", {"running": 3})
+    assert not read_run(run.redis, "rooms").warnings
+    monkeypatch.setattr(time, "time", lambda: now + 20)
+    assert "no environment is alive for 2" in text_of(read_run(run.redis, "rooms"), Kind.NOT_ALIVE)
+
+
 def test_a_silent_replica_is_named_and_one_that_lags_too(redis_url, monkeypatch):
     run = SyntheticRun(redis_url, config_of("silent"))
     play(run, 3)

@@ -98,7 +98,7 @@ def test_on_a_full_disk_the_server_says_so_once_and_comes_back_when_there_is_roo
             _write_on(impatient)
         time.sleep(3.0)
         said = capsys.readouterr().out
-        assert said.count("is full: free 32 MiB, and the run goes on") == 1
+        assert said.count("is full: free 32 MiB, and the run continues") == 1
         assert len(said.splitlines()) <= 3, said
         filler.unlink()
         assert client.get("before") == b"kept", "clients wait meanwhile"

@@ -77,7 +77,7 @@ def test_no_cell_outlives_a_study_that_is_told_to_end(tmp_path: Path, number: si
         study.kill()
     try:
         assert study.returncode == 130, said
-        assert "the same command goes on with the study" in said.lower()
+        assert "the same command continues the study" in said.lower()
         assert not cell.is_running()
     finally:
         if cell.is_running():

@@ -95,6 +95,7 @@ def test_changes_have_their_types_and_a_wrong_key_is_refused(tmp_path: Path) -> 
         hora_rl.results(tmp_path)
 
 
+@pytest.mark.system
 def test_a_run_that_fails_is_an_error_in_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = hora_rl.configure(
         "tiny", {"run.folder": str(tmp_path), "data.path": str(tmp_path / "none.jsonl")}

@@ -314,7 +314,7 @@ def test_an_older_checkpoint_than_the_one_groups_were_let_go_for_is_an_error(
     for step in (0, 1):
         feed.plan(step, lambda: None)
         feed.durable(step + 1)
-    with pytest.raises(RunError, match="contains 1 steps, but the groups of the first 2 were let go"):
+    with pytest.raises(RunError, match="contains 1 steps, but the groups of the first 2 were dropped"):
         planner(redis_server, start=1)
     assert connect(redis_server.url).hget(Keys("f").state, "durable_step") == b"2"
 

@@ -13,7 +13,7 @@ from allocator.priors.base import Float, Int, State
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
 from common.load import load
-from common.order import batch_rows
+from common.order import Mixture, batch_rows
 from common.redis import connect_async
 
 N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
@@ -82,7 +82,7 @@ def play(redis_url: str, config: Config, scenario: Scenario, prior: Callable[[],
     async def run() -> None:
         redis = connect_async(redis_url)
         try:
-            await scenario(lambda: Cycles(redis, config, prior(), N))
+            await scenario(lambda: Cycles(redis, config, prior(), Mixture((N,))))
         finally:
             await redis.aclose()
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from actors.coordinator.cycles import Cycles
+from actors.coordinator.identity import mixture_of
 from actors.coordinator.leases import Leases
 from actors.coordinator.ranking import Rank, unranked
 from actors.coordinator.sampling import Generate, Score
@@ -140,7 +141,7 @@ async def coordinate(
         generate_at=generate_at,
         score=scoring or score,
         producer=Producer(redis, config),
-        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), len(data)),
+        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), mixture_of(config, data)),
         leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
         telemetry=Telemetry(redis, config.run.name),
         rank=rank,

@@ -86,6 +86,31 @@ async def raises(row, policy, sandbox):
 """
 
 
+BLOCKING = """
+import time
+
+async def blocks(row, policy, sandbox):
+    await policy.generate()
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.slow
+def test_an_environment_that_blocks_stops_the_run_with_its_line(
+    live_run: Callable[..., LiveRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "blocking_rooms.py").write_text(BLOCKING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = {
+        "environment.path": "blocking_rooms:blocks",
+        "environment.attempts": 2,
+        "environment.time_limit_s": 5,
+    }
+    said = " ".join(live_run(2, preset="tiny-guess", **settings).fail().split())
+    assert "environment blocking_rooms:blocks blocks its replica at" in said
+    assert "blocking_rooms.py:6 in blocks" in said
+
+
 def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
     live_run: Callable[..., LiveRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,7 @@ def test_an_interrupted_evaluation_goes_on_to_its_end_without_repeating_a_sample
     assert ended == 130
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-    assert "the same command goes on" in log.read_text()
+    assert "the same command continues" in log.read_text()
     assert not list(out.glob("*-step0.json"))
     kept = samples(drawn)
     assert 100 <= len(kept) < SUMS * SAMPLES

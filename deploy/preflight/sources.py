@@ -1,0 +1,123 @@
+"""The rows that a run would train on, of each of its data sources, and how a batch is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from common.config import Config
+from common.datasets import Dataset, load_dataset, load_held_out
+from common.errors import ConfigError
+from common.order import Mixture, counts_of, mixed_rows
+from common.prompts import load_tokenizer, render
+from common.rewards import gold_test
+from deploy.preflight.findings import Finding, Target, ok, plural
+from evaluation.benchmarks import known_leaks
+
+SHOWN = 5
+"""Rows of one kind that are named; the rest is counted."""
+BATCHES = 200
+"""Batches of which the rows of each source are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """What a source gives a run: the lengths of its prompts in tokens, and what is wrong with its rows."""
+
+    source: str
+    lengths: Sequence[int]
+    warnings: Sequence[Finding]
+
+
+def data(target: Target) -> Iterator[Finding]:
+    """The rows that a run would train on: readable, verifiable, within the limits, enough for a batch."""
+    config = target.config
+    if not target.trains:
+        return
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    if config.evaluation.path:
+        load_held_out(config)
+    found = [_usable(config, source, tokenizer) for source in config.source_names]
+    for usable in found:
+        yield from usable.warnings
+    if not config.data.sources:
+        yield _whole(config, found[0])
+        return
+    mixture = Mixture(tuple(len(usable.lengths) for usable in found), config.weights_of_sources)
+    yield ok("data", "; ".join(_parts(config, mixture, found)))
+
+
+def _whole(config: Config, usable: _Usable) -> Finding:
+    lengths, rollout = usable.lengths, config.rollout
+    if len(lengths) < rollout.prompts_per_batch:
+        raise ConfigError(
+            f"data.path {config.data.path}: {plural(len(lengths), 'usable prompt')}, fewer than "
+            f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
+        )
+    return ok("data", f"{plural(len(lengths), 'prompt')} of {min(lengths)} to {max(lengths)} tokens")
+
+
+def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterator[str]:
+    """What each source gives, and how much of a batch it makes."""
+    gamma, seen = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
+    counts = [counts_of(batch, gamma, _with_room(config, mixture, found)) for batch in seen]
+    for k, usable in enumerate(found):
+        own = [count[k] for count in counts]
+        least, most = min(own), max(own)
+        share = mixture.weights[k] / sum(mixture.weights)
+        takes = str(least) if least == most else f"{least} to {most}"
+        yield (
+            f"{usable.source}: {plural(len(usable.lengths), 'prompt')} of {min(usable.lengths)} to "
+            f"{max(usable.lengths)} tokens, {share:.0%}: {takes} of the {gamma} prompts of a batch, an epoch "
+            f"every {len(usable.lengths) / (share * gamma):,.1f} batches"
+        )
+
+
+def _with_room(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Mixture:
+    """`mixture`. Raises ConfigError naming a source that is too small for its weight."""
+    gamma = config.rollout.prompts_per_batch
+    for batch in range(min(config.learner.steps, BATCHES)):
+        for usable, takes in zip(found, counts_of(batch, gamma, mixture), strict=True):
+            if takes > len(usable.lengths):
+                raise ConfigError(
+                    f"data.sources.{usable.source}: {plural(len(usable.lengths), 'usable prompt')}, and a "
+                    f"batch takes {takes} of it (its share of rollout.prompts_per_batch = {gamma}): lower "
+                    "its weight, use more rows or a smaller batch"
+                )
+    mixed_rows(0, gamma, mixture, config.run.seed, config.data.shuffle)
+    return mixture
+
+
+def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> _Usable:
+    """The rows of one source. Raises ConfigError where it has none."""
+    own, limit = config.of(source), config.rollout.max_prompt_tokens
+    dataset = load_dataset(own.data, gold_test(own.reward))
+    lengths = [len(render(tokenizer, row.problem, own.data)) for row in dataset.rows]
+    usable = [n for n in lengths if n <= limit]
+    left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
+    warnings = [
+        *_some(left_out, "rows are left out"),
+        *_some(
+            _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
+        ),
+    ]
+    if too_long := len(lengths) - len(usable):
+        longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
+        warnings.append(Finding("warn", "data", longer))
+    if not usable and source:
+        raise ConfigError(f"data.sources.{source}: none of its rows can be used")
+    return _Usable(source, usable, warnings)
+
+
+def _leaks(config: Config, dataset: Dataset) -> list[str]:
+    """Training problems that are problems of a benchmark, or of the run's own held-out set."""
+    found = known_leaks(config, dataset.rows)
+    return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
+
+
+def _some(lines: list[str], summary: str) -> Iterator[Finding]:
+    """The first few as warnings, and how many there are."""
+    more = [f"{len(lines)} {summary}"] * (len(lines) > SHOWN)
+    yield from (Finding("warn", "data", line) for line in (*lines[:SHOWN], *more))

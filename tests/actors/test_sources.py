@@ -1,0 +1,315 @@
+"""A run over several data sources: prompts, order, rewards and figures of each, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from actors.calls import verifier_calls
+from actors.coordinator.deployment import render_prompts
+from actors.coordinator.identity import mixture_of
+from actors.verifier.pool import VerifierPool
+from common.config import Config
+from common.errors import ConfigError, RunError, WireError
+from common.keys import Keys
+from common.load import from_args
+from common.order import counts_of
+from common.prompts import load_tokenizer
+from common.queue import Entry
+from common.redis import connect
+from common.telemetry import record_step
+from common.types import Completion, Group, Prompt, Scored, VersionSpan
+from common.user_rewards import Answer
+from common.wire import encode_additional, encode_pre_rollouts
+from deploy.monitor.prometheus import gauges
+from deploy.monitor.run_state import read_run
+from deploy.monitor.screen import screen
+from deploy.preflight import sources
+from deploy.preflight.findings import Target
+from evaluation.audit import audit, gather
+from learner.admission import Vocabulary, admitted
+from learner.metrics import step_metrics
+from learner.records import group_record
+from learner.train import estimator_of
+from tests.support.coordination import payloads_of, records
+from tests.support.groups import group, rollout
+from tests.support.simulated import Fleet, Learner, coordinate
+from tests.support.synthetic_run import SyntheticRun
+
+GAMMA, G, STEPS = 6, 5, 5
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, n in (("sums", 20), ("words", 5)):
+        rows = [{"q": f"{name} {i}", "answer": str(i), "extra": i} for i in range(n)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def arguments(folder: Path, **more: dict[str, Any]) -> dict[str, Any]:
+    sums = {"path": str(folder / "sums.jsonl"), "prompt_field": "q", "weight": 2, "system": None}
+    words = {
+        "path": str(folder / "words.jsonl"),
+        "prompt_field": "q",
+        "template": "{problem}=",
+        "reward": {"weights": {"accuracy": 1.0}, "success_at": 0.5, "answer": "final"},
+    }
+    base: dict[str, Any] = {
+        "run": {"name": "mixed", "folder": str(folder / "runs")},
+        "model": {"path": "deploy/demo/model", "dtype": "float32"},
+        "data": {"sources": {"sums": sums, "words": words}},
+        "rollout": {
+            "prompts_per_batch": GAMMA,
+            "group_size": G,
+            "pre_rollouts": 2,
+            "shards": 2,
+            "max_prompt_tokens": 32,
+            "max_response_tokens": 64,
+        },
+        "allocation": {"warmup": {"enabled": False}},
+        "learner": {"steps": STEPS, "tokens_per_microbatch": 8192},
+    }
+    return {k: {**base.get(k, {}), **more.get(k, {})} for k in base.keys() | more.keys()}
+
+
+def configured(folder: Path, **more: dict[str, Any]) -> Config:
+    return from_args(arguments(folder, **more))
+
+
+def test_prompts_are_rendered_by_their_source_and_numbered_one_source_after_the_other(folder: Path) -> None:
+    config = configured(folder)
+    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    assert [p.index for p in prompts] == list(range(25))
+    assert [p.source for p in prompts] == ["sums"] * 20 + ["words"] * 5
+    assert prompts[20].text == "words 0"
+    assert prompts[20].row["extra"] == 0
+    tokenizer = load_tokenizer(config.model.path)
+    assert "words 0=" in tokenizer.decode(prompts[20].tokens)
+    assert "=" not in tokenizer.decode(prompts[0].tokens).replace("<", "")
+    assert mixture_of(config, prompts).rows == (20, 5)
+
+
+def test_each_source_asks_for_the_form_that_its_own_rewards_look_for(folder: Path) -> None:
+    plain = {"path": str(folder / "sums.jsonl"), "prompt_field": "q"}
+    boxed = {**plain, "reward": {"weights": {"accuracy": 1.0}, "answer": "boxed"}}
+    config = configured(folder, data={"sources": {"tags": plain, "boxed": boxed}})
+    said = {name: config.of(name).data.system or "" for name in config.source_names}
+    assert ("<answer>" in said["tags"], "boxed" in said["tags"]) == (True, False)
+    assert "\\boxed" in said["boxed"]
+    again = Config.model_validate_json(config.model_dump_json())
+    assert again == config
+
+
+class Handle:
+    def __init__(self, pool: VerifierPool) -> None:
+        self.pool = pool
+
+    def options(self, **_: str) -> Any:
+        return self
+
+    async def remote(self, items: Sequence[Answer]) -> list[dict[str, float]]:
+        return await self.pool.score_batch(items)
+
+
+def test_a_completion_is_judged_by_the_rewards_of_its_source(folder: Path) -> None:
+    config, tokens = configured(folder), np.zeros(3, np.int32)
+    done = Completion("the answer is 7", tokens, np.zeros(3, np.float32), "stop", (VersionSpan(0, 0, 3),))
+
+    async def work() -> list[Scored]:
+        pool = VerifierPool(config.reward, sources={n: config.of(n).reward for n in config.source_names})
+        score = verifier_calls(Handle(pool), config)  # type: ignore[arg-type]
+        try:
+            return [
+                (await score(Prompt(0, "3+4", "7", tokens, source=source), [done]))[0]
+                for source in config.source_names
+            ]
+        finally:
+            pool.close()
+
+    sums, words = asyncio.run(work())
+    assert (sums.rewards, sums.success) == ({"format": 0.0, "accuracy": 0.0}, False)
+    assert (words.rewards, words.success) == ({"accuracy": 1.0}, True)
+
+
+async def by_source(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+    right = [float(i % 2 == prompt.index % 2) for i in range(len(completions))]
+    more = {"format": 1.0} if prompt.source == "sums" else {}
+    return [Scored({"accuracy": r, **more}, r == 1.0) for r in right]
+
+
+def run(config: Config, redis_url: str, monkeypatch: pytest.MonkeyPatch, deaths: int = 1) -> dict[str, Group]:
+    """The groups of a whole run whose coordinator dies in the middle."""
+    prompts = render_prompts(config, load_tokenizer(config.model.path))
+    fleet = Fleet(seconds_of=lambda request, _: 0.002, lengths_of=lambda n: np.full(n, 2))
+    learner, payloads = Learner(config, redis_url, lambda: 0.0), payloads_of(monkeypatch)
+
+    async def work() -> None:
+        if not deaths:
+            await coordinate(config, redis_url, prompts, fleet, "one", by_source)
+        trained = asyncio.create_task(asyncio.to_thread(learner.run))
+        first = asyncio.create_task(coordinate(config, redis_url, prompts, fleet, "one", by_source))
+        await asyncio.sleep(0.05)
+        while not first.done():
+            first.cancel()
+            await asyncio.wait([first], timeout=0.05)
+        async with asyncio.timeout(30):
+            await coordinate(config, redis_url, prompts, fleet, "two", by_source)
+            await trained
+
+    asyncio.run(work())
+    client = connect(redis_url)
+    assert audit(config, gather(client, config.run.name, lambda: records(learner, config, payloads))) == []
+    return payloads
+
+
+def test_a_run_over_two_sources_is_exact_and_its_audit_follows_their_order(
+    redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(folder, coordinator={"lease_s": 0.3})
+    groups = run(config, redis_url, monkeypatch)
+    assert len(groups) == STEPS * GAMMA
+    for batch in range(STEPS):
+        own = [g for g in groups.values() if g.batch == batch]
+        assert sum(g.size for g in own) == GAMMA * G
+        assert [sum(g.source == s for g in own) for s in config.source_names] == [4, 2]
+    assert {g.epoch for g in groups.values() if g.source == "sums"} == {0}
+    assert {g.epoch for g in groups.values() if g.source == "words"} == {0, 1, 2}  # 5 rows, two a batch
+    client, keys = connect(redis_url), Keys("mixed")
+    assert json.loads(client.hget(keys.state, "prompts"))["rows"] == [20, 5]
+    facts = gather(client, "mixed", list)
+    other = configured(folder, data={"sources": {**arguments(folder)["data"]["sources"]}}, run={"seed": 1})
+    assert any("not in the order" in line for line in audit(other, facts))
+    heavier = arguments(folder)
+    heavier["data"]["sources"]["words"]["weight"] = 2
+    with pytest.raises(RunError, match=r"data\.sources\.words\.weight: 1\.0 != 2\.0"):
+        run(from_args(heavier), redis_url, monkeypatch, deaths=0)
+
+
+def made(config: Config) -> list[Group]:
+    def rewarded(accuracy: float, **more: float) -> Any:
+        return rollout(success=accuracy == 1.0, rewards={"accuracy": accuracy, **more})
+
+    sums = group(0, [rewarded(1.0, format=1.0), rewarded(0.0, format=1.0)], pre_rollouts=2)
+    words = group(20, [rewarded(1.0), rewarded(1.0), rewarded(0.0), rewarded(0.0)], pre_rollouts=4)
+    return [replace(sums, source="sums"), replace(words, source="words")]
+
+
+def test_advantages_and_figures_are_by_the_rewards_of_the_source(folder: Path) -> None:
+    config = configured(folder, learner={"objective": {"advantage": "dr_grpo"}})
+    sums, words = made(config)
+    estimator = estimator_of(config)
+    assert estimator.advantages(sums).tolist() == [0.25, -0.25]  # accuracy weighs a half
+    assert estimator.advantages(words).tolist() == [0.5, 0.5, -0.5, -0.5]
+    sizes = {"packing/flops": 1.0, "packing/tokens": 1.0}
+    found = step_metrics(0, [sums, words], sizes, config, ranks=1, grad_norm=0.0, learning_rate=0.0)
+    assert found["reward/format"] == 1.0
+    assert found["reward"] == pytest.approx((0.75 + 0.5) / 2)
+    split = {k.removeprefix("source/"): v for k, v in found.items() if k.startswith("source/")}
+    for source, rollouts, reward in (("sums", 2, 0.75), ("words", 4, 0.5)):
+        assert {k.partition("/")[2]: v for k, v in split.items() if k.startswith(source)} == {
+            "groups": 1,
+            "rollouts": rollouts,
+            "tokens": 3 * rollouts,
+            "reward": reward,
+            "success": 0.5,
+            "groups/hit": 1.0,
+        }
+    record = group_record(0, words, config)
+    assert (record["source"], record["rewards"], record["reward_mean"]) == ("words", {"accuracy": 0.5}, 0.5)
+
+
+def test_views_split_the_last_step_by_source(redis_url: str, folder: Path) -> None:
+    config = configured(folder, run={"name": "shown"})
+    shown = SyntheticRun(redis_url, config)
+    step = {
+        "step": 0,
+        "reward": 0.5,
+        "source/sums/groups": 4,
+        "source/sums/success": 0.25,
+        "source/sums/reward": 1.0,
+    }
+    record_step(shown.redis, "shown", step)
+    state = read_run(shown.redis, "shown")
+    assert state.sources == {"sums": {"groups": 4, "success": 0.25, "reward": 1.0}}
+    console = Console(width=100, file=StringIO(), record=True)
+    console.print(screen(state, 100))
+    assert "sums: 4 groups  reward 1.000  success 25.0%" in console.export_text()
+    exported = {(n, *tags.values()): v for n, tags, v in gauges(state)}
+    assert exported["hora_source", "sums", "success"] == 0.25
+
+
+def test_check_counts_what_a_batch_takes_of_each_source_and_refuses_one_too_small(folder: Path) -> None:
+    [said] = [f.says for f in sources.data(Target(configured(folder))) if f.level == "ok"]
+    assert "sums: 20 prompts of " in said
+    assert "67%: 4 of the 6 prompts of a batch, an epoch every 5.0 batches" in said
+    assert "words: 5 prompts of " in said
+    heavy = arguments(folder)
+    heavy["data"]["sources"]["words"]["weight"] = 100
+    with pytest.raises(ConfigError) as refused:
+        list(sources.data(Target(from_args(heavy))))
+    assert "data.sources.words: 5 usable prompts, and a batch takes 6 of it" in str(refused.value)
+    mixture = mixture_of(
+        configured(folder), render_prompts(configured(folder), load_tokenizer("deploy/demo/model"))
+    )
+    assert [counts_of(b, GAMMA, mixture) for b in range(3)] == [[4, 2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"data": {"path": "arithmetic"}}, "data.path and data.sources exclude each other"),
+        ({"data": {"prompt_field": "q"}}, "data.prompt_field and data.sources exclude each other"),
+        ({"data": {"sources": {"a b": {"path": "arithmetic"}}}}, "'a b' is no name"),
+        ({"data": {"sources": {"a": {"weight": 2}}}}, "path is required"),
+        ({"data": {"sources": {"a": {"path": "arithmetic", "weight": 0}}}}, "data.sources.a.weight (0)"),
+        (
+            {"data": {"sources": {"a": {"path": "arithmetic", "wieght": 1}}}},
+            "data.sources.a.wieght: unknown key",
+        ),
+        (
+            {"data": {"sources": {"a": {"path": "arithmetic", "reward": {"weights": {"x:y": 1}}}}}},
+            "allocation.rule (hit_utility) counts successes, and no reward says what a success is",
+        ),
+        (
+            {"evaluation": {"source": "others"}},
+            "evaluation.source (others) is none of data.sources (sums, words)",
+        ),
+        (
+            {"allocation": {"warmup": {"reward": "x:y"}}},
+            "is not computed for every source (rewards: accuracy)",
+        ),
+    ],
+)
+def test_what_cannot_be_mixed_is_one_line(folder: Path, change: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configured(folder, **change)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_group_of_a_source_that_the_run_does_not_have_is_foreign(folder: Path) -> None:
+    config = configured(folder)
+    group = made(config)[1]
+    for source, reason in (
+        ("words", None),
+        ("others", "no data source 'others'"),
+        ("sums", "its rewards must be"),
+    ):
+        mine = replace(group, source=source, run="mixed", tokenizer="t")
+        messages = encode_pre_rollouts(mine), encode_additional(mine)
+        entry = Entry("1-0", mine.id, mine.batch)
+        if reason is None:
+            assert admitted(config, Vocabulary("t", 80), 25, entry, messages).source == "words"
+        else:
+            with pytest.raises(WireError, match=reason):
+                admitted(config, Vocabulary("t", 80), 25, entry, messages)

@@ -1,0 +1,76 @@
+"""Batches of several data sources: pure in seed, weights and batch, each source with epochs of its own."""
+
+from collections import Counter, defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.order import Mixture, batch_rows, counts_of, mixed_rows
+
+SMALL = Mixture((7, 40, 13), (1.0, 4.0, 0.5))
+
+
+def test_one_source_meets_its_rows_in_the_order_of_a_run_without_sources() -> None:
+    for batch in range(20):
+        assert mixed_rows(batch, 6, Mixture((17,)), seed=3) == batch_rows(batch, 6, 17, seed=3)
+
+
+def test_any_batch_can_be_asked_for_first() -> None:
+    straight = [mixed_rows(b, 11, SMALL, seed=1) for b in range(30)]
+    fresh = Mixture((7, 40, 13), (2.0, 8.0, 1.0))  # the same weights, remembered apart
+    for batch in (29, 3, 17, 0):
+        assert mixed_rows(batch, 11, fresh, seed=1) == straight[batch]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(12, 40), st.floats(0.05, 8.0)), min_size=2, max_size=4),
+    st.integers(1, 12),
+    st.integers(0, 9),
+)
+def test_no_row_comes_twice_in_a_batch_or_in_an_epoch_of_its_source(
+    sources: list[tuple[int, float]], gamma: int, seed: int
+) -> None:
+    mixture = Mixture(tuple(n for n, _ in sources), tuple(w for _, w in sources))
+    met: dict[tuple[int, int], set[int]] = defaultdict(set)
+    used, edges = Counter[int](), [sum(mixture.rows[: k + 1]) for k in range(len(sources))]
+    for batch in range(25):
+        rows = mixed_rows(batch, gamma, mixture, seed)
+        assert len(rows) == gamma
+        assert len({row for _, row in rows}) == gamma
+        for epoch, row in rows:
+            source = next(k for k, edge in enumerate(edges) if row < edge)
+            assert row not in met[source, epoch]
+            met[source, epoch].add(row)
+            used[source] += 1
+        assert [sum(row < e for _, row in rows) for e in edges][-1] == gamma
+    for source, weight in enumerate(mixture.weights):
+        wanted = 25 * gamma * weight / sum(mixture.weights)
+        assert abs(used[source] - wanted) <= len(sources)
+
+
+def test_sources_are_spread_over_a_batch_so_that_each_shard_has_its_share() -> None:
+    rows = [row for _, row in mixed_rows(0, 12, Mixture((50, 50), (1.0, 1.0)), seed=0)]
+    assert [sum(row < 50 for row in rows[i : i + 4]) for i in (0, 4, 8)] == [2, 2, 2]
+
+
+def test_a_small_source_repeats_while_a_large_one_does_not() -> None:
+    mixture = Mixture((4, 1000), (1.0, 3.0))
+    epochs: dict[bool, set[int]] = {True: set(), False: set()}
+    for batch in range(10):
+        for epoch, row in mixed_rows(batch, 8, mixture, seed=0):
+            epochs[row < 4].add(epoch)
+    assert epochs == {True: set(range(5)), False: {0}}
+
+
+def test_what_is_left_of_an_epoch_differs_from_epoch_to_epoch() -> None:
+    met = {row for batch in range(60) for _, row in mixed_rows(batch, 9, Mixture((7, 40), (1, 2)), seed=2)}
+    assert met == set(range(47))
+
+
+def test_a_source_that_is_smaller_than_its_share_of_a_batch_is_refused() -> None:
+    small = Mixture((2, 100), (1.0, 1.0))
+    assert counts_of(0, 8, small) == [4, 4]
+    with pytest.raises(ValueError, match="takes 4 rows of data source 1 of 2, which has 2 usable ones"):
+        mixed_rows(0, 8, small, seed=0)
