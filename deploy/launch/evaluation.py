@@ -198,7 +198,9 @@ def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
 
     from actors.calls import policy_calls, verifier_calls
 
-    handles = {name: serve.get_deployment_handle(name, APP) for name in config.deployments}
+    # `hora eval` has no coordinator.
+    names = [name for name in config.deployments if name != "coordinator"]
+    handles = {name: serve.get_deployment_handle(name, APP) for name in names}
     generate = policy_calls(handles, config, version, weights_come=False)
     score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
     return on_version(generate, version), score
