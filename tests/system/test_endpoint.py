@@ -24,7 +24,7 @@ from deploy.launch.ports import free_port
 from deploy.launch.serving import Served
 from tests.system.conftest import HORA, LiveRun
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]
 FUZZED = 300
 CHAT = {"messages": [{"role": "user", "content": "37+58=?"}], "max_tokens": 40}
 TEXT = "37+58=?\n"
