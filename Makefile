@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow test-chaos soak lint types contracts check docs reference clean
+.PHONY: setup demo test test-fast test-slow test-chaos test-gpu soak lint types contracts check docs reference clean
 
 setup: .venv/.ready-$(HORA_SET)
 
@@ -27,6 +27,11 @@ test-slow: setup
 
 test-chaos: setup
 	$(BIN)/pytest tests/system/test_chaos.py tests/system/test_elastic.py -q -s
+
+# What needs NVIDIA GPUs: one card's acceptance in ten minutes, then runs over two. Each says why where it is skipped.
+test-gpu: setup
+	$(BIN)/python -m benchmarks.gpu_acceptance || [ $$? = 2 ]
+	$(BIN)/pytest -m gpu -q -rs
 
 # Ten hours' worth of steps without engines: what grows is in a table.
 soak: setup

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from common.config import Config
+from common.config.base import section_of
 from common.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -118,7 +119,9 @@ def _override(experiment: dict[str, Any], text: str) -> None:
     *sections, last = key.split(".")
     place: Any = experiment
     for section in sections:
-        place = place.setdefault(section, {})
+        if place.get(section) is None:  # left out, or null as `learner.lora` is
+            place[section] = {}
+        place = place[section]
         if not isinstance(place, dict):
             raise ConfigError(f"override {text!r}: {section} is not a section")
     try:
@@ -142,15 +145,11 @@ def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
 
 
 def _known(location: Sequence[Any]) -> list[str]:
-    model: Any = Config
+    model: type[BaseModel] | None = Config
     for part in location:
-        field = (
-            model.model_fields.get(part) if isinstance(model, type) and issubclass(model, BaseModel) else None
-        )
-        if field is None:
-            return []
-        model = field.annotation
-    return list(model.model_fields) if isinstance(model, type) and issubclass(model, BaseModel) else []
+        field = model.model_fields.get(part) if model is not None else None
+        model = section_of(field.annotation) if field is not None else None
+    return [] if model is None else list(model.model_fields)
 
 
 def _found(config: Config) -> Config:
@@ -162,6 +161,9 @@ def _found(config: Config) -> Config:
     sources = {name: _with_path(source) for name, source in config.data.sources.items()}
     if sources:
         sections["data"] = config.data.model_copy(update={"sources": sources})
+    if config.model.adapter is not None:
+        adapter = {"adapter": _absolute(config.model.adapter)}
+        sections["model"] = sections["model"].model_copy(update=adapter)
     if config.allocation.prior_state is not None:
         state = {"prior_state": _absolute(config.allocation.prior_state)}
         sections["allocation"] = config.allocation.model_copy(update=state)

@@ -94,11 +94,14 @@ def check(
         bool,
         typer.Option(help="The configuration is for another machine: look at it, its model and its data."),
     ] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="A step's tokens, FLOPs and bytes too.")
+    ] = False,
 ) -> None:
     """Say what a run would use, or the first thing that would stop it, without starting anything."""
     from deploy.preflight.checks import check as run_check
 
-    run_check(config, set_ or (), elsewhere=elsewhere)
+    run_check(config, set_ or (), elsewhere=elsewhere, estimate=estimate)
 
 
 @app.command()
@@ -155,7 +158,7 @@ def redis(
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Hugging Face folder or hub name, e.g. runs/tiny/model.")],
+    model: Annotated[str, typer.Argument(help="Model or adapter folder, e.g. runs/tiny/model, or hub name.")],
     benchmark: Annotated[
         str,
         typer.Option(help="math500, amc23, aime24, aime25, a JSONL file or a hub name; several with commas."),
@@ -180,6 +183,7 @@ def evaluate(
 ) -> None:
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command continues after an
     interruption."""
+    from common.adapters import model_settings
     from common.load import load
     from deploy.launch.local import evaluate_local
     from deploy.launch.signals import stopped_by_signals
@@ -189,7 +193,7 @@ def evaluate(
     names = benchmark.split(",")
     run = Path(model).resolve().parent
     source = config or (str(run / "config.yaml") if (run / "run.json").is_file() else "tiny")
-    chosen = load(source, [*(set_ or ()), f"model.path={model}"])
+    chosen = load(source, [*(set_ or ()), *model_settings(model)])
     if config is None:
         limits = chosen.rollout
         print(
@@ -315,11 +319,12 @@ def export(
     step: Annotated[
         int | None, typer.Option(min=0, help="A checkpoint's step; the newest by default.")
     ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, not merged.")] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
     from deploy.runs.export_run import export_run
 
-    print(export_run(run, step, out))
+    print(export_run(run, step, out, adapter=adapter))
 
 
 @app.command()

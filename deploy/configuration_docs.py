@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from common.config import Config
+from common.config.base import section_of
 
 HEAD = """# Configuration
 
@@ -31,10 +32,12 @@ def _section(path: str, model: Any) -> str:
     lines.append("\n| key | default | meaning |\n|---|---|---|\n")
     nested = []
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            nested.append(_section(f"{path}.{name}", field.annotation))
-            continue
-        if (each := _named(field.annotation)) is not None:
+        section = section_of(field.annotation)
+        if section is not None:
+            nested.append(_section(f"{path}.{name}", section))
+            if field.default is not None:
+                continue
+        elif (each := _named(field.annotation)) is not None:
             nested.append(_section(f"{path}.{name}.NAME", each))
         key = f"`{path}.{field.alias or name}`"
         lines.append(f"| {key} | {_default(field.default)} | {_meaning(field.description)} |\n")

@@ -40,10 +40,7 @@ rollout:
   max_response_tokens: {response_tokens}
 allocation:
   rule: hit_utility       # HORA; `uniform` is plain GRPO with the same budget
-{reward}generator:
-  replicas: {replicas}
-learner:
-  workers: {workers}              # data-parallel ranks
+{reward}{numbers}learner:
   steps: {steps}
   tokens_per_microbatch: {microbatch}
   optimizer:
@@ -80,7 +77,7 @@ TINY_CODE = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Settings that fit this machine: `gpus` cards, half of them for each side, or CPUs and the demo's
+    """What suits this machine: `gpus` cards, which `run.resources: auto` divides, or CPUs and the demo's
     model."""
 
     gpus: int
@@ -93,15 +90,14 @@ class Machine:
                 "model": "deploy/demo/model       # a Hugging Face folder or hub name",
                 "dtype": "float32",
                 "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
-                "replicas": 1, "workers": 1, "microbatch": 8192, "rate": "1.0e-4",
+                "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "rate": "1.0e-4",
             }  # fmt: skip
         return {
-            "machine": f"{self.gpus} GPUs",
+            "machine": f"{self.gpus} GPUs, divided by `hora run`: `hora check` says how",
             "model": "Qwen/Qwen2.5-1.5B-Instruct   # a Hugging Face folder or hub name",
             "dtype": "bfloat16",
             "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
-            "replicas": self.gpus // 2, "workers": self.gpus - self.gpus // 2,
-            "microbatch": 16384, "rate": "1.0e-6",
+            "numbers": "", "microbatch": 16384, "rate": "1.0e-6",
         }  # fmt: skip
 
 
@@ -109,13 +105,9 @@ def initialise(path: Path, task: Task) -> list[Path]:
     """Write the configuration `path`, for task `code` problems with tests beside it, for `mine` problems and
     a reward; the files written.
 
-    Raises ConfigError where one of them exists, and on a machine with one GPU alone.
+    Raises ConfigError where one of them exists.
     """
     machine = Machine(len(gpus()))
-    if machine.gpus == 1:
-        raise ConfigError(
-            "one GPU: generators and learner take one each; use a machine with two, or one without"
-        )
     name = re.sub(r"[^A-Za-z0-9_]", "_", path.stem)
     texts = {path: _configuration(path, name, task, machine)}
     if task == "mine":

@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.head import unsupported
 from learner.logprobs import Policy
+from learner.lora import check_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -83,6 +84,9 @@ def check_family(config: Config) -> str:
             model = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings)
         family = type(model).__name__
         Policy(model)
+        if config.learner.lora is not None:
+            model.config.name_or_path = config.model.path
+            check_targets(model, config.learner.lora)
     except ConfigError:
         raise
     except (OSError, ValueError) as error:

@@ -4,16 +4,22 @@
                                      manifest.json
 
 A checkpoint is written under a temporary name, synced, signed, then renamed, so a folder named step-* was
-complete once. A checkpoint that no longer matches its manifest is renamed to refused-step-*, and the one
-before is used. So the queue drops groups only when the oldest kept checkpoint contains their step.
+complete once. A thread of each rank writes, syncs and hashes; the step waits only for the copy in host
+memory. When every rank's thread is done, the ranks sign and rename, after a later step. A checkpoint that no
+longer matches its manifest is renamed to refused-step-*, and the one before is used. So the queue drops
+groups only when the oldest kept checkpoint contains their step.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +30,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import sync, sync_tree
 from learner.engine import Engine, effective_stage
+from learner.lora import IDENTITY, check_identity, identity
 from learner.manifest import (
     NAME,
     Manifest,
@@ -44,6 +51,30 @@ WRITER = re.compile(
 )  # in the name of a file that one rank writes; rank 0 writes the others
 
 
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What a rank writes: DeepSpeed's files, and its random state."""
+
+    write: Callable[[], None]
+    random: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a rank wrote, [bytes, SHA-256] by path, and what is wrong with its share of older checkpoints, by
+    step."""
+
+    digests: dict[str, tuple[int, str]]
+    troubles: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    step: int
+    folder: Path
+    written: Future[_Written]
+
+
 class Checkpoints:
     """Checkpoints of one run. All methods except `newest`, and the constructor, are collectives of all
     ranks."""
@@ -53,6 +84,10 @@ class Checkpoints:
         self._config, self._rank, self._world = config, rank, world
         self._verified: set[int] = set()  # read back after they were written
         self.refused: list[str] = []
+        self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: _Writing | None = None
+        self.seconds = 0.0
+        """How long the newest kept the step."""
         if rank == 0:
             make_secret(run_dir)
         self._barrier()
@@ -64,33 +99,67 @@ class Checkpoints:
         return max(checkpoints_in(self._folder), default=0)
 
     def save(self, engine: Engine, step: int) -> int:
-        """Write the state after `step` steps, and return when it is durable. Returns the step of the oldest
-        checkpoint that a restart may use (0: the initial policy). Groups of earlier steps are not needed any
-        more.
+        """`begin`, and wait until it is durable."""
+        self.begin(engine, step)
+        needed_from = self.finished(wait=True)
+        assert needed_from is not None
+        return needed_from
 
-        Each kept checkpoint is compared with its manifest again when the next one is written.
-        """
-        partial = self._folder / f"partial-{step:08d}"
+    def begin(self, engine: Engine, step: int) -> None:
+        """Take the state after `step` steps and have it written aside. No other may be under way."""
+        began, folder = time.monotonic(), self._folder / f"partial-{step:08d}"
+        assert self._writing is None
         if self._rank == 0:
             # Left by a learner that died while it wrote or deleted a checkpoint.
             for torn in self._folder.glob("partial-*"):
                 shutil.rmtree(torn)
-            partial.mkdir(parents=True)
+            folder.mkdir(parents=True)
+            if (lora := self._config.learner.lora) is not None:
+                (folder / IDENTITY).write_text(json.dumps(identity(self._config, lora)))
         self._barrier()
-        engine.save(partial, TAG)
-        torch.save({"cpu": torch.get_rng_state()}, partial / f"random-{self._rank}.pt")
-        sync_tree(partial)  # by every rank: a machine can sync only its own writes
-        written = self._gather(self._own_digests(partial))
+        older = [s for s in self._there() if s < step and s not in self._verified]
+        files = _Files(engine.save(folder, TAG), torch.get_rng_state())
+        look = older[: self._config.learner.keep_checkpoints - 1]
+        self._writing = _Writing(step, folder, self._aside.submit(self._write, files, folder, look))
+        self.seconds = time.monotonic() - began
+
+    def finished(self, *, wait: bool = False) -> int | None:
+        """None while no checkpoint is under way or some rank still writes. Once it is durable, the step of
+        the oldest checkpoint that a restart may have to take, 0 for the initial policy: groups of the steps
+        before it are needed no more.
+
+        Each kept checkpoint was compared with its manifest once more, while the one after it was written.
+        """
+        if self._writing is None or not all(self._gather(wait or self._writing.written.done())):
+            return None
+        writing, self._writing = self._writing, None
+        own = writing.written.result()
+        written = self._gather(own)
         if self._rank == 0:
-            files = {name: found for of_rank in written for name, found in of_rank.items()}
-            Manifest(self._config.run.name, step, self._world, files).write(partial, self._secret)
-            sync(partial / NAME, partial)
-            if self._of(step).exists():  # its groups may have been dropped, so it stays
-                self._remove(partial)
+            files = {name: found for of_rank in written for name, found in of_rank.digests.items()}
+            folder, place = writing.folder, self._of(writing.step)
+            Manifest(self._config.run.name, writing.step, self._world, files).write(folder, self._secret)
+            sync(folder / NAME, folder)
+            if place.exists():  # groups may have been let go for what it contains: it stays
+                self._remove(folder)
             else:
-                partial.rename(self._of(step))
+                folder.rename(place)
             sync(self._folder)
-        return self._prune(step)
+        looked = {
+            step: next((w.troubles[step] for w in written if w.troubles[step]), "") for step in own.troubles
+        }
+        return self._prune(writing.step, looked)
+
+    def close(self) -> None:
+        self._aside.shutdown()
+
+    def _write(self, files: _Files, folder: Path, look: list[int]) -> _Written:
+        """This rank's part, on a thread: no collective. Also reads its share of the checkpoints `look`."""
+        files.write()
+        torch.save({"cpu": files.random}, folder / f"random-{self._rank}.pt")
+        sync_tree(folder)  # by every rank: a machine has only its own writes to sync
+        digests = self._own_digests(folder)
+        return _Written(digests, {step: _refusal(partial(self._read_share, step)) for step in look})
 
     def restore(self, engine: Engine) -> int:
         """Load the newest checkpoint that matches its manifest. All ranks load the one that rank 0 finds.
@@ -115,21 +184,26 @@ class Checkpoints:
                 "learner.zero_stage above 0 (or 16 bits) a run keeps the number it began with; change "
                 "learner.workers back"
             )
+        check_identity(folder, self._config)
         engine.load(folder, TAG)
         random = folder / f"random-{self._rank}.pt"
         if random.exists():
             torch.set_rng_state(torch.load(random, weights_only=True)["cpu"])
 
-    def _prune(self, newest: int) -> int:
+    def _there(self) -> list[int]:
+        """The steps of the checkpoints that rank 0 sees, the newest first."""
+        return self._gather(sorted(checkpoints_in(self._folder), reverse=True))[0]
+
+    def _prune(self, newest: int, looked: Mapping[int, str]) -> int:
         """Keep the newest learner.keep_checkpoints that match their manifests. Returns the step of the oldest
-        of them, 0 while there are fewer."""
+        of them, 0 while there are fewer. `looked`: what was found wrong with those that were read already."""
         keep, kept = self._config.learner.keep_checkpoints, [newest]
-        there = self._gather(sorted(checkpoints_in(self._folder), reverse=True))[0]
-        for step in (s for s in there if s < newest):
+        known = {**looked, **dict.fromkeys(self._verified, "")}
+        for step in (s for s in self._there() if s < newest):
             if len(kept) == keep:
                 if self._rank == 0:
                     self._remove(self._of(step))
-            elif trouble := "" if step in self._verified else self._trouble(step):
+            elif trouble := self._trouble(step) if step not in known else known[step]:
                 self._set_aside(step, trouble)
             else:
                 kept.append(step)

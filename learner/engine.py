@@ -21,17 +21,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common.adapter_names import published_name
+from common.adapters import refuse_to_train
 from common.config import Config
 from common.errors import ConfigError
 from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.entropy import EntropyControl, threshold
 from learner.logprobs import Policy, without_dropout
+from learner.lora import add_adapter, without_adapter
 from learner.optimizer import ClippedAdamW, schedule
 from learner.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from learner.checkpoint_writer import CheckpointWriter
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,9 +74,12 @@ class Engine:
             else torch.device("cpu")
         )
         self._stage = effective_stage(config)
-        self._policy = Policy(load_model(config))
+        self._lora = config.learner.lora
+        self._policy = Policy(self._trainable(load_model(config)))
         self._reference = (
-            Policy(load_model(config)).to(self.device).eval() if config.learner.objective.kl else None
+            Policy(load_model(config)).to(self.device).eval()
+            if config.learner.objective.kl and self._lora is None
+            else None
         )
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
         self._entropy = EntropyControl(config.learner.objective)
@@ -93,7 +101,17 @@ class Engine:
             config=deepspeed_config(config),
             dist_init_required=False,
         )
+        self._writer: CheckpointWriter | None = None
+        if config.learner.checkpoint_aside:
+            from learner.checkpoint_writer import CheckpointWriter
+
+            self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         check_agreement(config, self._policy, self._engine, self.device)
+
+    def _trainable(self, hf: PreTrainedModel) -> PreTrainedModel:
+        if self._lora is not None:
+            add_adapter(hf, self._config, self._lora)
+        return hf
 
     @property
     def hf(self) -> PreTrainedModel:
@@ -138,8 +156,9 @@ class Engine:
         )
 
     def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every parameter by its Hugging Face name, whole, one after the other, on the device; valid until
-        the next one.
+        """What is published: every parameter by its Hugging Face name, or with `learner.lora` the adapter's
+        alone by their names in its file. Whole, one after the other, on the device and until the next is
+        asked for.
 
         A collective under ZeRO-3: all ranks must iterate to the end. At most one gathered layer exists at a
         time.
@@ -147,6 +166,10 @@ class Engine:
         import deepspeed
 
         for name, parameter in self.hf.named_parameters():
+            if self._lora is not None:
+                if not parameter.requires_grad:
+                    continue
+                name = published_name(name)
             with deepspeed.zero.GatheredParameters([parameter], enabled=self._stage == 3):
                 yield name, parameter.detach()
 
@@ -156,10 +179,17 @@ class Engine:
         for name, parameter in self.whole():
             yield name, parameter.to(dtype=dtype, copy=True).cpu() if self._rank == 0 else parameter
 
-    def save(self, folder: Path, tag: str) -> None:
+    def save(self, folder: Path, tag: str) -> Callable[[], None]:
+        """Take the state as it is now; what is returned writes this rank's files, on any thread, before the
+        next call. A collective. Without `learner.checkpoint_aside` they are written already."""
         self._engine.save_checkpoint(
-            str(folder), tag=tag, client_state={"entropy": self._entropy.state_dict()}, save_latest=False
+            str(folder),
+            tag=tag,
+            client_state={"entropy": self._entropy.state_dict()},
+            save_latest=False,
+            exclude_frozen_parameters=self._lora is not None,
         )
+        return (lambda: None) if self._writer is None else self._writer.taken()
 
     def agree(self, value: int) -> int:
         """Rank 0's `value`, on every rank. A collective."""
@@ -170,7 +200,11 @@ class Engine:
         return int(shared.item())
 
     def load(self, folder: Path, tag: str) -> None:
-        _, state = self._engine.load_checkpoint(str(folder), tag=tag)
+        _, state = self._engine.load_checkpoint(
+            str(folder),
+            tag=tag,
+            load_module_strict=self._lora is None,  # the base is not in it
+        )
         if "entropy" in state:
             self._entropy.load_state_dict(state["entropy"])
 
@@ -187,13 +221,20 @@ class Engine:
         several, share = objective.updates_per_batch > 1, objective.top_entropy_quantile
         frozen = [self._frozen(self._engine, m) for m in rounds] if several or share < 1.0 else []
         prox = [logprobs for logprobs, _ in frozen] if several else [None] * len(rounds)
-        reference = [self._frozen(self._reference, m)[0] if self._reference else None for m in rounds]
+        reference = self._reference_logprobs(rounds) if objective.kl else [None] * len(rounds)
         keep: list[torch.Tensor | None] = [None] * len(rounds)
         if share < 1.0:
             real = [entropy[m.scale > 0] for (_, entropy), m in zip(frozen, rounds, strict=True)]
             least = threshold(real, share, self._world)
             keep = [entropy >= least for _, entropy in frozen]
         return [Task(*parts) for parts in zip(rounds, prox, reference, keep, strict=True)]
+
+    def _reference_logprobs(self, rounds: list[MicroBatch]) -> list[torch.Tensor]:
+        """Log-probs of the initial policy: a second model, or with an adapter the same one without it."""
+        if self._reference is not None:
+            return [self._frozen(self._reference, m)[0] for m in rounds]
+        with without_adapter(self.hf):
+            return [self._frozen(self._engine, m)[0] for m in rounds]
 
     def _accumulate(self, tasks: list[Task]) -> tuple[dict[str, float], bool]:
         objective, sums, finite = self._config.learner.objective, dict[str, float](), True
@@ -263,6 +304,7 @@ def load_model(config: Config, attention: str | None = None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     learner = config.learner
+    refuse_to_train(config)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             config.model.path,

@@ -1,7 +1,8 @@
 """The policy as a Hugging Face folder: config, safetensors and tokenizer, for `from_pretrained`.
 
 `export` writes RUN/model from the live engine at the end of a run. `export_checkpoint` writes any checkpoint
-of a finished or running run, on one CPU, without a process group, queue or cluster.
+of a finished or running run, on one CPU, without a process group, queue or cluster. With `learner.lora`
+RUN/model is the merged model, and the adapter lies beside it in RUN/adapter.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common.adapter_names import PARAMETER, published_name
 from common.config import Config
-from common.errors import RunError
+from common.errors import ConfigError, RunError
 from common.files import sync_tree
+from common.model_files import weights_digest
 from learner.checkpoint import TAG, checkpoints_in
 from learner.engine import DTYPES, Engine, load_model
+from learner.lora import merge, write_adapter
 from learner.manifest import Refused, read_secret, verified
 from learner.origin import write_origin
 
@@ -27,20 +31,38 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def export(engine: Engine, config: Config, folder: Path, rank: int, step: int) -> None:
-    """Write the engine's policy after `step` steps to `folder`, whole or not at all. A collective; rank 0
-    writes."""
+def export(
+    engine: Engine, config: Config, folder: Path, rank: int, step: int, adapter: Path | None = None
+) -> None:
+    """Write the engine's policy, which is that after `step` steps, to `folder`, and with `learner.lora` its
+    adapter to the folder `adapter` if one is named. A collective; rank 0 writes, whole or not at all."""
     tensors = dict(engine.gathered()) if rank == 0 else {name: None for name, _ in engine.gathered()}
-    if rank == 0:
+    if rank != 0:
+        return
+    if config.learner.lora is None:
         _write(engine.hf, tensors, config, step, folder)
+        return
+    whole = {name: t for name, t in tensors.items() if t is not None}
+    if adapter is not None:
+        _write_adapter(whole, config, step, adapter)
+    _write_merged(whole, config, step, folder)
 
 
-def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: Path) -> int:
-    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step.
+def export_checkpoint(
+    run_dir: Path, config: Config, step: int | None, folder: Path, *, adapter: bool = False
+) -> int:
+    """Write the model of the checkpoint of `step` (default: the newest) to `folder`; returns its step. A run
+    with `learner.lora` gives the merged model, or with `adapter` the adapter alone.
 
-    Raises RunError when the checkpoint is missing or was changed, and when the folder is not empty.
-    DeepSpeed's state contains pickles, so nothing is loaded before the manifest is verified.
+    Raises RunError when the checkpoint is missing or was changed, and when the folder is not empty, and
+    ConfigError for an adapter of a run that trained full weights. DeepSpeed's state contains pickles, so
+    nothing is loaded before the manifest is verified.
     """
+    if adapter and config.learner.lora is None:
+        raise ConfigError(
+            f"--adapter: {run_dir} trained full weights (learner.lora: null), it has no adapter; leave "
+            "--adapter out"
+        )
     found = checkpoints_in(run_dir / "checkpoints")
     if not found:
         raise RunError(
@@ -60,8 +82,16 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
         raise RunError(
             f"{found[chosen]}: {refused}; nothing of it is loaded{f', try {others}' if others else ''}"
         ) from None
-    model = load_model(config, attention="sdpa")  # only for its names and shapes
     weights = _weights(found[chosen] / TAG)
+    if config.learner.lora is not None:
+        tensors = {
+            published_name(name.removeprefix("hf.")): t.to(DTYPES[config.model.dtype])
+            for name, t in weights.items()
+            if PARAMETER.match(name)
+        }
+        (_write_adapter if adapter else _write_merged)(tensors, config, chosen, folder)
+        return chosen
+    model = load_model(config, attention="sdpa")  # only for its names and shapes
     named = {
         name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()
     }
@@ -70,7 +100,7 @@ def export_checkpoint(run_dir: Path, config: Config, step: int | None, folder: P
 
 
 def _weights(state: Path) -> dict[str, torch.Tensor]:
-    """Every parameter of a verified checkpoint, whole, by the policy's names."""
+    """Every trained parameter of a verified checkpoint, whole, by the policy's names."""
     if not list(state.glob("*_optim_states.pt")):  # without ZeRO one file holds all
         # Unpickling can execute code from the file, and DeepSpeed's state holds objects that weights_only
         # refuses. It is safe here: the caller has compared every file with the checksums of a manifest that
@@ -80,7 +110,28 @@ def _weights(state: Path) -> dict[str, torch.Tensor]:
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it finds
-        return dict(get_fp32_state_dict_from_zero_checkpoint(str(state.parent), tag=state.name))
+        return dict(
+            get_fp32_state_dict_from_zero_checkpoint(
+                str(state.parent), tag=state.name, exclude_frozen_parameters=True
+            )
+        )
+
+
+def _write_merged(tensors: Mapping[str, torch.Tensor], config: Config, step: int, folder: Path) -> None:
+    lora = config.learner.lora
+    assert lora is not None
+    model = load_model(config, attention="sdpa")
+    merge(model, tensors, lora.scale)
+    _write(model, dict(model.named_parameters()), config, step, folder)
+
+
+def _write_adapter(tensors: Mapping[str, torch.Tensor], config: Config, step: int, folder: Path) -> None:
+    lora = config.learner.lora
+    assert lora is not None
+    partial = _partial(folder)
+    partial.mkdir(parents=True)
+    write_adapter(partial, tensors, config, lora)
+    _finish(partial, config, step, folder, weights_digest(Path(config.model.path)))
 
 
 def _write(
@@ -88,15 +139,24 @@ def _write(
 ) -> None:
     from transformers import AutoTokenizer
 
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = _partial(folder)
     hf.save_pretrained(partial, state_dict=tensors)
     trusted = config.model.trust_remote_code
     AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=trusted).save_pretrained(partial)
     generation = Path(config.model.path) / "generation_config.json"
     if generation.is_file():
         shutil.copy(generation, partial / "generation_config.json")
-    write_origin(partial, config.run.name, step)
+    _finish(partial, config, step, folder)
+
+
+def _partial(folder: Path) -> Path:
+    partial = folder.with_name(folder.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    return partial
+
+
+def _finish(partial: Path, config: Config, step: int, folder: Path, base: str | None = None) -> None:
+    write_origin(partial, config.run.name, step, base)
     sync_tree(partial)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

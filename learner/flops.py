@@ -3,7 +3,8 @@ ranks.
 
 Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width · L²
 per sequence of L tokens, of which a causal mask needs half (PaLM, appendix B). The embedding look-up costs
-nothing, and the head runs on completion tokens alone. What is computed a second time (gradient checkpointing,
+nothing, and the head runs on completion tokens alone. A frozen weight costs 4: its own gradient is not
+computed. What is computed a second time (gradient checkpointing,
 the chunked head) and the forward passes of π_prox and the reference are not model FLOPs of the update and are
 not counted.
 """
@@ -34,25 +35,33 @@ PEAK_BF16 = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model computes per token: weights of the body and of the head, and layers x hidden size."""
+    """What a model computes per token: weights of the body and of the head, and layers x hidden size.
+    `trained`: those of the body that are trained, None where all are, the head's too."""
 
     body: int
     head: int
     width: int
+    trained: int | None = None
 
     @classmethod
     def of(cls, hf: PreTrainedModel) -> Shape:
         """The shape of a Hugging Face causal language model; under ZeRO-3 of the whole, not of the shards."""
         config = hf.config
-        weights = sum(int(getattr(p, "ds_numel", p.numel())) for p in hf.parameters())
+        size = {p: int(getattr(p, "ds_numel", p.numel())) for p in hf.parameters()}
+        weights, trained = sum(size.values()), sum(n for p, n in size.items() if p.requires_grad)
         head = config.vocab_size * config.hidden_size
         look_up = 0 if config.tie_word_embeddings else head
-        return cls(weights - head - look_up, head, config.num_hidden_layers * config.hidden_size)
+        width = config.num_hidden_layers * config.hidden_size
+        return cls(weights - head - look_up, head, width, trained if trained < weights else None)
 
     def flops(self, samples: Iterable[Sample]) -> float:
         """Forward and backward over `samples`."""
-        return 6.0 * sum(
-            self.body * s.length + self.head * len(s.logprobs) + self.width * s.length**2 for s in samples
+        trained = self.body if self.trained is None else self.trained
+        per_token = 6.0 * trained + 4.0 * (self.body - trained)
+        per_logits = (6.0 if self.trained is None else 4.0) * self.head
+        return sum(
+            per_token * s.length + per_logits * len(s.logprobs) + 6.0 * self.width * s.length**2
+            for s in samples
         )
 
 

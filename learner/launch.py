@@ -7,11 +7,12 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import structlog
+import torch
 
 from common import logs
 from common.config import Config
@@ -42,10 +43,10 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
 
     stopped = Path(run_dir) / STOPPED
     stopped.unlink(missing_ok=True)
-    gpus = ray.cluster_resources().get("GPU", 0) > 0
+    share = gpu_share(config, ray.cluster_resources())
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        fit(lambda: _trainer(config, redis_url, run_dir, gpus=gpus))
+        fit(lambda: _trainer(config, redis_url, run_dir, share))
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
     except (TrainingFailedError, RayError) as error:
@@ -76,7 +77,22 @@ def fit(make: Callable[[], Any]) -> None:
                 ) from error
 
 
-def _trainer(config: Config, redis_url: str, run_dir: str, *, gpus: bool) -> Any:
+def gpu_share(config: Config, resources: Mapping[str, float]) -> float:
+    """What a rank reserves of a GPU in Ray: none where Ray has none."""
+    if resources.get("GPU", 0) <= 0:
+        return 0.0
+    return 1.0 if config.learner.gpus is None else config.learner.gpus
+
+
+def backend(resources: Mapping[str, float]) -> str:
+    """The process group's: NCCL where there are real cards. Ray may have a resource GPU without one; it names
+    the type of those that it found."""
+    found = any(name.startswith("accelerator_type:") for name in resources)
+    return "nccl" if torch.cuda.is_available() or (found and resources.get("GPU", 0) > 0) else "gloo"
+
+
+def _trainer(config: Config, redis_url: str, run_dir: str, share: float) -> Any:
+    import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -89,15 +105,15 @@ def _trainer(config: Config, redis_url: str, run_dir: str, *, gpus: bool) -> Any
         },
         scaling_config=ScalingConfig(
             num_workers=config.learner.workers,
-            use_gpu=gpus,
-            resources_per_worker={"CPU": 1, **({"GPU": 1} if gpus else {})},
+            use_gpu=share > 0,
+            resources_per_worker={"CPU": 1, **({"GPU": share} if share else {})},
         ),
         run_config=RunConfig(
             name=config.run.name,
             storage_path=str(Path(run_dir) / "ray-train"),
             failure_config=FailureConfig(max_failures=RESTARTS, controller_failure_limit=PLACEMENTS),
         ),
-        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+        torch_config=TorchConfig(backend=backend(ray.cluster_resources())),
     )
 
 

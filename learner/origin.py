@@ -7,13 +7,14 @@ import json
 from pathlib import Path
 
 from common.errors import ConfigError
+from common.model_files import ORIGIN
 
-NAME = "hora.json"
 
-
-def write_origin(folder: Path, run: str, step: int) -> None:
-    """Say that the weights in `folder` are those of `run` after `step` optimizer steps."""
-    (folder / NAME).write_text(json.dumps({"run": run, "step": step}) + "\n")
+def write_origin(folder: Path, run: str, step: int, base_weights: str | None = None) -> None:
+    """Say that the weights in `folder` are those of `run` after `step` optimizer steps; of an adapter, for
+    which base."""
+    about = {"run": run, "step": step, **({"base_weights": base_weights} if base_weights else {})}
+    (folder / ORIGIN).write_text(json.dumps(about) + "\n")
 
 
 def step_of(model: str) -> int | None:
@@ -22,7 +23,7 @@ def step_of(model: str) -> int | None:
 
     Raises ConfigError for a file that does not say it.
     """
-    path = Path(model) / NAME
+    path = Path(model) / ORIGIN
     if not path.is_file():
         return None
     try:

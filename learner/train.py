@@ -104,19 +104,28 @@ def _train(parts: Parts, start: int) -> None:
         _keep_candidate(parts, step + 1)
         last = step + 1 == config.learner.steps
         if last or (update.applied and (step + 1) % config.learner.checkpoint_every == 0):
+            _acknowledge(parts, wait=True)  # the one before, where it is still being written
             if parts.records is not None:
                 parts.records.sync()
-            needed_from = parts.checkpoints.save(parts.engine, step + 1)
-            if parts.planner is not None:
-                parts.planner.durable(needed_from)
+            parts.checkpoints.begin(parts.engine, step + 1)
+        _acknowledge(parts, wait=last)
     parts.publisher.close()
-    export(parts.engine, config, run_dir / "model", parts.rank, max(start, config.learner.steps))
+    parts.checkpoints.close()
+    end = max(start, config.learner.steps)
+    export(parts.engine, config, run_dir / "model", parts.rank, end, run_dir / "adapter")
     if parts.planner is not None:
         parts.planner.durable(
             config.learner.steps
         )  # the model is exported: checkpoints are not needed any more
     if parts.records is not None:
         parts.records.close()
+
+
+def _acknowledge(parts: Parts, *, wait: bool) -> None:
+    """Let go of the groups that a checkpoint makes needless, when one has become durable on every rank."""
+    needed_from = parts.checkpoints.finished(wait=wait)
+    if needed_from is not None and parts.planner is not None:
+        parts.planner.durable(needed_from)
 
 
 def _keep_candidate(parts: Parts, step: int) -> None:
@@ -180,6 +189,9 @@ def _record(
         "time/gather": timing.gather,
         "time/transfer": timing.transfer,
         "time/load": timing.load,
+        "time/checksum": timing.checksum,
+        "time/checkpoint": parts.checkpoints.seconds,  # of the newest, which was after an earlier step
+        "weights/bytes": float(timing.bytes),
     }
     metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
     metrics["mfu"] = _mfu(parts, sums["packing/flops"], times["time/forward_backward"])

@@ -25,6 +25,7 @@ from common.wire import SCHEMA
 # Addresses and numbers of parts, their concurrency, and time limits.
 MAY_CHANGE = (
     "run.folder",
+    "run.resources",
     "rollout.shards_in_flight",
     "rollout.samples_per_request",
     "rollout.time_limit_s",
@@ -43,10 +44,12 @@ MAY_CHANGE = (
     "queue.",
     "learner.steps",
     "learner.workers",
+    "learner.gpus",
     "learner.threads",
     "learner.tokens_per_microbatch",
     "learner.logit_chunk",
     "learner.gradient_checkpointing",
+    "learner.checkpoint_aside",
     "learner.checkpoint_every",
     "learner.keep_checkpoints",
     "learner.keep_best",

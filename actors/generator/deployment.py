@@ -54,7 +54,7 @@ class Generator:
             self._config.evaluation.max_sequences,
             self._config.serve.max_sequences,
         )
-        await self._engine.label(0)
+        await self._engine.begin()
         if self._config.weights.transport == "file":
             with suppress(StaleWeights):  # a request that needs newer weights pulls them later
                 await self._weights.catch_up()

@@ -16,6 +16,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Coroutine, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import structlog
@@ -30,13 +31,21 @@ POLL_S = 0.05
 REACH_S = 5.0  # then the request gives up its place, so that the calls that bring weights get through
 
 
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What an update left: seconds that generation was paused, and of these the seconds of the checksum."""
+
+    pause_s: float
+    checksum: str
+    checksum_s: float
+
+
 class WeightEngine(Protocol):
     """What an update needs of an engine; see `actors.generator.vllm_engine.Engine`."""
 
     async def init_transfer(self, info: Mapping[str, object]) -> None: ...
     async def receive(self, info: Mapping[str, object]) -> None: ...
-    async def install(self, version: int) -> float: ...
-    async def checksum(self) -> str: ...
+    async def install(self, version: int) -> Installed: ...
 
 
 class HeldWeights:
@@ -52,7 +61,7 @@ class HeldWeights:
         self._updates: set[asyncio.Task[None]] = set()
         self._group = ""  # the transfer group that this replica is in
         self._unreached = False  # at the last attempt to join a group
-        self._checksum, self._pause_s, self._notice = "", 0.0, ""
+        self._installed, self._notice = Installed(0.0, "", 0.0), ""
         self._damaged: tuple[int, str] | None = None  # version and mark of a file that was not as announced
         self.version = 0
         self.failure: str | None = None
@@ -110,16 +119,15 @@ class HeldWeights:
         return {
             "replica": self._name,
             "version": self.version,
-            "checksum": self._checksum,
-            "pause_s": self._pause_s,
+            **asdict(self._installed),
         }
 
     def state(self) -> dict[str, Any]:
         """For heartbeats."""
         return {
             "version": self.version,
-            "checksum": self._checksum[:16],
-            "pause_s": self._pause_s,
+            **asdict(self._installed),
+            "checksum": self._installed.checksum[:16],
             "state": "failed" if self.failure else "serving",
             **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
         }
@@ -149,10 +157,9 @@ class HeldWeights:
 
     async def _install(self, info: Mapping[str, Any], version: int) -> None:
         await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
-        self._pause_s = await self._guarded("loading weights", self._engine.install(version))
+        installed = await self._guarded("loading weights", self._engine.install(version))
         # Views compare replicas by version and checksum, so the two always belong together.
-        self.version, self._checksum, self._damaged, self._notice = version, "", None, ""
-        self._checksum = await self._guarded("computing the checksum", self._engine.checksum())
+        self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
 
     async def _checked(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """What the workers need to read the announced file, which is in the page cache then. Raises

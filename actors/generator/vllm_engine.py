@@ -1,5 +1,9 @@
 """One vLLM engine with three operations: generate, receive, install. The only actor file that drives vLLM.
 
+With `learner.lora` the engine holds the base, and every request carries the policy's adapter, which starts
+as zeros. A new version replaces the adapter in place. vLLM labels tokens and finds cached prompts by the
+adapter's name, which never changes, so the change is exact only within a pause and with an empty cache.
+
 Log-probs are those of the sampling distribution (after temperature), and every completion holds the weight
 version of each of its tokens. vLLM records both; nothing is reconstructed.
 """
@@ -13,12 +17,13 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -26,9 +31,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from actors.generator.adapter import NOWHERE, POLICY
+from actors.generator.held_weights import Installed
 from actors.generator.progress import Progress
 from actors.generator.timeline import Sequences, origin_of
-from common.config import Config
+from common.adapters import read_adapter
+from common.config import Config, Lora
 from common.errors import UnhealthyError
 from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
@@ -92,9 +100,23 @@ class Engine:
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
+        self._adapter = adapter_settings(config)
+        self._request = None if self._adapter is None else LoRARequest("policy", POLICY, NOWHERE)
+        self._base_checksum = ""
         self._llm = AsyncLLM.from_engine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
+
+    async def begin(self) -> None:
+        """Have the initial policy in place, as version 0. Before the first request."""
+        if self._adapter is not None:
+            folder = self._config.model.adapter
+            if folder is None:
+                await self._llm.collective_rpc("clear_adapter")
+            else:
+                await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
+            self._base_checksum = await self._digest("model")
+        await self.label(0)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
@@ -122,7 +144,9 @@ class Engine:
         prompt: object = {"prompt_token_ids": tokens.tolist()}
         try:
             with self._progress.request(), _named_when_dead():
-                async for output in self._llm.generate(prompt, params, request_id=name, priority=priority):
+                async for output in self._llm.generate(
+                    prompt, params, request_id=name, priority=priority, lora_request=self._request
+                ):
                     final = output
         finally:
             stats = self._sequences.take(name)
@@ -140,7 +164,7 @@ class Engine:
         try:
             with self._progress.request(), _named_when_dead():
                 async for output in self._llm.generate(
-                    prompt, params, request_id=name, priority=BELOW_TRAINING
+                    prompt, params, request_id=name, priority=BELOW_TRAINING, lora_request=self._request
                 ):
                     yield output
         finally:
@@ -179,15 +203,21 @@ class Engine:
         while arrives and not all(await self._llm.collective_rpc("weights_arrived")):
             await asyncio.sleep(ARRIVAL_S)
 
-    async def install(self, version: int) -> float:
-        """Load the received weights and label all later tokens `version`; running sequences are kept.
-        Returns the seconds that generation was paused."""
+    async def install(self, version: int) -> Installed:
+        """Load the received weights and label all later tokens `version`; running sequences are kept."""
         if self.paused_since is None:
             await self.pause()
-        await self._llm.finish_weight_update(weight_version=str(version))
         since = self.paused_since
+        if self._adapter is None:
+            await self._llm.finish_weight_update(weight_version=str(version))
+        else:
+            await self._llm.collective_rpc("install_adapter", args=(self._adapter,))
+            await self.label(version)
+        began = time.monotonic()
+        checksum = await self.checksum()
+        checksum_s = time.monotonic() - began
         await self.resume()
-        return 0.0 if since is None else time.monotonic() - since
+        return Installed(0.0 if since is None else time.monotonic() - since, checksum, checksum_s)
 
     async def pause(self) -> None:
         """Stop decoding and keep the running sequences."""
@@ -204,16 +234,31 @@ class Engine:
         await self._llm.update_weight_version(str(version))
 
     async def checksum(self) -> str:
-        """Digest of the weights as this engine holds them; equal on all replicas of one version and
-        layout."""
-        digest = hashlib.sha256()
-        for worker in await self._llm.compute_weight_checksums():
-            for name in sorted(worker):
-                digest.update(f"{name}={worker[name]};".encode())
-        return digest.hexdigest()
+        """Digest of all weights as this engine holds them; equal on all replicas of one version and layout.
+        The base of an adapter never changes: its part is computed once."""
+        if self._adapter is None:
+            return await self._digest("model")
+        return _joined([self._base_checksum, await self._digest("adapter")])
+
+    async def _digest(self, part: str) -> str:
+        return _joined(await self._llm.collective_rpc("hash_weights", args=(part,)))
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=5.0)
+
+
+def adapter_settings(config: Config) -> dict[str, object] | None:
+    """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
+    lora = config.learner.lora
+    if config.model.adapter is not None:
+        return read_adapter(config.model.adapter).settings
+    if lora is None:
+        return None
+    return {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+
+
+def _joined(digests: list[str]) -> str:
+    return hashlib.sha256(";".join(digests).encode()).hexdigest()
 
 
 @contextmanager
@@ -243,6 +288,16 @@ def engine_args(config: Config) -> AsyncEngineArgs:
     generator, longest = config.generator, config.longest
     # On CPU chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
     whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
+    on_gpu: dict[str, Any] = {}
+    if generator.gpu_kv_cache_gib is not None:
+        on_gpu["kv_cache_memory_bytes"] = int(generator.gpu_kv_cache_gib * 2**30)
+    if generator.max_batched_tokens is not None:
+        on_gpu["max_num_batched_tokens"] = generator.max_batched_tokens
+    adapter = adapter_settings(config)
+    with_adapter: dict[str, Any] = {}
+    if adapter is not None:
+        rank = Lora(rank=int(str(adapter["r"]))).served_rank
+        with_adapter = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
     return AsyncEngineArgs(
         model=config.model.path,
         dtype=config.model.dtype,
@@ -258,9 +313,10 @@ def engine_args(config: Config) -> AsyncEngineArgs:
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
-        worker_extension_cls=f"{__package__}.weight_engine.WorkerExtension",
+        worker_extension_cls=f"{__package__}.worker_extension.WorkerExtension",
         enable_log_requests=False,
-        **(whole_prompts if current_platform.is_cpu() else {}),
+        **with_adapter,
+        **(whole_prompts if current_platform.is_cpu() else on_gpu),
     )
 
 

@@ -176,23 +176,3 @@ class GlooWeightTransferEngine(_Arriving):
         if self._group is not None:
             self._group.shutdown()
             self._group = None
-
-
-class WorkerExtension:
-    """One more method for vLLM's workers (`worker_extension_cls`)."""
-
-    weight_transfer_engine: Any
-    _weight_update_active: bool
-
-    def weights_arrived(self) -> bool:
-        """Whether all weights of the current update have arrived. A failed update is over, as in vLLM's own
-        engines."""
-        with ExitStack() as on_failure:
-            on_failure.callback(self._end_update)
-            arrived = bool(self.weight_transfer_engine.arrived())
-            on_failure.pop_all()
-        return arrived
-
-    def _end_update(self) -> None:
-        self._weight_update_active = False
-        self.weight_transfer_engine.reset_weight_update_target()

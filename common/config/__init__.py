@@ -16,6 +16,7 @@ from common.config.base import Section
 from common.config.data import Data, Model, Rows, Run, Source
 from common.config.environment import Environment
 from common.config.learner import Learner, Optimizer, Weights
+from common.config.lora import Lora
 from common.config.objective import Objective, check_sampling
 from common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
 from common.config.rollout import Rollout
@@ -32,6 +33,7 @@ __all__ = [
     "Evaluation",
     "Generator",
     "Learner",
+    "Lora",
     "Model",
     "Objective",
     "Optimizer",
@@ -87,6 +89,10 @@ class Config(Section):
             raise ValueError(
                 "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: "
                 "use bfloat16, or sdpa"
+            )
+        if self.learner.lora is not None:
+            self.learner.lora.check_serving(
+                self.model.dtype, self.weights.transport, self.generator.clear_cache
             )
         check_sampling(self.learner.objective, self.rollout, self.allocation)
         cap = self.allocation.max_group_size

@@ -19,11 +19,21 @@ class Run(Section):
         description="Name of the run: its folder and its Redis keys.",
     )
     folder: str = Field("runs", description="Folder that holds one folder per run.")
+    resources: Literal["auto", "manual"] = Field(
+        "auto",
+        description="auto: `hora run` chooses replicas, ranks, shares of cards and KV cache for the GPUs of "
+        "this machine, except keys that are set; manual: keys that are not set have their defaults.",
+    )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
 
 
 class Model(Section):
     path: str = Field(description="Hugging Face folder or hub name of the initial policy.")
+    adapter: str | None = Field(
+        None,
+        description="Folder of a LoRA adapter (peft) that is served with the model, in `hora eval` and `hora "
+        "sample`; training starts from a merged model.",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         "bfloat16", description="Precision of weights, in generator and learner."
     )

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from common.config.base import Beta, Count, Seconds, Section
+from common.config.lora import Lora
 from common.config.objective import Objective
 
 
@@ -26,6 +27,13 @@ class Learner(Section):
     steps: Count = Field(200, description="Optimizer steps of the run.")
     workers: Count = Field(1, description="Data-parallel ranks.")
     threads: Count = Field(1, description="CPU threads of one rank.")
+    gpus: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Share of a GPU reserved per rank; none: 1 where there are GPUs. Below 1 on one card "
+        "that generator and learner share.",
+    )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
     tokens_per_microbatch: Count = Field(
         16384, description="Prompt and completion tokens of one micro-batch."
@@ -38,9 +46,17 @@ class Learner(Section):
         description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and "
         "its package.",
     )
+    lora: Lora | None = Field(
+        None, description="Train a low-rank adapter in place of the full weights; null: full weights."
+    )
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
     checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
+    checkpoint_aside: bool = Field(
+        True,
+        description="Write checkpoints while the next steps train. Each rank keeps a copy of its state in "
+        "host memory; false saves that memory, and the step waits for the disk.",
+    )
     keep_checkpoints: Count = Field(
         2,
         description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them "

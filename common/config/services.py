@@ -24,6 +24,17 @@ class Generator(Section):
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
     kv_cache_gib: Count = Field(1, description="KV cache on CPU, in GiB.")
+    gpu_kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        description="KV cache on a GPU, in GiB per tensor-parallel rank; none: what memory_utilization "
+        "leaves, measured at the start. Needed where a learner shares the card.",
+    )
+    max_batched_tokens: Count | None = Field(
+        None,
+        description="vLLM's max_num_batched_tokens on a GPU: tokens of one engine step; none: vLLM's "
+        "default, 2048.",
+    )
     threads: Count = Field(1, description="CPU threads of one replica's engine.")
     enforce_eager: bool = Field(
         True, description="No graph capture or compilation: starts faster, runs slower."

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
+from common.model_files import weights_digest
 from common.prompts import load_tokenizer, make_prompt
 from common.redis import Redis, connect
 from common.rewards import gold_test
@@ -25,7 +26,7 @@ from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
 from evaluation.evaluate import Counts, evaluate
-from evaluation.model_weights import model_digest, weights_digest
+from evaluation.model_weights import model_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
 from evaluation.sampling import Generate, Score
 from evaluation.sampling import Progress as Reading
@@ -159,7 +160,7 @@ def sample(
                 progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
             )
         )
-    model = config.run.name if version else config.model.path
+    model = config.run.name if version else config.model.adapter or config.model.path
     # A model folder that was trained elsewhere has a step, but its versions here mean nothing.
     versions = counts.versions if version == step else ()
     return write_counts(config, benchmark, counts, problems, folder, model, step, versions)
@@ -239,6 +240,11 @@ def about_sampling(config: Config) -> dict[str, object]:
     return {
         "model": config.model.path,
         "weights": weights_digest(Path(config.model.path)),
+        **(
+            {"adapter": weights_digest(Path(config.model.adapter))}
+            if config.model.adapter is not None
+            else {}
+        ),
         "dtype": config.model.dtype,
         "temperature": config.rollout.temperature,
         "max_response_tokens": config.rollout.max_response_tokens,

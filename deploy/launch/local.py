@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -44,6 +45,7 @@ from deploy.monitor.terminal import LINE_PERIOD_S
 from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
+from deploy.preflight.memory import run_target
 from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
 from evaluation.benchmarks import find_benchmarks
 from evaluation.model_weights import model_digest
@@ -62,11 +64,12 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     continues the run.
     """
     console = Console()
-    config = settled(config)
+    target = run_target(settled(config))
+    config = target.config
     run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
     asked, config = config, with_port(config)
-    show(require(Target(config), console), SHOWN_BY_RUN, console)
+    show(require(replace(target, config=config), console), SHOWN_BY_RUN, console)
     if not resume:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
@@ -103,7 +106,7 @@ def evaluate_local(
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
     check_writable(out, "--out")
     require(Target(config, "eval"), console)
-    label = (step_of(config.model.path) or 0) if step is None else step
+    label = (step_of(config.model.adapter or config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]
     config = with_port(config)
     try:

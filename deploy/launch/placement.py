@@ -98,4 +98,12 @@ def _shares(config: Config, client: redis.Redis) -> list[Share]:
         found.append(Share(name, sum(states.values()), up, each))
     alive = any(p.silent_s < SILENT_S for p in read_run(client, config.run.name).of("learner"))
     ranks = config.learner.workers
-    return [*found, Share("learner rank", ranks, ranks * alive, {"CPU": 1.0, "GPU": float(on_gpus)})]
+    return [
+        *found,
+        Share(
+            "learner rank",
+            ranks,
+            ranks * alive,
+            {"CPU": 1.0, "GPU": float(on_gpus) * (config.learner.gpus or 1.0)},
+        ),
+    ]

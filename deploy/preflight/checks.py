@@ -16,7 +16,9 @@ from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, services, sources, task
+from deploy.preflight.arithmetic import said
 from deploy.preflight.findings import Check, Finding, Target
+from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollouts import rollouts
 from deploy.preflight.sandbox import sandbox
 
@@ -30,6 +32,7 @@ CONFIGURATION: tuple[Check, ...] = (
     configuration.evaluation,
     *TASK,
     rollouts,
+    card_memory,
     disk.forecast,
 )
 """Checks of a configuration that is meant for another machine."""
@@ -45,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     machine.gpu_count,
     services.ray_token,
     services.ray_cluster,
+    card_memory,
     machine.memory,
     machine.shared_memory,
     machine.limits,
@@ -68,8 +72,10 @@ SHOWN_BY_CHECK = (
     "solutions",
     "rollouts",
     "disk",
+    "resources",
+    "memory per part",
 )
-SHOWN_BY_RUN = ("evaluation", "rollouts", "disk")
+SHOWN_BY_RUN = ("evaluation", "rollouts", "disk", "resources")
 MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bold red")}
 
 
@@ -106,11 +112,12 @@ def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> No
         console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
 
 
-def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> None:
+def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
     """`hora check`: print what a run of this configuration would use. Raises at the first finding that would
     stop it.
 
-    `elsewhere`: it is meant for another machine, so this one and its servers are not examined.
+    `elsewhere`: it is meant for another machine, so this one and its servers are not examined. `estimate`:
+    the arithmetic of a step too.
     """
     console = Console()
     target = target_of(source, overrides)
@@ -125,6 +132,9 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False) -> 
         soft_wrap=True,
     )
     show(found, SHOWN_BY_CHECK, console)
+    if estimate and (shape := model_shape(config)) is not None:
+        for line in said(config, shape):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
@@ -149,7 +159,7 @@ def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
     config = load(source, overrides)
     raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
     if "applications" not in raw:
-        return Target(config)
+        return run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
     _check_endpoint(config, raw["applications"], source)

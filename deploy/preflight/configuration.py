@@ -16,6 +16,7 @@ from actors.coordinator.prompt_features import feature_model
 from actors.environment.registry import load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
+from common.adapters import check_base, refuse_to_train
 from common.answers import load_extract
 from common.config import Config
 from common.datasets import load_held_out
@@ -33,9 +34,13 @@ OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeEr
 
 
 def model(target: Target) -> Iterator[Finding]:
-    """The model's folder or hub name, and that its data and prior files exist."""
+    """The model's folder or hub name, its adapter, and that its data and prior files exist."""
     config = target.config
     check_paths(config)
+    if config.model.adapter is not None:
+        if target.trains:
+            refuse_to_train(config)
+        check_base(config)
     path, size = config.model.path, model_gib(config.model.path)
     if Path(path).is_dir():
         yield must(size > 0, "model", f"{path}, {size * 1024:,.0f} MiB of weights", "put *.safetensors there")

@@ -38,7 +38,8 @@ def uses(config: Config) -> list[Use]:
     """What the run writes, the largest first."""
     learner, rollout = config.learner, config.rollout
     weights = weights_gib(config)
-    checkpoint = weights * (1 + OPTIMIZER[config.model.dtype])
+    full = learner.lora is None  # an adapter's checkpoints and versions are small
+    checkpoint = weights * (1 + OPTIMIZER[config.model.dtype]) * full
     batch = rollout.prompts_per_batch * rollout.group_size
     kept = learner.checkpoint_every * learner.keep_checkpoints + rollout.max_staleness + 1
     of_batch = batch * rollout.max_response_tokens * OF_TOKEN / GIB
@@ -48,7 +49,7 @@ def uses(config: Config) -> list[Use]:
     found = [
         # Those that are kept and the one that is being written.
         Use("checkpoints", (learner.keep_checkpoints + 1) * checkpoint, "learner.keep_checkpoints"),
-        Use("published weights", 2 * weights),
+        Use("published weights", 2 * weights * full),
         Use("model", weights),
         # The best, what is being evaluated, what is due next, and one that is being written.
         Use("best weights", 4 * weights * (learner.keep_best is not None), "learner.keep_best"),

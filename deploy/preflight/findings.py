@@ -12,11 +12,13 @@ from common.config import Config
 @dataclass(frozen=True, slots=True)
 class Target:
     """A configuration and the command that would start it: `run` and `eval` on this machine, `train` with a
-    served application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port)."""
+    served application on a Ray cluster. `http` is where a Serve file says that Serve listens (host, port),
+    `chosen` what `run.resources: auto` added to the configuration, in words."""
 
     config: Config
     command: Literal["run", "train", "eval"] = "run"
     http: tuple[str, int] | None = None
+    chosen: str = ""
 
     @property
     def on_cluster(self) -> bool:

@@ -99,11 +99,11 @@ def enough_gpus(target: Target, have: float, who: str) -> Finding:
     asked = have > 0 or (generator.gpus or 0) > 0 or target.config.weights.transport == "nccl"
     key = "tensor_parallel" if generator.gpus is None else "gpus"
     each = getattr(generator, key) * asked
-    ranks = learner.workers * asked * target.trains
+    ranks = learner.workers * (learner.gpus or 1.0) * asked * target.trains
     need = generator.replicas * each + ranks
     says = (
         f"{who} {have:g}, the configuration asks for {need:g} = generator.replicas {generator.replicas} · "
-        f"generator.{key} {each:g} + learner.workers {ranks}"
+        f"generator.{key} {each:g} + learner.workers {ranks:g}"
     )
     fix = "lower these keys, use more GPUs, or none (generator.gpus null, weights.transport file or gloo)"
     return must(need <= have, "GPUs", says, fix)
@@ -126,15 +126,18 @@ def memory(target: Target) -> Iterator[Finding]:
 
 def memory_gib(target: Target) -> float:
     """Host memory of a whole run. With GPUs, weights and caches are in GPU memory; the host holds the
-    processes, an offloaded optimizer, and the copy of the weights that rank 0 publishes."""
+    processes, an offloaded optimizer, and the copies of the weights that rank 0 publishes and of the states
+    that checkpoints are written from. An adapter's are small."""
     config, learner = target.config, target.config.learner
-    weights = model_gib(config.model.path)
-    replica, rank, once = REPLICA_GIB, RANK_GIB, weights
+    weights, optimizer = model_gib(config.model.path), OPTIMIZER[config.model.dtype]
+    full = learner.lora is None
+    replica, rank = REPLICA_GIB, RANK_GIB
+    once = weights * (1 + (1 + optimizer) * learner.checkpoint_aside) * full
     if gpus():
-        once += weights * OPTIMIZER[config.model.dtype] * learner.offload_optimizer
+        once += weights * optimizer * learner.offload_optimizer * full
     else:
         replica += config.generator.kv_cache_gib + weights
-        rank += 4 * weights
+        rank += (4 if full else 1.5) * weights
     return BASE_GIB + config.generator.replicas * replica + target.trains * (learner.workers * rank + once)
 
 

@@ -9,14 +9,15 @@ from common.load import load
 from deploy.monitor.progress import working
 
 
-def export_run(run: Path, step: int | None, out: Path) -> str:
-    """Write the checkpoint of `step` (the newest by default) of the run in folder `run` to `out`; says what
-    it did."""
+def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False) -> str:
+    """Write the checkpoint of `step` (the newest by default) of the run in folder `run` to `out`, with
+    `adapter` its LoRA adapter alone; says what it did."""
     file = run / "config.yaml"
     if not file.is_file():
         raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")
     with working(f"export of {run}"):
         from learner.export import export_checkpoint
 
-        done = export_checkpoint(run, load(str(file)), step, out)
-    return f"{out}: the model after step {done}; `hora eval {out} --config {file}` measures it"
+        done = export_checkpoint(run, load(str(file)), step, out, adapter=adapter)
+    what = "adapter" if adapter else "model"
+    return f"{out}: the {what} after step {done}; `hora eval {out} --config {file}` measures it"

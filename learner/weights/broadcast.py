@@ -11,13 +11,14 @@ APP, DEPLOYMENT = "hora", "generator"
 
 
 class Confirmation(TypedDict):
-    """A replica's answer to `confirm`: the version it holds, its checksum ("" while that is computed), and
-    the seconds that generation stood still for it."""
+    """A replica's answer to `confirm`: the version it holds, its checksum ("" for the initial policy), the
+    seconds that generation stood still for it, and of these the seconds of the checksum."""
 
     replica: str
     version: int
     checksum: str
     pause_s: float
+    checksum_s: float
 
 
 class BroadcastClient:

@@ -39,12 +39,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of the newest publication: copy to host memory, transfer, and the longest pause to load. The
-    last two are known one step later."""
+    """Seconds of the newest publication: copy to host memory, transfer, the longest pause to load, and within
+    such a pause the checksum. All but the first are known one step later. And the bytes of one version."""
 
     gather: float = 0.0
     transfer: float = 0.0
     load: float = 0.0
+    checksum: float = 0.0
+    bytes: int = 0
 
 
 class Publisher:
@@ -73,6 +75,7 @@ class Publisher:
         self._newest = None
         tensors = self._copy.take()
         self.timing.gather = time.monotonic() - began
+        self.timing.bytes = sum(t.nbytes for _, t in tensors)
         if self._rank == 0:
             weights = Snapshot(version, tensors, self._device)
             if self._group is None:
@@ -138,6 +141,7 @@ class Publisher:
 
     def _loaded(self, confirmed: list[Confirmation], seconds: float) -> None:
         self.timing.load = max((c["pause_s"] for c in confirmed), default=0.0)
+        self.timing.checksum = max((c["checksum_s"] for c in confirmed), default=0.0)
         self.timing.transfer = max(0.0, seconds - self.timing.load)
 
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from common.config import Config
+from common.config.base import section_of
 from deploy import command_docs, metric_docs
 from deploy.monitor.warnings import Kind
 
@@ -128,8 +129,8 @@ def keys(model: type[BaseModel], path: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
         here = f"{path}.{field.alias or name}" if path else name
         yield here
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, here)
+        if (section := section_of(field.annotation)) is not None:
+            yield from keys(section, here)
 
 
 KEYS = set(keys(Config, ""))

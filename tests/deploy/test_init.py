@@ -38,18 +38,13 @@ def test_what_is_written_is_accepted(
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize(("count", "replicas", "workers"), [(2, 1, 1), (3, 1, 2), (8, 4, 4)])
-def test_every_gpu_has_its_part(
-    count: int, replicas: int, workers: int, task: Task, tmp_path: Path, cards: Callable[[int], None]
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_no_number_of_gpus_is_written_for_run_divides_them(
+    count: int, task: Task, tmp_path: Path, cards: Callable[[int], None]
 ) -> None:
     cards(count)
     config = load(str(initialise(tmp_path / "big.yaml", task)[0]))
-    assert (config.generator.replicas, config.learner.workers) == (replicas, workers)
+    assert config.run.resources == "auto"
+    assert not {"replicas", "gpus"} & config.generator.model_fields_set
+    assert not {"workers", "gpus", "zero_stage"} & config.learner.model_fields_set
     assert config.model.dtype == "bfloat16"
-
-
-def test_one_gpu_is_one_line(tmp_path: Path, cards: Callable[[int], None]) -> None:
-    cards(1)
-    with pytest.raises(ConfigError, match="one GPU"):
-        initialise(tmp_path / "one.yaml", "math")
-    assert not list(tmp_path.iterdir())

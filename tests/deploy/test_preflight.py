@@ -147,7 +147,8 @@ def test_memory_is_counted_where_it_is_needed(
     )
     whole, sampling = Target(settings), Target(settings, "eval")
     cards(0)
-    processes, published = 1.5 + 2 * 2.2, 10
+    # Rank 0's copy of the weights, and all ranks' copies of what a checkpoint holds.
+    processes, published = 1.5 + 2 * 2.2, 10 + 10 * (1 + 6)
     assert memory_gib(whole) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10) + published)
     assert memory_gib(sampling) == pytest.approx(processes + 2 * (5 + 10)), "no rank starts"
     cards(1)

@@ -19,6 +19,7 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
+from common.model_files import weights_digest
 from common.redis import connect
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
 from deploy.launch.evaluation import (
@@ -33,7 +34,6 @@ from deploy.launch.local import evaluate_local
 from deploy.launch.redis_server import RedisServer
 from evaluation.benchmarks import find_benchmark
 from evaluation.evaluate import Counts
-from evaluation.model_weights import weights_digest
 from evaluation.results import Result, make_result
 from learner.origin import write_origin
 

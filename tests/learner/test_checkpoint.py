@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +28,22 @@ class Weights:
     state = ""
     loads = 0
     found_by_rank_0: int | None = None
+    trouble: OSError | None = None
 
-    def save(self, folder: Path, tag: str) -> None:
-        (folder / tag).write_text(self.state)
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def save(self, folder: Path, tag: str) -> Callable[[], None]:
+        state = self.state
+
+        def write() -> None:
+            assert self.goes_on.wait(60)
+            if self.trouble is not None:
+                raise self.trouble
+            (folder / tag).write_text(state)
+
+        return write
 
     def agree(self, step: int) -> int:
         return step if self.found_by_rank_0 is None else self.found_by_rank_0
@@ -67,6 +81,38 @@ def test_the_newest_two_are_kept_and_the_newest_is_restored(checkpoints: Checkpo
     (tmp_path / "checkpoints" / "step-00000006.copy").mkdir()  # somebody's own
     assert names(tmp_path) == ["step-00000004", "step-00000006", "step-00000006.copy"]
     assert restored(checkpoints) == (6, "after 6")
+
+
+def test_the_step_waits_for_the_copy_and_nothing_is_acknowledged_before_the_disk_has_it(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    save(checkpoints, 2, "after 2")
+    weights: Any = Weights()
+    weights.state = "after 4"
+    weights.goes_on.clear()
+    checkpoints.begin(weights, 4)
+    weights.state = "after 5"  # training goes on
+    assert checkpoints.finished() is None
+    assert names(tmp_path) == ["partial-00000004", "step-00000002"]
+    weights.goes_on.set()
+    assert checkpoints.finished(wait=True) == 2
+    assert names(tmp_path) == ["step-00000002", "step-00000004"]
+    assert checkpoints.finished() is None, "it is acknowledged once"
+    assert restored(checkpoints) == (4, "after 4")
+
+
+def test_a_disk_that_fails_while_the_next_step_trains_ends_the_learner_and_not_the_checkpoint_before(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    save(checkpoints, 2, "after 2")
+    weights: Any = Weights()
+    weights.trouble = OSError(28, "No space left on device")
+    checkpoints.begin(weights, 4)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.finished(wait=True)
+    assert restored(checkpoints) == (2, "after 2")
+    assert save(checkpoints, 6, "after 6") == 2
+    assert names(tmp_path) == ["step-00000002", "step-00000006"], "what was torn is removed"
 
 
 def test_a_folder_that_is_half_removed_is_no_checkpoint(

@@ -77,7 +77,10 @@ ENTROPY = tuple(
 )
 
 
-@pytest.mark.parametrize("more", [(), ENTROPY], ids=["defaults", "entropy towards a target"])
+LORA = ("learner.lora.rank=4", "learner.objective.kl=0.01", "learner.zero_stage=2")
+
+
+@pytest.mark.parametrize("more", [(), ENTROPY, LORA], ids=["defaults", "entropy towards a target", "lora"])
 def test_a_learner_killed_at_random_moments_ends_with_the_same_weights_bit_by_bit(
     tmp_path: Path, more: tuple[str, ...], redis_server: RedisServer
 ) -> None:

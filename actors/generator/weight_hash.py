@@ -1,0 +1,65 @@
+"""A digest of tensors that is computed where they lie, in one pass over their bytes.
+
+The bytes are words x_i of 64 bits, and each chunk of words gives Σ w_i·x_i mod 2^64 with fixed random odd w_i
+(multilinear hashing). One flipped bit changes the sum, because an odd w_i times a power of two is not 0 mod
+2^64. Words that changed places change it but for a chance of about 2^-63, and chunks and tensors are told
+apart by their order and names. It tells replicas apart; it is no protection against an adversary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+
+CHUNK = 2**20
+"""Words of one sum: 8 MB, so that a product stays in a GPU's cache."""
+WORD = 8
+
+
+class TensorHash:
+    """Keeps the factors w_i on each device that it was used on."""
+
+    def __init__(self) -> None:
+        self._factors: dict[torch.device, torch.Tensor] = {}
+
+    def digest(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+        """64 hex digits over names, types, shapes and bytes of `tensors`, in their order.
+
+        The device is waited for once, at the end: every sum stays on it until then.
+        """
+        about, sums = [], []
+        for name, tensor in tensors:
+            of_tensor = list(self._sums(tensor.detach()))
+            about.append(f"{name} {tensor.dtype} {tuple(tensor.shape)} {len(of_tensor)};")
+            sums += of_tensor
+        found = torch.stack(sums).tolist() if sums else []
+        return hashlib.sha256(("".join(about) + repr(found)).encode()).hexdigest()
+
+    def _sums(self, tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+        flat = tensor.reshape(-1)
+        if flat.stride(0) != 1 or flat.storage_offset() * flat.element_size() % WORD:
+            flat = flat.clone(memory_format=torch.contiguous_format)
+        flat = flat.view(torch.uint8)
+        whole = len(flat) // WORD * WORD
+        for words in flat[:whole].view(torch.int64).split(CHUNK):
+            yield self._sum(words)
+        if whole < len(flat):
+            rest = torch.zeros(WORD, dtype=torch.uint8, device=flat.device)
+            rest[: len(flat) - whole] = flat[whole:]
+            yield self._sum(rest.view(torch.int64))
+
+    def _sum(self, words: torch.Tensor) -> torch.Tensor:
+        factors = self._factors_on(words.device)[: len(words)]
+        if words.device.type == "cpu":  # no GPU has a dot product of integers
+            return torch.dot(words, factors)
+        return (words * factors).sum()
+
+    def _factors_on(self, device: torch.device) -> torch.Tensor:
+        if device not in self._factors:
+            source = torch.Generator().manual_seed(0)
+            low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+            random = torch.randint(low, high, (CHUNK,), dtype=torch.int64, generator=source)
+            self._factors[device] = (random | 1).to(device)
+        return self._factors[device]

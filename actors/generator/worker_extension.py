@@ -1,0 +1,65 @@
+"""Methods that vLLM's workers get from us (`worker_extension_cls`), for `collective_rpc`. vLLM refuses a name
+that its own worker has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from actors.generator.adapter import adapter_tensors, put_adapter, put_zero_adapter
+from actors.generator.weight_hash import TensorHash
+from common.adapter_names import WEIGHTS
+
+Part = Literal["model", "adapter"]
+
+
+class WorkerExtension:
+    weight_transfer_engine: Any
+    model_runner: Any
+    _weight_update_active: bool
+    _tensor_hash: TensorHash | None = None
+
+    def weights_arrived(self) -> bool:
+        """Whether the weights of the update that was begun are all here. An update that failed is over, as in
+        vLLM's own."""
+        with ExitStack() as on_failure:
+            on_failure.callback(self._end_update)
+            arrived = bool(self.weight_transfer_engine.arrived())
+            on_failure.pop_all()
+        return arrived
+
+    def install_adapter(self, settings: Mapping[str, object]) -> int:
+        """Put the adapter that arrived into place; the number of its layers. vLLM's `finish_weight_update`
+        would remove every adapter instead."""
+        try:
+            return put_adapter(
+                self.model_runner.lora_manager, dict(self.weight_transfer_engine.weights()), settings
+            )
+        finally:
+            self._end_update()
+
+    def load_adapter(self, folder: str, settings: Mapping[str, object]) -> int:
+        """Put the adapter of a folder into place; the number of its layers."""
+        from safetensors.torch import load_file
+
+        return put_adapter(self.model_runner.lora_manager, load_file(Path(folder) / WEIGHTS), settings)
+
+    def clear_adapter(self) -> None:
+        """Put an adapter of zeros into place."""
+        put_zero_adapter(self.model_runner.lora_manager)
+
+    def hash_weights(self, part: Part) -> str:
+        """Digest of the model's weights or of the policy's adapter, as this worker holds them now."""
+        from vllm.model_executor.model_loader.weight_checksum import _weights
+
+        if self._tensor_hash is None:
+            self._tensor_hash = TensorHash()
+        if part == "adapter":
+            return self._tensor_hash.digest(adapter_tensors(self.model_runner.lora_manager))
+        return self._tensor_hash.digest(_weights(self.model_runner.get_model()))
+
+    def _end_update(self) -> None:
+        self._weight_update_active = False
+        self.weight_transfer_engine.reset_weight_update_target()

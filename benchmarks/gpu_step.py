@@ -1,0 +1,163 @@
+"""One training step of the learner's own engine on random weights: what `benchmarks.gpu_acceptance` measures.
+
+Completions have lognormal lengths in ragged groups; a step is forward, backward and AdamW as in training. How
+MFU counts is in learner/flops.py. Needs torch, transformers, deepspeed and pydantic; neither vLLM, Ray nor
+Redis.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from common.config import Config
+from learner.batch import Sample, micro_batches
+from learner.flops import Shape, peak_flops
+
+if TYPE_CHECKING:
+    from learner.engine import Engine
+
+SHAPE_1_5B: dict[str, Any] = {
+    "vocab_size": 151936,
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}
+WIDE_7B = SHAPE_1_5B | {
+    "vocab_size": 152064,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+SMALL = SHAPE_1_5B | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Median step. `tokens`: real ones of a step, prompts included; `flops` what they need at least; `norm`
+    of the first step's gradient."""
+
+    seconds: float
+    tokens: int
+    flops: float
+    peak_bytes: int
+    norm: float
+
+    def mfu(self, dtype: str) -> float | None:
+        """None where the device's peak is not known."""
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+        peak = peak_flops(name, dtype)
+        return self.flops / self.seconds / peak if peak else None
+
+
+def ragged_samples(count: int, vocabulary: int, longest: int, seed: int = 0) -> list[Sample]:
+    """Completions of lognormal length (median a quarter of `longest`), cut there, behind prompts of 60 to
+    300."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for _ in range(count):
+        n = int(np.clip(rng.lognormal(np.log(longest / 4), 0.6), 1, longest))
+        prompt = rng.integers(0, vocabulary, int(rng.integers(60, 300))).astype(np.int32)
+        tokens = rng.integers(0, vocabulary, n).astype(np.int32)
+        logprobs = np.full(n, -np.log(vocabulary), np.float32)
+        samples.append(
+            Sample(
+                prompt, tokens, logprobs, float(rng.normal()), 1 / (count * longest), np.ones(n, dtype=bool)
+            )
+        )
+    return samples
+
+
+@contextmanager
+def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object) -> Iterator[Engine]:
+    """The learner's engine around a random model of this shape; gone with the block, its memory too."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from learner.engine import Engine
+
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).save_pretrained(folder)
+        engine = Engine(configuration(folder, dtype, longest, **learner), rank=0, world=1)
+    try:
+        yield engine
+    finally:
+        del engine
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def configuration(model: str, dtype: str, longest: int, **learner: object) -> Config:
+    settings = {"tokens_per_microbatch": 16384, "threads": torch.get_num_threads(), **learner}
+    return Config.model_validate(
+        {
+            "model": {"path": model, "dtype": dtype},
+            "data": {"path": "arithmetic"},
+            "rollout": {"max_prompt_tokens": 300, "max_response_tokens": longest},
+            "learner": settings,
+        }
+    )
+
+
+def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int, *, packed: bool) -> Result:
+    """`steps` steps on `samples` after one that pays for preparation."""
+    micro, _ = micro_batches(samples, budget, packed)
+    first, cuda = engine.step(micro), torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    for _ in range(steps):
+        started = time.perf_counter()
+        engine.step(micro)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return Result(
+        seconds=statistics.median(seconds),
+        tokens=sum(s.length for s in samples),
+        flops=Shape.of(engine.hf).flops(samples),
+        peak_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
+        norm=first.grad_norm,
+    )
+
+
+def join_alone(backend: str) -> None:
+    """A process group of one, meeting in a file: no port is needed. DeepSpeed takes it over."""
+    import deepspeed
+
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+    }.items():
+        os.environ.setdefault(name, value)
+    with tempfile.NamedTemporaryFile(delete=False) as store:
+        torch.distributed.init_process_group(
+            backend, init_method=f"file://{store.name}", rank=0, world_size=1
+        )
+    deepspeed.init_distributed(dist_backend=backend)

@@ -1,0 +1,97 @@
+"""A LoRA adapter's folder: what it was made for, and whether it belongs to a base."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.adapter_names import SETTINGS, WEIGHTS
+from common.config import Config
+from common.config.lora import VLLM_RANKS
+from common.errors import ConfigError
+from common.model_files import ORIGIN, weights_digest
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    """`base` is the model's path or hub name as the adapter's settings give it; `base_weights` the digest of
+    its files, None where nobody noted it."""
+
+    path: Path
+    base: str
+    base_weights: str | None
+    settings: dict[str, object]
+
+    @property
+    def rank(self) -> int:
+        return int(str(self.settings["r"]))
+
+
+def is_adapter(folder: str) -> bool:
+    """Whether this is an adapter's folder, and not a model's."""
+    return (Path(folder) / SETTINGS).is_file()
+
+
+def read_adapter(folder: str) -> AdapterFolder:
+    """The adapter in `folder`. Raises ConfigError where vLLM could not serve it."""
+    path = Path(folder)
+    try:
+        settings = json.loads((path / SETTINGS).read_text())
+        rank, base = int(settings["r"]), str(settings["base_model_name_or_path"])
+        noted = json.loads((path / ORIGIN).read_text()) if (path / ORIGIN).is_file() else {}
+    except FileNotFoundError:
+        raise ConfigError(f"model.adapter ({folder}): holds no {SETTINGS}, so it is no adapter") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"model.adapter ({folder}): {SETTINGS} cannot be used ({error!r})") from None
+    if not (path / WEIGHTS).is_file():
+        raise ConfigError(f"model.adapter ({folder}): holds no {WEIGHTS}")
+    unserved = [k for k in ("use_dora", "lora_bias", "modules_to_save") if settings.get(k)]
+    if settings.get("peft_type") != "LORA" or settings.get("bias", "none") != "none" or unserved:
+        what = ", ".join(unserved) or f"{settings.get('peft_type')}, bias {settings.get('bias')}"
+        raise ConfigError(
+            f"model.adapter ({folder}): vLLM serves plain LoRA alone, not {what}; merge it into its base"
+        )
+    if rank > VLLM_RANKS[-1]:
+        raise ConfigError(
+            f"model.adapter ({folder}): its rank {rank} exceeds {VLLM_RANKS[-1]}, the largest that vLLM "
+            "serves; merge it into its base"
+        )
+    return AdapterFolder(path, base, noted.get("base_weights"), settings)
+
+
+def check_base(config: Config) -> None:
+    """Raise ConfigError when `model.adapter` was made for another base than `model.path`."""
+    if config.model.adapter is None:
+        return
+    adapter, here = read_adapter(config.model.adapter), config.model.path
+    digest = weights_digest(Path(here))
+    if adapter.base_weights is not None and digest is not None:
+        if adapter.base_weights != digest:
+            raise ConfigError(
+                f"model.adapter ({adapter.path}): its base {adapter.base} had weights "
+                f"{adapter.base_weights}, and those of model.path ({here}) are {digest}: name the base that "
+                "it was trained on"
+            )
+    elif adapter.base != here and Path(adapter.base).resolve() != Path(here).resolve():
+        raise ConfigError(
+            f"model.adapter ({adapter.path}): its base is {adapter.base}, and model.path is {here}: set "
+            f"model.path={adapter.base}"
+        )
+
+
+def refuse_to_train(config: Config) -> None:
+    """Raise ConfigError where a training run names an adapter to start from."""
+    if config.model.adapter is not None:
+        raise ConfigError(
+            f"model.adapter ({config.model.adapter}) is for `hora eval` and `hora sample`: training starts "
+            "from a whole model; merge it into its base and name that in model.path"
+        )
+
+
+def model_settings(model: str) -> list[str]:
+    """The overrides by which a configuration measures `model`: a model's folder or hub name, or an adapter's
+    folder, which brings its base."""
+    if not is_adapter(model):
+        return [f"model.path={model}", "model.adapter=null", "learner.lora=null"]
+    return [f"model.path={read_adapter(model).base}", f"model.adapter={model}", "learner.lora=null"]

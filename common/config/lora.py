@@ -1,0 +1,69 @@
+"""Low-rank adapters (LoRA): what the learner trains in place of the full weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from common.config.base import Count, Section
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM allocates for an adapter (`max_lora_rank`); a rank between two of them takes the larger."""
+
+
+class Lora(Section):
+    """W + (alpha/rank)·B·A in place of each target's weight W; A and B are trained, W is not."""
+
+    rank: Count = Field(16, description="Rows of A and columns of B.")
+    alpha: float = Field(32.0, gt=0, description="The product B·A is multiplied by alpha/rank.")
+    dropout: float = Field(0.0, description="Must be 0: the generators sample without dropout.")
+    targets: tuple[str, ...] = Field(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
+        description="Names of the linear layers that get an adapter, in every block.",
+    )
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.dropout != 0:
+            raise ValueError(
+                f"learner.lora.dropout ({self.dropout:g}) must be 0: generators sample without dropout, so "
+                "the learner would train on log-probs that no generator used"
+            )
+        if self.rank > VLLM_RANKS[-1]:
+            raise ValueError(
+                f"learner.lora.rank ({self.rank}) exceeds {VLLM_RANKS[-1]}, the largest rank that vLLM "
+                "serves: lower it, or train full weights (learner.lora: null)"
+            )
+        return self
+
+    @property
+    def served_rank(self) -> int:
+        """The rank that vLLM makes room for."""
+        return next(r for r in VLLM_RANKS if r >= self.rank)
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def check_serving(self, dtype: str, transport: str, clear_cache: bool) -> None:
+        """Raise ValueError where vLLM would not serve what the learner trains."""
+        if dtype != "float32" and not math.log2(self.scale).is_integer():
+            raise ValueError(
+                f"learner.lora.alpha / learner.lora.rank = {self.alpha:g}/{self.rank} = {self.scale:.4g} is "
+                f"not a power of two: vLLM multiplies it into B in {dtype}, which would round, and the "
+                "learner does not"
+            )
+        if transport == "nccl":
+            raise ValueError(
+                "weights.transport (nccl) loads into the model itself, and learner.lora sends an adapter "
+                "beside it: use file or gloo, an adapter is small"
+            )
+        if not clear_cache:
+            raise ValueError(
+                "generator.clear_cache (false) with learner.lora: vLLM finds cached prompts by the adapter's "
+                "name, which no update changes, and would continue them on the old adapter's keys and "
+                "values: set generator.clear_cache: true"
+            )

@@ -1,0 +1,29 @@
+"""Recognising a model by its weight files."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+PROBE_BYTES = 2**20
+ORIGIN = "hora.json"
+"""In an exported folder: the run and the step that it comes from, and an adapter's base."""
+
+
+def weights_digest(folder: Path) -> str | None:
+    """16 hex digits that change when a model folder is trained or replaced; None for a hub name.
+
+    Of the names, sizes, first and last mebibyte of its weight files: 15 GB are not read to be recognised.
+    """
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]) if folder.is_dir() else []
+    if not files:
+        return None
+    digest = hashlib.blake2b(digest_size=8)
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size};".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(PROBE_BYTES))
+            file.seek(max(0, size - PROBE_BYTES))
+            digest.update(file.read(PROBE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,82 @@
+"""The arithmetic of one optimizer step: tokens, FLOPs, and bytes by the way that they take. Estimates from
+the configuration and the model's shape alone; `steps.jsonl` has what a run measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from common.config import Config
+from deploy.preflight.estimate import GIB, WIDTH, ModelShape, published_gib
+
+MEAN = 0.5
+"""Mean response over the longest one, where nobody knows better."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepArithmetic:
+    """Of a whole step, over all ranks and replicas. `flops` are model FLOPs as in `learner/flops.py`,
+    `sampling` those of generation. GiB: `published` to each replica, `exchanged` by each rank with the
+    others."""
+
+    rollouts: int
+    tokens: float
+    flops: float
+    sampling: float
+    micro_batches: float
+    published: float
+    exchanged: float
+
+
+def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
+    """A step whose prompts are half as long as they may be, and whose responses are `MEAN` of theirs."""
+    rollout, learner = config.rollout, config.learner
+    rollouts = rollout.prompts_per_batch * rollout.group_size
+    response = MEAN * rollout.max_response_tokens
+    length = rollout.max_prompt_tokens / 2 + response
+    tokens = rollouts * length
+    attention = shape.layers * shape.hidden * length * tokens
+    per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
+    micro = max(1.0, tokens / (learner.tokens_per_microbatch * learner.workers))
+    return StepArithmetic(
+        rollouts=rollouts,
+        tokens=tokens,
+        flops=learner.objective.updates_per_batch * (per_weight * tokens + 6 * attention),
+        sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
+        micro_batches=micro,
+        published=published_gib(shape, config),
+        exchanged=_exchanged(config, shape, micro),
+    )
+
+
+def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
+    """What one rank sends in a step: gradients of each micro-batch, and the new weights once; in ZeRO-3
+    instead the weights in each forward and backward pass."""
+    from learner.engine import effective_stage
+
+    world, stage = config.learner.workers, effective_stage(config)
+    if world == 1:
+        return 0.0
+    width, share = WIDTH[config.model.dtype], (world - 1) / world
+    trained = (shape.adapter or shape.parameters) * width
+    whole = (shape.parameters + shape.adapter) * width
+    if stage == 3:
+        return micro * share * (2 * whole + trained) / GIB
+    return share * trained * (micro + 1 if stage == 2 else 2) / GIB
+
+
+def said(config: Config, shape: ModelShape) -> list[str]:
+    """The arithmetic in words, a line each."""
+    found, weights = arithmetic(config, shape), config.weights.transport
+    ranks, replicas = config.learner.workers, config.generator.replicas
+    mean = MEAN * config.rollout.max_response_tokens
+    return [
+        f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "
+        f"{mean:,.0f}",
+        f"learner: {found.flops / 1e12:,.1f} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
+        f"micro-batches each; {found.flops / 4e14 / ranks:.1f} s at 400 TFLOP/s a card",
+        f"generators: {found.sampling / 1e12:,.1f} TFLOPs over {replicas} replicas; decoding is bound by "
+        "memory, not by these",
+        f"weights: {found.published:.3f} GiB to each replica over {weights}; "
+        f"{found.published * replicas:.3f} GiB in all",
+        f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
+    ]

@@ -1,0 +1,136 @@
+"""`run.resources: auto`: what of one machine's cards generators and learner get, for keys that nobody wrote.
+
+One card is shared: fractions for Ray's placement, and a KV cache of the size that the learner's estimate
+leaves, because vLLM would otherwise take what the learner allocates later. Of several cards half generate and
+half learn. Whatever the file or the command line says stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.config import Config
+from common.errors import ConfigError
+from common.load import differences
+from deploy.preflight.estimate import (
+    ModelShape,
+    generator_need,
+    kv_token_bytes,
+    least_kv_gib,
+    rank_need,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GIB = 2**30
+SPARE = 0.06
+"""Share of a card that no part is given: fragments of allocators, and the error of the estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    name: str
+    gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A configuration with every number, and `key = value` of those that were chosen here."""
+
+    config: Config
+    choices: tuple[str, ...]
+
+    @property
+    def says(self) -> str:
+        return ", ".join(self.choices)
+
+
+def read_cards(lines: Sequence[str]) -> list[Card]:
+    """Cards from `nvidia-smi`'s `name, 81559 MiB` lines."""
+    found = []
+    for line in lines:
+        name, _, memory = line.rpartition(", ")
+        number = memory.partition(" ")[0]
+        found.append(Card(name, int(number) / 1024 if number.isdigit() else 0.0))
+    return found
+
+
+def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
+    """The keys of a training run on one machine with `cards`. Raises ConfigError where they cannot hold
+    it, with the need of each part."""
+    if config.run.resources != "auto" or not cards:
+        return Chosen(config, ())
+    plan = _Plan(config)
+    if len(cards) == 1:
+        _share(plan, cards[0], shape)
+    else:
+        _halve(plan, cards, shape)
+    return Chosen(plan.config, tuple(_differences(config, plan.config)))
+
+
+def shares_a_card(config: Config) -> bool:
+    """Whether generator and learner are meant for the same card."""
+    return 0 < (config.generator.gpus or 1.0) < 1 and 0 < (config.learner.gpus or 1.0) < 1
+
+
+class _Plan:
+    """A configuration in the making: keys that somebody wrote stay."""
+
+    def __init__(self, config: Config) -> None:
+        self._written = {name: getattr(config, name).model_fields_set for name in ("generator", "learner")}
+        self.config = config
+
+    def put(self, section: str, **values: object) -> None:
+        free = {key: value for key, value in values.items() if key not in self._written[section]}
+        new = getattr(self.config, section).model_copy(update=free)
+        self.config = self.config.model_copy(update={section: new})
+
+
+def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
+    if plan.config.weights.transport == "nccl":
+        raise ConfigError(
+            "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file, "
+            "or gloo"
+        )
+    plan.put("generator", replicas=1, gpus=0.5)
+    plan.put("learner", workers=1, gpus=0.5)
+    usable = card.gib * (1 - SPARE)
+    least = least_kv_gib(shape, plan.config)
+    if rank_need(shape, plan.config).gib + generator_need(shape, plan.config, least).gib > usable:
+        plan.put("learner", gradient_checkpointing=True)
+    fixed = generator_need(shape, plan.config, 0.0).gib
+    left = usable - rank_need(shape, plan.config).gib - fixed
+    if left < least:
+        return  # the check of memory says what is missing, with every part
+    useful = (
+        plan.config.generator.max_sequences * plan.config.longest * kv_token_bytes(shape, plan.config) / GIB
+    )
+    cache = max(least, min(left, useful))
+    plan.put("generator", gpu_kv_cache_gib=math.floor(100 * cache) / 100)
+    share = math.ceil(100 * (fixed + cache) / card.gib) / 100
+    plan.put("generator", memory_utilization=min(0.95, share))
+
+
+def _halve(plan: _Plan, cards: Sequence[Card], shape: ModelShape) -> None:
+    parallel = plan.config.generator.tensor_parallel
+    plan.put("generator", replicas=max(1, len(cards) // 2 // parallel))
+    taken = plan.config.generator.replicas * parallel
+    if taken >= len(cards):
+        raise ConfigError(
+            f"generator.replicas {plan.config.generator.replicas} · generator.tensor_parallel {parallel} "
+            f"take {taken} of the {len(cards)} GPUs of this machine, and the learner needs one: lower one of "
+            "them"
+        )
+    plan.put("learner", workers=len(cards) - taken)
+    usable = min(card.gib for card in cards) * (1 - SPARE)
+    for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
+        if rank_need(shape, plan.config).gib <= usable:
+            break
+        plan.put("learner", **change)
+
+
+def _differences(before: Config, after: Config) -> list[str]:
+    return [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(after, before)]

@@ -1,0 +1,83 @@
+"""DeepSpeed's writer of checkpoints, cut in two: a copy in host memory, for which the step waits, and the
+files, which a thread writes.
+
+DeepSpeed's own asynchronous writers do not serve here: its decoupled one needs DeepSpeed's launcher and
+commits within a later step, and its fast one needs an accelerator.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+
+Key = tuple[str, int]
+
+
+class HostState:
+    """Copies of training states in host memory that is kept from one to the next: memory that is new each
+    time costs more than the copy. With CUDA it is pinned."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Key, torch.Tensor] = {}
+
+    def copy(self, name: str, state: object) -> object:
+        """`state` as it is now, whatever is changed in it later. Valid until the next copy of that name.
+        A tensor under two names, as a tied weight, is copied and later written once."""
+        memo, copies = dict[int, object](), dict[tuple[object, ...], torch.Tensor]()
+        for tensor in tensors_in(state):
+            place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            if place not in copies:
+                copies[place] = self._buffer((name, len(copies)), tensor)
+                copies[place].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+            memo[id(tensor)] = copies[place]
+        return copy.deepcopy(state, memo)
+
+    def _buffer(self, key: Key, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._kept.get(key)
+        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
+            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._kept[key] = kept
+        return kept
+
+
+def tensors_in(state: object) -> Iterator[torch.Tensor]:
+    """The tensors in nested dictionaries, lists and tuples."""
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict):
+        for value in state.values():
+            yield from tensors_in(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from tensors_in(value)
+
+
+class CheckpointWriter(TorchCheckpointEngine):
+    """Takes the place of `DeepSpeedEngine.checkpoint_engine`: the same files, written when `taken` is
+    called."""
+
+    def __init__(self, settings: object) -> None:
+        super().__init__(settings)
+        self._host = HostState()
+        self._writes: list[Callable[[], None]] = []
+
+    def save(self, state_dict: object, path: str) -> None:
+        held = self._host.copy(Path(path).name, state_dict)
+        self._writes.append(partial(super().save, held, path))
+
+    def taken(self) -> Callable[[], None]:
+        """What writes the files of the checkpoint that was just saved, on any thread."""
+        writes, self._writes = self._writes, []
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # copies to pinned memory return before they are done
+
+        def write() -> None:
+            for each in writes:
+                each()
+
+        return write

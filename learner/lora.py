@@ -1,0 +1,163 @@
+"""A low-rank adapter in the policy: put into the model, switched off for the reference, written and merged.
+
+The adapter's parameters are the only ones that are trained, published and kept in checkpoints. Its base is
+the model of `model.path`, which never changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from common.adapter_names import SETTINGS, WEIGHTS, parts_of
+from common.config import Config, Lora
+from common.errors import ConfigError
+from common.model_files import weights_digest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IDENTITY = "adapter.json"
+"""In a checkpoint's folder: what its adapter belongs to. A checkpoint of full weights has none."""
+SHOWN = 12
+
+
+def check_targets(hf: PreTrainedModel, lora: Lora) -> None:
+    """Raise ConfigError for a target that names no linear layer of the model's backbone."""
+    linear, other = set[str](), set[str]()
+    head = hf.get_output_embeddings()
+    for name, module in hf.named_modules():
+        fits = isinstance(module, torch.nn.Linear) and module is not head
+        (linear if fits else other).add(name.rpartition(".")[2])
+    for target in lora.targets:
+        if target in linear:
+            continue
+        what = (
+            "is no linear layer of a block, and vLLM serves adapters of these alone"
+            if target in other
+            else "is not in the model"
+        )
+        raise ConfigError(
+            f"learner.lora.targets ({target}): {what}; {type(hf).__name__} of {hf.config.name_or_path} has "
+            f"{', '.join(sorted(linear)[:SHOWN])}"
+        )
+
+
+def add_adapter(hf: PreTrainedModel, config: Config, lora: Lora) -> None:
+    """Put a new adapter into `hf` and freeze everything else. A is random and follows from run.seed alone; B
+    is zero, so the policy is still its base."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    check_targets(hf, lora)
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
+        lora_dropout=0.0,
+        target_modules=list(lora.targets),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        inject_adapter_in_model(settings, hf)
+    hf.register_state_dict_post_hook(_drop_frozen)
+
+
+def _drop_frozen(hf: torch.nn.Module, state: dict[str, object], prefix: str, _: object) -> None:
+    """Checkpoints hold no part of the base. DeepSpeed leaves out frozen parameters itself, but for the second
+    name of a tied one."""
+    for name, parameter in hf.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            state.pop(prefix + name, None)
+
+
+@contextmanager
+def without_adapter(hf: PreTrainedModel) -> Iterator[None]:
+    """Within the block `hf` is its base: the reference of a KL term, without a second copy."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [m for m in hf.modules() if isinstance(m, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def identity(config: Config, lora: Lora) -> dict[str, object]:
+    """What an adapter's checkpoint belongs to."""
+    return {
+        "base": config.model.path,
+        "base_weights": weights_digest(Path(config.model.path)),
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "targets": sorted(lora.targets),
+    }
+
+
+def check_identity(folder: Path, config: Config) -> None:
+    """Raise ConfigError when the checkpoint in `folder` is of full weights and `config` trains an adapter, or
+    the other way round, or its adapter is another or of another base."""
+    file, lora = folder / IDENTITY, config.learner.lora
+    found = json.loads(file.read_text()) if file.exists() else None
+    if lora is None:
+        if found is not None:
+            raise ConfigError(
+                f"{folder} holds an adapter of rank {found['rank']}, and learner.lora is null: set "
+                "learner.lora as it was, or start anew under another run.name"
+            )
+        return
+    if found is None:
+        raise ConfigError(
+            f"{folder} holds full weights, and learner.lora asks for an adapter of rank {lora.rank}: set "
+            "learner.lora: null, or start anew under another run.name"
+        )
+    wanted = identity(config, lora)
+    same_base = found["base_weights"] is not None and found["base_weights"] == wanted["base_weights"]
+    ignored = {"base"} if same_base else set()  # a folder that was moved is still the same base
+    for key in sorted(wanted.keys() - ignored):
+        if found[key] != wanted[key]:
+            raise ConfigError(
+                f"{folder} holds another adapter than learner.lora and model.path ask for: {key} is "
+                f"{found[key]!r} there and {wanted[key]!r} here; set it back, or start anew under another "
+                "run.name"
+            )
+
+
+def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], config: Config, lora: Lora) -> None:
+    """Write `tensors`, by their published names, as an adapter that peft and vLLM load."""
+    from safetensors.torch import save_file
+
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": config.model.path,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(lora.targets),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
+    (folder / SETTINGS).write_text(json.dumps(settings, indent=1) + "\n")
+
+
+def merge(hf: PreTrainedModel, tensors: Mapping[str, torch.Tensor], scale: float) -> None:
+    """Add scale·B·A to each weight of the base `hf`, in float32, rounded once to the weight's precision."""
+    of_layer: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        layer, part = parts_of(name)
+        of_layer.setdefault(layer, {})[part] = tensor.float()
+    with torch.no_grad():
+        for layer, pair in of_layer.items():
+            weight = hf.get_submodule(layer).weight
+            assert isinstance(weight, torch.Tensor)
+            weight.copy_(weight.float() + scale * (pair["B"] @ pair["A"]))

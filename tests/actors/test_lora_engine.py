@@ -1,0 +1,164 @@
+"""A real vLLM engine serves the policy's adapter: every token's log-prob is that of the version it is
+labelled with, before and after an update, with cached prompts and running sequences.
+
+A KV block holds 32 tokens here: with the 128 of vLLM's default on CPU no short prompt would ever be found in
+the cache, and the test would see nothing.
+"""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from common.config import Config
+from common.load import load
+from common.types import Completion, Tokens
+from tests.support.adapters import policy_with_adapter, published, scores
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
+BLOCK, PROMPT = 32, 80
+EXACT = 2e-4
+
+
+def engine_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
+    from actors.generator import vllm_engine as module
+
+    made = module.engine_args
+    monkeypatch.setattr(
+        module, "engine_args", lambda config: dataclasses.replace(made(config), block_size=BLOCK)
+    )
+    return module.Engine(config)
+
+
+class Served:
+    """An engine, the policies it was given by version, and the files of their adapters."""
+
+    def __init__(self, engine: Any, config: Config, folder: Path) -> None:
+        self.engine, self.config, self.folder = engine, config, folder
+        self.policies = {0: policy_with_adapter(config, None)}
+        self.prompt: Tokens = np.random.default_rng(0).integers(4, 60, PROMPT).astype(np.int32)
+
+    def prepare(self, version: int, seed: int) -> None:
+        self.policies[version] = policy_with_adapter(self.config, seed)
+        save_file(published(self.policies[version]), self.folder / f"{version}.safetensors")
+
+    async def update(self, version: int) -> Any:
+        path = self.folder / f"{version}.safetensors"
+        await self.engine.receive({"version": version, "path": str(path)})
+        return await self.engine.install(version)
+
+    async def sample(self, seed: int = 1) -> list[Completion]:
+        return await self.engine.generate(self.prompt, 4, seed=seed, temperature=1.0)
+
+    def error(self, completions: list[Completion]) -> dict[int, float]:
+        """Largest |difference| to the learner's log-probs, by the version that the tokens are labelled
+        with."""
+        found = dict[int, float]()
+        for completion in completions:
+            for span in completion.spans:
+                wanted = scores(self.policies[span.version], self.prompt, completion)
+                part = slice(span.start, span.end)
+                gap = float(np.abs(wanted[part] - completion.logprobs[part]).max(initial=0.0))
+                found[span.version] = max(found.get(span.version, 0.0), gap)
+        return found
+
+
+def configuration(*more: str) -> Config:
+    return load(
+        "tiny",
+        [
+            "learner.lora.rank=8",
+            "learner.lora.alpha=16",
+            "rollout.max_prompt_tokens=96",
+            "rollout.max_response_tokens=300",
+            *more,
+        ],
+    )
+
+
+def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_running_sequences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configuration()
+
+    async def run() -> None:
+        served = Served(engine_of(config, monkeypatch), config, tmp_path)
+        engine = served.engine
+        try:
+            await engine.begin()
+            assert served.error(await served.sample())[0] < EXACT
+            assert served.error(await served.sample(2))[0] < EXACT
+            assert engine.load.prefix_hits >= 2 * BLOCK, "the prompt is in the cache now"
+
+            for version, seed in ((1, 1), (2, 2), (3, 1), (4, 4)):
+                served.prepare(version, seed)
+            first = await served.update(1)
+            assert served.error(await served.sample(3))[1] < EXACT, "the old cache is not used"
+            running = asyncio.create_task(served.sample(4))  # random policies seldom end early
+            while not engine.load.running:
+                await asyncio.sleep(0)
+            second = await served.update(2)
+            across = served.error(await running)
+            assert set(across) == {1, 2}, "sequences ran through the update"
+            assert max(across.values()) < EXACT
+            hits = engine.load.prefix_hits
+            after = served.error(await served.sample(5)) | served.error(await served.sample(6))
+            assert set(after) == {2}
+            assert after[2] < EXACT, "nothing of the old adapter's cache is used"
+            assert engine.load.prefix_hits > hits, "and the cache is in use"
+
+            third = await served.update(3)
+            assert served.error(await served.sample(7))[3] < EXACT
+            assert first.checksum == third.checksum != second.checksum
+            assert 0.0 < first.checksum_s < first.pause_s
+
+            # The same update without an emptied cache, as vLLM's own loading in place would be.
+            await served.sample(8)
+            pause = engine._llm.pause_generation
+            monkeypatch.setattr(
+                engine._llm, "pause_generation", lambda mode, clear_cache: pause(mode=mode, clear_cache=False)
+            )
+            await served.update(4)
+            assert served.error(await served.sample(9))[4] > 0.1, "this test would see a stale cache"
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.lora import write_adapter
+
+    config = configuration()
+    assert config.learner.lora is not None
+    start = policy_with_adapter(config, 7)
+    write_adapter(tmp_path, published(start), config, config.learner.lora)
+    config = configuration("learner.lora=null", f"model.adapter={tmp_path}")
+
+    async def run() -> None:
+        served = Served(engine_of(config, monkeypatch), configuration(), tmp_path)
+        served.policies[0] = start
+        engine = served.engine
+        try:
+            await engine.begin()
+            assert served.error(await served.sample())[0] < EXACT
+            strange = {
+                name.replace("q_proj", "query"): t for name, t in published(served.policies[0]).items()
+            }
+            save_file(strange, tmp_path / "strange.safetensors")
+            await engine.receive({"version": 1, "path": str(tmp_path / "strange.safetensors")})
+            with pytest.raises(Exception, match=r"no place for 4 of 28 layers.*self_attn.query"):
+                await engine.install(1)
+            await engine._llm.resume_generation()
+            engine.paused_since = None
+            assert served.error(await served.sample(2)) == pytest.approx({0: 0.0}, abs=EXACT)
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())

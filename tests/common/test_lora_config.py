@@ -1,0 +1,108 @@
+"""What of a LoRA configuration cannot work is one line with both values, before anything starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from common.adapter_names import SETTINGS, WEIGHTS, parts_of, published_name
+from common.adapters import check_base, model_settings
+from common.config import Lora
+from common.errors import ConfigError
+from common.load import load
+from common.model_files import ORIGIN
+
+MODEL = load("tiny").model.path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["learner.lora.rank=600"], r"learner.lora.rank \(600\) exceeds 512, the largest rank that vLLM"),
+        (["learner.lora.dropout=0.1"], r"learner.lora.dropout \(0.1\) must be 0"),
+        (
+            ["learner.lora.rank=16", "learner.lora.alpha=24", "model.dtype=bfloat16"],
+            r"alpha / learner.lora.rank = 24/16 = 1.5 is not a power of two",
+        ),
+        (["learner.lora.rank=8", "weights.transport=nccl"], r"weights.transport \(nccl\).*use file or gloo"),
+        (["learner.lora.rank=8", "generator.clear_cache=false"], r"generator.clear_cache \(false\) with"),
+        (["learner.lora.rnak=8"], r"learner.lora.rnak: unknown key; did you mean rank\?"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(overrides: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=line) as caught:
+        load("tiny", overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_rounds_nothing_is_accepted() -> None:
+    lora = load("tiny", ["learner.lora.rank=16", "learner.lora.alpha=24"]).learner.lora  # float32
+    assert lora is not None
+    assert lora.scale == 1.5
+    assert load("tiny").learner.lora is None
+    assert load("tiny", ["learner.lora.alpha=8", "learner.lora=null"]).learner.lora is None
+
+
+@pytest.mark.parametrize(("rank", "served"), [(1, 1), (2, 8), (8, 8), (20, 32), (300, 320), (512, 512)])
+def test_the_rank_is_rounded_up_to_one_that_vllm_has(rank: int, served: int) -> None:
+    assert Lora(rank=rank).served_rank == served
+
+
+def test_names_are_those_of_an_adapters_file() -> None:
+    name = published_name("model.layers.3.self_attn.q_proj.lora_A.default.weight")
+    assert name == "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"
+    assert parts_of(name) == ("model.layers.3.self_attn.q_proj", "A")
+    with pytest.raises(ValueError, match="is no parameter of a LoRA adapter"):
+        published_name("model.layers.3.self_attn.q_proj.base_layer.weight")
+
+
+def adapter(folder: Path, base: str = MODEL, base_weights: str | None = None, **settings: object) -> Path:
+    folder.mkdir()
+    about = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "base_model_name_or_path": base, **settings}
+    (folder / SETTINGS).write_text(json.dumps(about))
+    save_file({"a": torch.zeros(1)}, folder / WEIGHTS)
+    if base_weights is not None:
+        (folder / ORIGIN).write_text(json.dumps({"run": "r", "step": 3, "base_weights": base_weights}))
+    return folder
+
+
+def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    config = load("tiny", ["learner.lora.rank=4", *model_settings(str(folder))])
+    assert (config.model.path, config.model.adapter, config.learner.lora) == (MODEL, str(folder), None)
+    check_base(config)
+    config = load("tiny", [f"model.adapter={folder}", *model_settings(MODEL)])
+    assert (config.model.path, config.model.adapter) == (MODEL, None)
+
+
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        ({"base": "Qwen/Qwen2.5-7B"}, r"its base is Qwen/Qwen2.5-7B, and model.path is .*demo/model"),
+        (
+            {"base_weights": "0123456789abcdef"},
+            r"had weights 0123456789abcdef, and those of model.path .* are ",
+        ),
+        ({"use_dora": True}, "vLLM serves plain LoRA alone, not use_dora"),
+        ({"peft_type": "IA3"}, "plain LoRA alone, not IA3"),
+        ({"r": 1024}, "its rank 1024 exceeds 512"),
+        ({"r": "many"}, "cannot be used"),
+    ],
+)
+def test_an_adapter_of_another_base_or_kind_is_refused(
+    tmp_path: Path, made: dict[str, object], line: str
+) -> None:
+    folder = adapter(tmp_path / "a", **made)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=line):
+        check_base(load("tiny", [f"model.adapter={folder}"]))
+
+
+def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"holds no adapter_config.json, so it is no adapter"):
+        check_base(load("tiny", [f"model.adapter={tmp_path}"]))
+    folder = adapter(tmp_path / "a")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors"):
+        check_base(load("tiny", [f"model.adapter={folder}"]))

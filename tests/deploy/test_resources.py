@@ -1,0 +1,210 @@
+"""What `run.resources: auto` chooses for a machine's cards, and the estimate of memory that it goes by."""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from common.config import Config
+from common.errors import ConfigError
+from common.load import load
+from deploy.preflight import machine
+from deploy.preflight.estimate import (
+    ModelShape,
+    activation_bytes,
+    checkpoint_gib,
+    generator_need,
+    least_kv_gib,
+    published_gib,
+    rank_need,
+)
+from deploy.preflight.findings import Target
+from deploy.preflight.memory import card_memory, holds, run_target
+from deploy.preflight.resources import SPARE, Card, choose, read_cards
+from learner.launch import backend, gpu_share
+
+H100, RTX = Card("H100", 79.6), Card("RTX 4090", 24.0)
+# vocabulary, hidden, feed-forward, layers, heads, key heads, tied
+QWEN = {
+    "0.5B": (151_936, 896, 4864, 24, 14, 2, True),
+    "1.5B": (151_936, 1536, 8960, 28, 12, 2, True),
+    "3B": (151_936, 2048, 11_008, 36, 16, 2, True),
+    "7B": (152_064, 3584, 18_944, 28, 28, 4, False),
+}
+BASE = (
+    "model.dtype=bfloat16",
+    "rollout.max_prompt_tokens=1024",
+    "rollout.max_response_tokens=2048",
+    "learner.tokens_per_microbatch=4096",
+)
+
+
+def made(name: str) -> Qwen2ForCausalLM:
+    vocabulary, hidden, feed, layers, heads, key_heads, tied = QWEN[name]
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=feed,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        tie_word_embeddings=tied,
+    )
+    with torch.device("meta"):
+        return Qwen2ForCausalLM(config)
+
+
+def case(name: str, *more: str) -> tuple[Config, ModelShape]:
+    """A configuration in which nobody wrote how many replicas, ranks or cards, and the shape of a model."""
+    config = load("tiny", [*BASE, *more])
+    return config, ModelShape.of(made(name), config)
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "more"),
+    [
+        ("1.5B", H100, ()),
+        ("7B", H100, ("learner.lora.rank=16",)),
+        ("0.5B", RTX, ()),
+        ("3B", RTX, ("learner.lora.rank=16",)),
+    ],
+)
+def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple[str, ...]) -> None:
+    config, shape = case(name, *more)
+    chosen = choose(config, [card], shape).config
+    generator = chosen.generator
+    assert (generator.replicas, generator.gpus, chosen.learner.workers, chosen.learner.gpus) == (
+        1,
+        0.5,
+        1,
+        0.5,
+    )
+    cache = generator.gpu_kv_cache_gib
+    assert cache is not None
+    need = rank_need(shape, chosen).gib + generator_need(shape, chosen, cache).gib
+    assert need <= card.gib * (1 - SPARE)
+    assert cache >= least_kv_gib(shape, chosen) - 0.01
+    # vLLM asks for its share to be free when it starts, also again while the learner holds its own.
+    assert generator.memory_utilization * card.gib <= card.gib - rank_need(shape, chosen).gib
+    assert generator.memory_utilization * card.gib >= generator_need(shape, chosen, cache).gib - 0.01
+    assert holds(chosen, shape, [card]).level == "ok"
+
+
+def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
+    config, shape = case("7B")
+    found = holds(choose(config, [H100], shape).config, shape, [H100])
+    assert found.level == "fail"
+    for words in ("learner rank 1", "generator 1", "on one H100 of 79.6 GiB", "learner.lora"):
+        assert words in found.line
+
+
+@pytest.mark.parametrize(("count", "replicas", "workers"), [(2, 1, 1), (3, 1, 2), (4, 2, 2), (8, 4, 4)])
+def test_of_several_cards_half_generate(count: int, replicas: int, workers: int) -> None:
+    config, shape = case("1.5B")
+    chosen = choose(config, [H100] * count, shape)
+    assert (chosen.config.generator.replicas, chosen.config.learner.workers) == (replicas, workers)
+    assert chosen.config.generator.gpus is None
+    assert f"learner.workers = {workers}" in chosen.says or workers == 1
+    assert chosen.config.learner.zero_stage == 0
+
+
+def test_a_model_that_fits_no_rank_is_sharded() -> None:
+    config, shape = case("7B")
+    eight, four = (choose(config, [H100] * n, shape).config for n in (8, 4))
+    assert (eight.learner.zero_stage, four.learner.zero_stage) == (0, 3), "0 is 2 in 16 bits"
+    for chosen in (eight, four):
+        assert rank_need(shape, chosen).gib <= H100.gib * (1 - SPARE)
+        assert holds(chosen, shape, [H100] * 8).level == "ok"
+
+
+def test_what_somebody_wrote_stays() -> None:
+    written = ("generator.gpus=0.3", "learner.workers=1", "generator.replicas=1", "learner.zero_stage=3")
+    config, shape = case("1.5B", *written)
+    one = choose(config, [H100], shape).config
+    assert (one.generator.gpus, one.learner.gpus, one.learner.zero_stage) == (0.3, 0.5, 3)
+    two = choose(config, [H100] * 4, shape).config
+    assert (two.generator.replicas, two.learner.workers) == (1, 1)
+    manual = config.model_copy(update={"run": config.run.model_copy(update={"resources": "manual"})})
+    assert choose(manual, [H100], shape).config == manual
+    assert choose(config, [], shape).choices == ()
+
+
+def test_what_cannot_be_divided_is_one_line() -> None:
+    config, shape = case("1.5B", "weights.transport=nccl")
+    with pytest.raises(ConfigError, match=r"weights.transport \(nccl\) .* this machine has 1"):
+        choose(config, [H100], shape)
+    config, shape = case("1.5B", "generator.replicas=2")
+    with pytest.raises(ConfigError, match=r"generator.replicas 2 .* take 2 of the 2 GPUs"):
+        choose(config, [H100] * 2, shape)
+
+
+def test_cards_are_read_from_the_driver_and_the_choice_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["NVIDIA H100 80GB HBM3, 81559 MiB"]
+    [card] = read_cards(lines)
+    assert (card.name, round(card.gib, 1)) == ("NVIDIA H100 80GB HBM3", 79.6)
+    monkeypatch.setattr(machine, "gpus", lambda: lines)
+    target = run_target(load("tiny"))
+    assert target.chosen.startswith("chosen for NVIDIA H100 80GB HBM3: generator.gpu_kv_cache_gib = ")
+    assert "learner.gpus = 0.5" in target.chosen
+    found = {f.what: f for f in card_memory(target)}
+    assert found["resources"].says == target.chosen
+    assert found["GPU memory"].level == "ok"
+    assert "generator, 1 of" in found["memory per part"].says
+    monkeypatch.setattr(machine, "gpus", list)
+    assert run_target(load("tiny")) == Target(load("tiny"))
+
+
+def test_ray_may_have_a_gpu_that_no_process_can_use() -> None:
+    config = load("tiny", ["learner.gpus=0.25"])
+    assert gpu_share(config, {"CPU": 2}) == 0.0
+    assert gpu_share(config, {"CPU": 2, "GPU": 1}) == 0.25
+    assert gpu_share(load("tiny"), {"GPU": 4}) == 1.0
+    assert backend({"CPU": 2, "GPU": 1}) == "gloo"
+    assert backend({"GPU": 1, "accelerator_type:H100": 1}) == "nccl"
+    assert backend({"CPU": 2}) == "gloo"
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_activations_are_those_that_a_backward_pass_keeps(checkpointing: bool) -> None:
+    """Counted on CPU: bytes that autograd holds when the forward pass of the backbone is done."""
+    torch.manual_seed(0)
+    hf = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=64,
+            hidden_size=256,
+            intermediate_size=1024,
+            num_hidden_layers=6,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    )
+    tokens = 512
+    flag = f"learner.gradient_checkpointing={str(checkpointing).lower()}"
+    config = load("tiny", [f"learner.tokens_per_microbatch={tokens}", flag])
+    hf.train()
+    if checkpointing:
+        hf.gradient_checkpointing_enable()
+    held = dict[int, int]()
+    parameters = {p.data_ptr() for p in hf.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in parameters:
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = hf.model(input_ids=torch.ones(1, tokens, dtype=torch.long), use_cache=False)
+    assert out.last_hidden_state.requires_grad
+    shape = ModelShape.of(hf, config)
+    found, estimate = sum(held.values()), activation_bytes(shape, config)
+    if checkpointing:  # what one layer needs comes on top, when it is computed again
+        estimate -= activation_bytes(shape, load("tiny", [f"learner.tokens_per_microbatch={tokens}"])) / 6
+    assert 0.6 * found < estimate < 1.6 * found, (found / 2**20, estimate / 2**20)
+
+
+def test_an_adapter_needs_no_master_copy_of_its_base() -> None:
+    full, shape = case("7B")
+    lora, small = case("7B", "learner.lora.rank=16")
+    assert rank_need(small, lora).parts["optimizer"] < 0.01 * rank_need(shape, full).parts["optimizer"]
+    assert checkpoint_gib(small, lora) < 0.01 * checkpoint_gib(shape, full)
+    assert published_gib(small, lora) < 0.01 * published_gib(shape, full)
+    assert rank_need(small, lora).parts["weights"] >= rank_need(shape, full).parts["weights"]

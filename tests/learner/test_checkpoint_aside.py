@@ -1,0 +1,96 @@
+"""DeepSpeed's real checkpoints, written while the next step trains: what is loaded is the state before that
+step, and the files are those of a checkpoint that is written within the step."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+CASES = """
+import json, sys
+from pathlib import Path
+import numpy as np
+import torch
+from common.load import load
+from learner.batch import Sample, make_micro_batch
+from learner.checkpoint import Checkpoints
+from learner.engine import Engine, set_device
+
+folder = Path(sys.argv[1])
+
+
+def micro(seed):
+    rng = np.random.default_rng(seed)
+    ids, match = rng.integers(4, 60, 44).astype(np.int32), np.ones(40, dtype=bool)
+    sample = Sample(ids[:4], ids[4:], np.full(40, -3.0, np.float32), (-1.0) ** seed, 0.01, match)
+    return make_micro_batch([sample], packed=False)
+
+
+def step(engine, seed):
+    return engine.step([micro(seed), micro(seed + 100)]).grad_norm
+
+
+def weights(engine):
+    return {name: t.clone() for name, t in engine.gathered()}
+
+
+for stage, lora, aside in json.loads(sys.argv[2]):
+    adapter = ["learner.lora.rank=4", "learner.objective.kl=0.01"] if lora else []
+    config = load("tiny", [
+        "run.name=c", f"learner.zero_stage={stage}", f"learner.checkpoint_aside={str(aside).lower()}",
+        "learner.optimizer.learning_rate=0.01", *adapter,
+    ])
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(
+            set_device(config, 0), init_method=f"file://{folder / 'store'}", rank=0, world_size=1
+        )
+    place = folder / f"{stage}-{lora}-{aside}"
+    place.mkdir()
+    engine, checkpoints = Engine(config, 0, 1), Checkpoints(config, place, 0, 1)
+    step(engine, 1)
+    step(engine, 2)
+    checkpoints.begin(engine, 2)
+    norm, after = step(engine, 3), weights(engine)
+    checkpoints.finished(wait=True)
+    again = Engine(config, 0, 1)
+    assert Checkpoints(config, place, 0, 1).restore(again) == 2
+    same = step(again, 3) == norm
+    found = weights(again)
+    same = same and all(torch.equal(found[name], after[name]) for name in after)
+    files = {str(p.relative_to(place)): p.stat().st_size for p in place.rglob("*") if p.is_file()}
+    print(json.dumps([[stage, lora, aside], [same, files]]), flush=True)
+"""
+
+
+def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(tmp_path: Path) -> None:
+    (tmp_path / "cases.py").write_text(CASES)
+    root, cases = str(Path(__file__).parents[2]), list(product((0, 2, 3), (False, True), (True, False)))
+    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
+    env |= {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    ran = subprocess.run(
+        [sys.executable, str(tmp_path / "cases.py"), str(tmp_path), json.dumps(cases)],
+        env=env,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    found = {tuple(case): result for case, result in lines}
+    assert set(found) == set(cases)
+    assert all(same for same, _ in found.values()), found
+    for stage, lora in product((0, 2, 3), (False, True)):
+        aside, within = (found[stage, lora, way][1] for way in (True, False))
+        assert aside.keys() == within.keys()
+        sizes = {name: size for name, size in aside.items() if name.endswith(".pt")}
+        larger = {n: (size, within[n]) for n, size in sizes.items() if size > 1.1 * within[n] + 4096}
+        assert not larger

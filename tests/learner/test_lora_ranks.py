@@ -1,0 +1,162 @@
+"""Two ranks train an adapter under ZeRO 0, 2 and 3: the same steps, and a checkpoint from which the next
+one is repeated bit by bit.
+
+The stages gather every parameter here (persistence threshold 0): by default one as small as an adapter's
+never is.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from learner.export import _weights
+from tests.learner.test_ranks_with_unequal_chunks import TOKENS, write_model
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from common.load import load
+from learner import engine as module
+from learner.batch import Sample, make_micro_batch
+from learner.engine import Engine, set_device
+
+folder, tokens, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+rank, made = int(os.environ["RANK"]), module.deepspeed_config
+
+
+def gathering_all(config):
+    settings = made(config)
+    settings["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    return settings
+
+
+module.deepspeed_config = gathering_all
+
+
+def micro(length, seed):
+    ids = np.random.default_rng(seed).integers(0, 2048, length + 4).astype(np.int32)
+    logprobs, match = np.full(length, -7.0, np.float32), np.ones(length, dtype=bool)
+    return make_micro_batch([Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)], packed=False)
+
+
+def step(engine):
+    return engine.step([micro(n, 10 * rank + i) for i, n in enumerate(tokens[rank])]).grad_norm
+
+
+def published(engine):
+    return {name: t.clone() for name, t in engine.gathered()}
+
+
+for number, (stage, checkpointing, kl) in enumerate(cases):
+    config = load("tiny", [
+        f"model.path={folder / 'model'}", f"learner.zero_stage={stage}", "learner.workers=2",
+        "learner.lora.rank=4", "learner.lora.alpha=8", "learner.optimizer.learning_rate=0.01",
+        f"learner.gradient_checkpointing={str(checkpointing).lower()}", f"learner.objective.kl={kl}",
+        "learner.logit_chunk=16",
+    ])
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group(set_device(config, rank))
+    engine = Engine(config, rank, 2)
+    norms = [step(engine), step(engine)]
+    place = folder / str(number)
+    write = engine.save(place, "state")
+    norms.append(step(engine))  # what is written aside is the state before this step
+    write()
+    torch.distributed.barrier()
+    after = published(engine)
+    again = Engine(config, rank, 2)
+    again.load(place, "state")
+    restored = published(again)
+    repeated = step(again)
+    last = published(again)
+    same = repeated == norms[-1] and all(torch.equal(last[n], after[n]) for n in after)
+    if rank == 0:
+        save_file(restored, place / "restored.safetensors")
+        print(json.dumps([[stage, checkpointing, kl], [norms, same]]), flush=True)
+    torch.distributed.barrier()
+print(f"rank {rank} done", flush=True)
+"""
+Case = tuple[int, bool, float]
+CASES: list[Case] = [*product((0, 2, 3), (False,), (0.0, 0.1)), (2, True, 0.0), (3, True, 0.1)]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Case, tuple[list[float], bool]]]:
+    """(folder of all checkpoints, [gradient norms of three steps, whether the third was repeated] by
+    case)."""
+    folder = tmp_path_factory.mktemp("lora")
+    write_model(folder / "model", tied=True)
+    (folder / "rank.py").write_text(RANK)
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = subprocess.run(
+        [*command, str(folder / "rank.py"), str(folder), json.dumps(TOKENS), json.dumps(CASES)],
+        env=env,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert ran.stdout.count("done") == 2
+    lines: list[Any] = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    print(*lines, sep="\n")
+    return folder, {(c[0], c[1], c[2]): (f[0], f[1]) for c, f in lines}
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_every_stage_takes_the_same_steps(
+    found: tuple[Path, dict[Case, tuple[list[float], bool]]], kl: float
+) -> None:
+    norms = {case: n for case, (n, _) in found[1].items() if case[2] == kl}
+    first = norms[0, False, kl]
+    assert first[0] > 0
+    assert all(n == pytest.approx(first, rel=1e-4) for n in norms.values()), norms
+
+
+def test_the_reference_is_the_policy_without_its_adapter(
+    found: tuple[Path, dict[Case, tuple[list[float], bool]]],
+) -> None:
+    """It is the policy itself before the first step, so the KL term acts from the second on."""
+    without, with_kl = (found[1][2, False, kl][0] for kl in (0.0, 0.1))
+    assert with_kl[0] == pytest.approx(without[0], rel=1e-4)
+    assert abs(with_kl[2] / without[2] - 1) > 1e-3
+
+
+def test_a_step_after_a_checkpoint_is_repeated_bit_by_bit(
+    found: tuple[Path, dict[Case, tuple[list[float], bool]]],
+) -> None:
+    assert all(same for _, same in found[1].values()), found[1]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_a_checkpoint_holds_the_adapter_and_nothing_of_the_base(
+    found: tuple[Path, dict[Case, tuple[list[float], bool]]], number: int
+) -> None:
+    folder = found[0] / str(number)
+    restored = load_file(folder / "restored.safetensors")
+    weights = _weights(folder / "state")
+    assert len(weights) == len(restored) == 2 * 7 * 2
+    assert sorted(t.sum().item() for t in weights.values()) == sorted(
+        t.sum().item() for t in restored.values()
+    )
+    size = sum(f.stat().st_size for f in (folder / "state").rglob("*") if f.is_file())
+    base = sum(t.numel() for t in load_file(found[0] / "model" / "model.safetensors").values())
+    assert size < 4 * base, "bytes of weights and optimizer, against those of the base's weights alone"
+    assert all(torch.isfinite(t).all() for t in weights.values())

@@ -1,0 +1,41 @@
+"""Policies with strong random adapters, and the log-probs that the learner gives them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from common.adapter_names import published_name
+from common.config import Config
+from common.types import Completion, Tokens
+from learner.batch import Sample, make_micro_batch
+from learner.engine import load_model
+from learner.logprobs import Policy
+from learner.lora import add_adapter
+
+
+def policy_with_adapter(config: Config, seed: int | None) -> Policy:
+    """The policy of `config` with an adapter whose A and B are random; None: as at the start of a run."""
+    assert config.learner.lora is not None
+    hf = load_model(config)
+    add_adapter(hf, config, config.learner.lora)
+    if seed is not None:
+        source = torch.Generator().manual_seed(seed)
+        for parameter in (p for p in hf.parameters() if p.requires_grad):
+            with torch.no_grad():
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=source))
+    return Policy(hf)
+
+
+def published(policy: Policy) -> dict[str, torch.Tensor]:
+    """What the learner would publish of it."""
+    named = policy.hf.named_parameters()
+    return {published_name(name): p.detach().clone() for name, p in named if p.requires_grad}
+
+
+def scores(policy: Policy, prompt: Tokens, completion: Completion) -> np.ndarray:
+    """The learner's log-probs of the completion's tokens (L,)."""
+    n = len(completion.tokens)
+    sample = Sample(prompt, completion.tokens, completion.logprobs, 1.0, 1.0, np.ones(n, dtype=bool))
+    with torch.no_grad():
+        return policy(make_micro_batch([sample], packed=False), 1.0, 1024)[0].numpy()
