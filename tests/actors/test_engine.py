@@ -28,7 +28,7 @@ def test_every_completion_says_where_and_when_it_was_sampled() -> None:
         try:
             await engine.label(3)
             began = time.time()
-            whole = await engine.generate(prompt, 8, seed=1, temperature=1.0)
+            whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
             for completion in whole:
                 origin = completion.origin
                 assert origin is not None

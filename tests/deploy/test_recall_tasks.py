@@ -162,6 +162,7 @@ def test_what_one_process_cannot_do_is_refused_in_one_line(
 
 @pytest.mark.system
 def test_a_model_that_is_no_recall_task_is_refused_in_one_line(tmp_path: Path) -> None:
-    config = load("tiny", [f"run.folder={tmp_path}", "run.name=arm-seed0"])
+    possible = ["rollout.max_staleness=0", "allocation.warmup.enabled=false"]
+    config = load("tiny", [f"run.folder={tmp_path}", "run.name=arm-seed0", *possible])
     with pytest.raises(ConfigError, match=r"holds no task\.json"):
         run_cell_apart(config, every=1)

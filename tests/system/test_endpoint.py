@@ -241,7 +241,7 @@ def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run([HORA, "serve", str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr.strip()) == (
         1,
-        f"error: {tmp_path}: not a run folder, there is no config.yaml; `hora runs` lists runs",
+        f"hora: {tmp_path}: not a run folder, there is no config.yaml; `hora runs` lists runs",
     )
 
 
