@@ -63,9 +63,11 @@ def policy(objective: Objective) -> Policy:
     return model
 
 
-def ragged_groups() -> list[Group]:
+def ragged_groups(objective: Objective) -> list[Group]:
+    """One of them without a Phase B, where the objective allows it."""
     rng = np.random.default_rng(0)
-    return [ragged(rng, i, size) for i, size in enumerate((2, 3, 9, 4))]
+    smallest = G0 if objective.phase_weight == "pooled" else G0 + 1
+    return [ragged(rng, i, size) for i, size in enumerate((smallest, 3, 9, 4))]
 
 
 def ragged(rng: np.random.Generator, index: int, size: int) -> Group:
@@ -90,7 +92,7 @@ def ragged(rng: np.random.Generator, index: int, size: int) -> Group:
 def gradient(objective: Objective, budget: int, packed: bool, ranks: int) -> torch.Tensor:
     """What `ranks` ranks add up to: totals and threshold of all of them, then every rank its own
     micro-batches."""
-    model, groups = policy(objective), ragged_groups()
+    model, groups = policy(objective), ragged_groups(objective)
     estimator = Estimator(objective, WEIGHTS, "accuracy", G, LONGEST)
     own = [estimator.sums(groups[rank::ranks]) for rank in range(ranks)]
     totals = Totals(*(sum(getattr(t, name) for t in own) for name in Totals.__slots__))
