@@ -17,6 +17,7 @@ from ray.serve.schema import ServeDeploySchema
 from common.errors import RunError
 from common.load import load
 from common.redis import connect, has_password
+from common.telemetry import record_step
 from deploy.launch.ports import free_port
 from deploy.launch.redis_server import executable
 from deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
@@ -175,6 +176,9 @@ def names_in(expression: str) -> set[str]:
 def test_every_name_that_can_be_exported_is_and_no_other(redis_url):
     run = SyntheticRun(redis_url, config_of("exported"))
     play(run, 2)
+    of_source = {"source/sums/groups": 8.0, "source/sums/reward": 0.5}
+    newest = {k: v for k, v in read_run(run.redis, "exported").learner.items() if isinstance(v, int | float)}
+    record_step(run.redis, "exported", {**newest, **of_source})
     state = read_run(run.redis, "exported")
     seen = {(name, *tags) for name, tags, _ in gauges(state)}
     assert seen == {(name, *tags) for name, (_, tags) in GAUGES.items()}

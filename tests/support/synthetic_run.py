@@ -140,7 +140,8 @@ class SyntheticRun:
     def evaluate(self, version: int) -> None:
         share = 1 - math.exp(-(version + 10) / 40)
         values = {"pass@1": 0.6 * share, "pass@8": 0.8 * share, "pass@64": 0.95 * share}
-        record_evaluation(self.redis, self.config.run.name, version, values)
+        versions = {"version/min": float(version), "version/max": version + 1.0}
+        record_evaluation(self.redis, self.config.run.name, version, values | versions)
 
     def _metrics(self, step: int) -> dict[str, float]:
         noise = float(self._random.normal(0, 0.02))
