@@ -121,4 +121,4 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
     )
     said = " ".join(run.fail().split())
     assert "environment broken_rooms:raises made no episode of row" in said
-    assert "in 2 tries (environment.attempts); last: it raises KeyError: 'no such room'" in said
+    assert "in 2 tries (environment.attempts); last: the environment raises KeyError: 'no such room'" in said
