@@ -8,8 +8,6 @@ the run's token: HORA_TOKEN of the server, or the token whose SHA-256 the launch
 from __future__ import annotations
 
 import hashlib
-import hmac
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +21,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from common.access import carries, wanted_digest
 from common.errors import HoraError
 from common.keys import Keys
 from common.redis import Redis
@@ -170,19 +169,13 @@ def _add_controls(app: FastAPI, feed: Feed) -> None:
 
 def _check_token(authorization: str | None, stored: str | None) -> None:
     """Raise HTTPException unless `authorization` carries the run's token; without a configured one always."""
-    own = os.environ.get("HORA_TOKEN")
-    wanted = _sha256(own) if own else (stored or "")
+    wanted = wanted_digest(stored)
     if not wanted:
         raise HTTPException(403, "controls are off: no token is set; start the server with HORA_TOKEN")
-    scheme, _, given = (authorization or "").partition(" ")
-    if scheme.lower() != "bearer" or not given or not hmac.compare_digest(_sha256(given), wanted):
+    if not carries(authorization, wanted):
         raise HTTPException(
             401, "send the run's token as `Authorization: Bearer ...`", {"WWW-Authenticate": "Bearer"}
         )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _current(feed: Feed) -> RunState:

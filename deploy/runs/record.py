@@ -8,7 +8,6 @@ that only the owner may read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from typing import Literal
 import structlog
 from rich.console import Console
 
+from common.access import sha256
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.files import replace_text
@@ -299,8 +299,7 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     """The token for pause and resume: kept from an earlier start, or new. RUN/token holds it for its owner;
     Redis gets only its SHA-256."""
     token = kept_secret(Path(run_dir) / "token", 24)
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=digest))
+    connect(redis_url).hset(Keys(run).state, mapping=changed(token_sha256=sha256(token)))
     return token
 
 
