@@ -101,18 +101,9 @@ def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
 def read(run: Path, choice: Choice) -> Rows:
     """The rows of `choice`. Raises RunFolderError for what cannot be read."""
     steps, columns = steps_of(run), [name for name in columns_of(run) if name not in ARRAYS]
-    table = read_rollouts(
-        run,
-        step=choice.step,
-        prompt=choice.prompt,
-        success=choice.success,
-        phase=choice.phase,
-        source=choice.source,
-        order=choice.order,
-        limit=choice.limit + 1,
-        offset=choice.offset,
-        columns=columns,
-    )
+    # One more than is shown says whether others follow.
+    asked = choice.model_dump(exclude={"chars"}) | {"limit": choice.limit + 1}
+    table = read_rollouts(run, **asked, columns=columns)
     chars = min(choice.chars, TEXT_BYTES // (len(LONG) * choice.limit))
     rows = [_short(row, chars) for row in table.slice(0, choice.limit).to_pylist()]
     rewards = [name.removeprefix(REWARD) for name in columns if name.startswith(REWARD)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to show; None: any. `order` is that of `read_rollouts`."""
+    """What to show, as `read_rollouts` takes it; None: any."""
 
     step: int | None = None
     prompt: int | None = None
@@ -83,16 +83,7 @@ def show_rollouts(
 
 def rows_of(run: Path, choice: Choice) -> list[dict[str, Any]]:
     """The chosen rows as plain values."""
-    table = read_rollouts(
-        run,
-        step=choice.step,
-        prompt=choice.prompt,
-        success=choice.success,
-        phase=choice.phase,
-        source=choice.source,
-        order=choice.order,
-        limit=choice.limit,
-    )
+    table = read_rollouts(run, **asdict(choice))
     return cast("list[dict[str, Any]]", table.to_pylist())
 
 
