@@ -19,11 +19,11 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
@@ -31,6 +31,7 @@ from pebble import ProcessExpired, ProcessPool
 from actors.verifier.code.pool import ProgramPool
 from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.own_rewards import OwnRewards
+from actors.verifier.remembered import Remembered
 from common import answers, equality
 from common.config import Reward
 from common.errors import ConfigError
@@ -101,8 +102,7 @@ class VerifierPool:
         self._courts: list[_Court] = []
         self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
         self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
-        self._verdicts: OrderedDict[tuple[str, str], bool] = OrderedDict()
-        self._pending: dict[tuple[str, str], asyncio.Task[bool]] = {}
+        self._verdicts = Remembered[tuple[str, str], bool](CACHE_SIZE)
         self._waiting = 0
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Only a few calls are in the pool at a time. The others are not lost with it, and start on the next
@@ -150,8 +150,7 @@ class VerifierPool:
 
     def close(self) -> None:
         """End the worker processes, also busy ones. Calls that wait for a verdict are cancelled."""
-        for task in self._pending.values():
-            task.cancel()
+        self._verdicts.cancel()
         for court in self._courts:
             court.close()
         self._pool.stop()
@@ -204,18 +203,8 @@ class VerifierPool:
 
     async def _remembered(self, gold: str, answer: str) -> bool:
         key = (equality.bare(gold), equality.bare(answer))
-        if key in self._verdicts:
-            self._counts["cached"] += 1
-            self._verdicts.move_to_end(key)
-            return self._verdicts[key]
-        if key not in self._pending:
-            task = asyncio.create_task(self._verify(*key))
-            self._pending[key] = task
-            task.add_done_callback(lambda _: self._pending.pop(key, None))
-        else:
-            self._counts["cached"] += 1
-        # Shielded: a caller that gives up must not cancel a verdict that others wait for.
-        return await asyncio.shield(self._pending[key])
+        self._counts["cached"] += key in self._verdicts
+        return await self._verdicts.of(key, partial(self._verify, *key))
 
     async def _verify(self, gold: str, answer: str) -> bool:
         try:
@@ -228,9 +217,6 @@ class VerifierPool:
             except ProcessExpired:
                 verdict = self._killed(gold, "ended its process twice")
         self._counts["verified"] += 1
-        self._verdicts[gold, answer] = verdict
-        if len(self._verdicts) > CACHE_SIZE:
-            self._verdicts.popitem(last=False)
         return verdict
 
     async def _equal(self, gold: str, answer: str) -> bool:

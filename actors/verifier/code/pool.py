@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from actors.verifier.code.runner import CannotJudge, Runner
 from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.remembered import Remembered
 from actors.verifier.sandbox.limits import Limits
 from actors.verifier.sandbox.sandbox import SandboxLost
 from common.code import MOST_CHARS, RowTests, extract_code
@@ -39,8 +40,7 @@ class ProgramPool:
         self._runners: list[Runner] = []
         self._idle: list[Runner] = []
         self._places = asyncio.Semaphore(processes)
-        self._verdicts: OrderedDict[bytes, float] = OrderedDict()
-        self._pending: dict[bytes, asyncio.Task[float]] = {}
+        self._verdicts = Remembered[bytes, float](CACHE_SIZE)
         self.judged = 0
 
     async def score(self, answer: Answer) -> float:
@@ -54,32 +54,19 @@ class ProgramPool:
         except ValueError as error:
             raise ValueError(f"reward 'code_tests': {error} ({answer.place})") from None
         key = hashlib.blake2b(repr((program, tests)).encode(), digest_size=16).digest()
-        if key in self._verdicts:
-            self._verdicts.move_to_end(key)
-            return self._verdicts[key]
-        if key not in self._pending:
-            task = asyncio.create_task(self._judge(key, program, tests, answer))
-            self._pending[key] = task
-            task.add_done_callback(lambda _: self._pending.pop(key, None))
-        # Shielded: a caller that gives up must not cancel the verdict that others wait for.
-        return await asyncio.shield(self._pending[key])
+        return await self._verdicts.of(key, partial(self._judge, program, tests, answer))
 
     def close(self) -> None:
         """End the sandboxes, also busy ones."""
-        for task in self._pending.values():
-            task.cancel()
+        self._verdicts.cancel()
         for runner in self._runners:
             runner.close()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    async def _judge(self, key: bytes, program: str, tests: RowTests, answer: Answer) -> float:
+    async def _judge(self, program: str, tests: RowTests, answer: Answer) -> float:
         async with self._places:
             loop = asyncio.get_running_loop()
-            verdict = await loop.run_in_executor(self._threads, self._run, program, tests, answer)
-        self._verdicts[key] = verdict
-        if len(self._verdicts) > CACHE_SIZE:
-            self._verdicts.popitem(last=False)
-        return verdict
+            return await loop.run_in_executor(self._threads, self._run, program, tests, answer)
 
     def _run(self, program: str, tests: RowTests, answer: Answer) -> float:
         """In a thread. As many run at a time as there are runners at most."""
