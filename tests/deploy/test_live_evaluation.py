@@ -171,7 +171,8 @@ def test_what_was_sampled_before_a_kill_is_not_sampled_again(live) -> None:
     found = run.result(2)
     assert found.versions == [2, 4]
     assert samples.read_text().startswith(kept)
-    assert len(run.requests) == len(before) // 2
+    again = [r for r, step in run.requests if step == 2]  # step 4's may have begun by now
+    assert len(again) == len(before) // 2
     assert sorted(json.loads(x)["seed"] for x in samples.read_text().splitlines()[1:]) == sorted(
         json.loads(x)["seed"] for x in whole.splitlines()[1:]
     )
