@@ -100,13 +100,12 @@ def _episode_limit_s(config: Config) -> float:
 
 
 def policy_calls(
-    handles: Mapping[str, DeploymentHandle], config: Config, min_version: int, *, weights_come: bool = True
+    handle: DeploymentHandle, config: Config, min_version: int, *, weights_come: bool = True
 ) -> Generate:
     """`generate` as the configuration has it: episodes where it names an environment, else completions.
-    `handles` are those of the deployments by name."""
-    if config.environment.path is not None:
-        return episode_calls(handles["environment"], config, min_version, weights_come=weights_come)
-    return generator_calls(handles["generator"], config, min_version, weights_come=weights_come)
+    `handle` is that of the deployment `config.policy`."""
+    calls = generator_calls if config.environment.path is None else episode_calls
+    return calls(handle, config, min_version, weights_come=weights_come)
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:

@@ -88,7 +88,7 @@ def endpoint_of(config: Config) -> Application:
 class Sampler:
     """Root of an application that only samples and verifies: it connects its deployments."""
 
-    def __init__(self, policy: dict[str, DeploymentHandle], verifier: DeploymentHandle) -> None:
+    def __init__(self, policy: DeploymentHandle, verifier: DeploymentHandle) -> None:
         self._parts = (policy, verifier)
 
 
@@ -102,12 +102,12 @@ def build_sampler(config: Config) -> Application:
     return root.bind(policy, _verifier(config).bind(plain, url))
 
 
-def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) -> dict[str, Application]:
-    """What samples, by name: generators, and the environment where the configuration names one."""
+def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) -> Application:
+    """The deployment `config.policy`: generators, or an environment with its generators."""
     generator = _generator(config, drain=drain).bind(plain, url)
     if config.environment.path is None:
-        return {"generator": generator}
-    return {"generator": generator, "environment": environment_deployment(config).bind(plain, url, generator)}
+        return generator
+    return environment_deployment(config).bind(plain, url, generator)
 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:

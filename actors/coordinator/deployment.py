@@ -44,14 +44,14 @@ ALIVE_S = 5.0  # heartbeats come once a second
 
 
 class Coordinator:
-    """`config` is a dumped `Config`. `policy` holds the deployments that sample, by name, and `verifier` the
-    one that scores."""
+    """`config` is a dumped `Config`. `policy` is the deployment that samples (`Config.policy`), `verifier`
+    the one that scores."""
 
     async def __init__(  # type: ignore[misc]
         self,
         config: dict[str, Any],
         redis_url: str,
-        policy: dict[str, DeploymentHandle],
+        policy: DeploymentHandle,
         verifier: DeploymentHandle,
     ) -> None:
         self._config = Config.model_validate(config)
@@ -75,7 +75,7 @@ class Coordinator:
         self._beat = loop.create_task(beating)
         self._history = loop.create_task(write_history(self._redis, self._config))
 
-    def _build(self, policy: dict[str, DeploymentHandle], verifier: DeploymentHandle) -> Coordination:
+    def _build(self, policy: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
         config = self._config
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)

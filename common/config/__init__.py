@@ -282,6 +282,11 @@ class Config(Section):
         return own if self.environment.path is None else (*own, "environment")
 
     @property
+    def policy(self) -> str:
+        """The deployment that is asked for samples: an environment, which asks the generators, or these."""
+        return "generator" if self.environment.path is None else "environment"
+
+    @property
     def longest(self) -> int:
         """Most tokens of one sequence: what the engine must hold, and one micro-batch."""
         given = 0 if self.environment.path is None else self.environment.max_given_tokens

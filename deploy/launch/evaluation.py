@@ -193,17 +193,20 @@ def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:
 
 
 def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
-    """Calls to generators on exactly weights `version`, and to verifiers, of the running application."""
+    """Calls to what samples, on exactly weights `version`, and to verifiers, of the running application."""
+    generate, score = application_calls(config, version, weights_come=False)
+    return on_version(generate, version), score
+
+
+def application_calls(config: Config, version: int, *, weights_come: bool = True) -> tuple[Generate, Score]:
+    """Calls to what samples, on weights `version` or newer, and to verifiers, of the running application."""
     from ray import serve
 
     from actors.calls import policy_calls, verifier_calls
 
-    # `hora eval` has no coordinator.
-    names = [name for name in config.deployments if name != "coordinator"]
-    handles = {name: serve.get_deployment_handle(name, APP) for name in names}
-    generate = policy_calls(handles, config, version, weights_come=False)
-    score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
-    return on_version(generate, version), score
+    policy, verifier = (serve.get_deployment_handle(name, APP) for name in (config.policy, "verifier"))
+    generate = policy_calls(policy, config, version, weights_come=weights_come)
+    return generate, verifier_calls(verifier, config)
 
 
 def on_version(generate: Generate, version: int) -> Generate:

@@ -32,6 +32,7 @@ from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
 from deploy.launch.best import settle_best
 from deploy.launch.evaluation import (
     about_sampling,
+    application_calls,
     read_run_results,
     record_result,
     run_problems,
@@ -51,17 +52,6 @@ JOIN_S = 20.0
 PART = "evaluator/live"
 Calls = Callable[[Config, int], tuple[Generate, Score]]
 """`generate` on weights of at least a version, and `score`."""
-
-
-def live_calls(config: Config, version: int) -> tuple[Generate, Score]:
-    """Generators and verifiers of the application that trains."""
-    from ray import serve
-
-    from actors.calls import policy_calls, verifier_calls
-    from deploy.app import APP
-
-    handles = {name: serve.get_deployment_handle(name, APP) for name in config.deployments}
-    return policy_calls(handles, config, version), verifier_calls(handles["verifier"], config)
 
 
 @contextmanager
@@ -87,7 +77,7 @@ class LiveEvaluation:
     """Evaluates one run until it is stopped. `calls` gives what samples and scores."""
 
     def __init__(
-        self, config: Config, url: str, run_dir: Path, console: Console, calls: Calls = live_calls
+        self, config: Config, url: str, run_dir: Path, console: Console, calls: Calls = application_calls
     ) -> None:
         self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
         self._calls = calls
