@@ -169,6 +169,10 @@ class SyntheticRun:
             "time/gather": 0.1,
             "time/transfer": 0.15,
             "time/load": 0.05,
+        } | {
+            f"source/{source}/{what}": share * value
+            for source, share in (("easy", 0.75), ("hard", 0.25))
+            for what, value in (("groups", self.config.rollout.prompts_per_batch), ("success", learnt))
         }
 
     def _shard(self, batch: int, shard: int) -> list[Group]:

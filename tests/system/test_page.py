@@ -115,6 +115,7 @@ def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
     titles = browser.js("[...document.querySelectorAll('[data-chart]')].map(e => e.dataset.chart)")
     assert {
         "Reward",
+        "Success by data source",
         "Share of Phase B by c",
         "Response length",
         "Entropy",
