@@ -249,12 +249,10 @@ class Engine:
 
 def adapter_settings(config: Config) -> dict[str, object] | None:
     """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
-    lora = config.learner.lora
     if config.model.adapter is not None:
         return read_adapter(config.model.adapter).settings
-    if lora is None:
-        return None
-    return {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+    lora = config.learner.lora
+    return None if lora is None else lora.adapter_config
 
 
 def _joined(digests: list[str]) -> str:
