@@ -10,15 +10,20 @@ from deploy.preflight.estimate import GIB, WIDTH, ModelShape, published_gib
 
 MEAN = 0.5
 """Mean response over the longest one, where nobody knows better."""
+WANTED_MFU = 0.4
+"""Share of a card's peak that training is expected to reach."""
+COPY_BYTES = 20e9
+"""Bytes per second of a copy from a card to pinned host memory, over 16 lanes of PCIe 4; not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepArithmetic:
-    """Of a whole step, over all ranks and replicas. `flops` are model FLOPs as in `learner/flops.py`,
-    `sampling` those of generation. GiB: `published` to each replica, `exchanged` by each rank with the
-    others."""
+    """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`. `flops`
+    are model FLOPs as in `learner/flops.py`, `sampling` those of generation. GiB: `published` to each
+    replica, `exchanged` by each rank with the others."""
 
     rollouts: int
+    responses: float
     tokens: float
     flops: float
     sampling: float
@@ -39,6 +44,7 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     micro = max(1.0, tokens / (learner.tokens_per_microbatch * learner.workers))
     return StepArithmetic(
         rollouts=rollouts,
+        responses=rollouts * response,
         tokens=tokens,
         flops=learner.objective.updates_per_batch * (per_weight * tokens + 6 * attention),
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
