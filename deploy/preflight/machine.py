@@ -17,10 +17,10 @@ import psutil
 import common
 from common.errors import ConfigError, RunError
 from common.load import ROOT
-from deploy.__main__ import OURS
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
+from hora_rl.names import OURS
 from learner import extensions
 
 GIB = 2**30
