@@ -36,7 +36,7 @@ async def environment_of(config: Config) -> AsyncIterator[EpisodeFunction]:
 
 
 def load_environment(name: str) -> EpisodeFunction:
-    """The built-in or own environment that `environment.path` names. Raises ConfigError saying what is wrong with it."""
+    """The built-in or own environment of this name. Raises ConfigError saying what is wrong with it."""
     if name in OWN:
         return OWN[name]
     module, _, function = name.partition(":")

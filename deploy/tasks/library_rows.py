@@ -32,7 +32,7 @@ def write_rows(config: Config, limit: int) -> int:
         raise ConfigError(f"{file} is there already (data.path): remove it, or name another file")
     if config.data.template != "{problem}":
         raise ConfigError(
-            f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes the message"
+            f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes all"
         )
     openings = asyncio.run(_openings(config, limit))
     if not openings:
@@ -68,13 +68,13 @@ def problem_of(opening: Sequence[dict[str, str]], system: str | None, task: int)
     roles = [message["role"] for message in opening]
     if roles not in (["user"], ["system", "user"]):
         raise ConfigError(
-            f"environment.verifiers: task {task} opens with {', '.join(roles)}, and a prompt is one user message "
-            "after at most one system message"
+            f"environment.verifiers: task {task} opens with {', '.join(roles)}, and a prompt is at most one "
+            "system message and one user message"
         )
     theirs = opening[0]["content"] if len(opening) == 2 else None
     if theirs != system:
         raise ConfigError(
-            f"environment.verifiers: task {task} opens with the system message {theirs!r:.200}, and data.system "
+            f"environment.verifiers: task {task} opens with system message {theirs!r:.200}, and data.system "
             f"is {system!r:.200}: set data.system to that of the environment"
         )
     return opening[-1]["content"]

@@ -1,5 +1,5 @@
-"""The whole stack trains on an environment of the library `verifiers`: the tiny model learns a game of several
-turns that knows nothing of us."""
+"""The whole stack trains on an environment of the library `verifiers`: the tiny model learns a game of
+several turns that knows nothing of us."""
 
 import json
 from collections.abc import Iterator

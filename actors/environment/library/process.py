@@ -137,7 +137,7 @@ class VerifiersEnvironment:
         return process
 
     async def _read(self, process: Process) -> None:
-        """Pass each line to its episode. Where the process ends, so does each, and the next starts another."""
+        """Pass each line to its episode. Where the process ends, so does each."""
         assert process.stdout is not None
         while text := await process.stdout.readline():
             line = json.loads(text)
@@ -166,7 +166,7 @@ def task_of(row: Row) -> int:
     number = row.columns.get(TASK)
     if type(number) is not int or number < 0:
         raise EnvironmentFault(
-            f"needs rows with a column {TASK!r}, the number of a task, and row {row.index} has {number!r:.60}: "
+            f"needs rows with a column {TASK!r}, a task's number, and row {row.index} has {number!r:.60}: "
             "`hora rows CONFIG` writes them"
         )
     return number
@@ -184,7 +184,7 @@ def _loaded(line: bytes, python: str, taskset: str) -> None:
         )
     if first["ready"] != PINNED:
         raise ConfigError(
-            f"environment.verifiers.python ({python}) has verifiers {first['ready']}, and {PINNED} is needed: "
+            f"environment.verifiers.python ({python}) has verifiers {first['ready']}, not {PINNED}: "
             "install requirements/verifiers.txt"
         )
 
