@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from common.config.base import Count, Seconds, Section
+from common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
 LIBRARY = "verifiers"
@@ -91,9 +92,10 @@ class Environment(Section):
                 f"environment.path ({self.path}) and environment.verifiers go together: set path: verifiers "
                 "and verifiers.taskset, or neither"
             )
-        if self.path is not None and self.path not in (*BUILT_IN, LIBRARY) and ":" not in self.path:
+        named = (*BUILT_IN, LIBRARY)
+        if self.path is not None and self.path not in named and not is_user_function(self.path):
             raise ValueError(
-                f"environment.path ({self.path!r}) is none of {', '.join((*BUILT_IN, LIBRARY))}; your own is "
+                f"environment.path ({self.path!r}) is none of {', '.join(named)}; your own is "
                 "package.module:function"
             )
         if self.max_replicas is not None and self.max_replicas < self.replicas:
