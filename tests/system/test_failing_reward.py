@@ -1,5 +1,5 @@
-"""A reward of the user's own that fails in the middle of a run ends it with one line that names the reward and
-the row; nothing is lost, and the run goes on when the reward is mended."""
+"""A reward of the user's own that fails in the middle of a run ends it with one line that names the reward
+and the row. Nothing is lost, and the run is resumed when the reward works again."""
 
 import json
 from collections.abc import Callable
