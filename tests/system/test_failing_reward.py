@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-STEPS = 8
+STEPS = 12
 WEIGHTS = "{accuracy: 1.0, 'tests.system.own_reward:wants_column': 0.1, 'tests.system.own_reward:ranks': 0.1}"
 SETTINGS = {"reward.weights": WEIGHTS, "rollout.attempts": 2, "learner.checkpoint_every": 2}
 
