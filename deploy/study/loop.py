@@ -113,6 +113,7 @@ def _check(config: Config) -> None:
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
         "learner.workers": (config.learner.workers, 1),
         "data.sources": (len(config.data.sources), 0),
+        "environment.path": (config.environment.path, None),
     }
     for key, (value, possible) in unlike.items():
         if value != possible:

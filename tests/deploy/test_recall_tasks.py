@@ -151,7 +151,13 @@ def test_a_control_with_the_weights_of_another_rule_trains(task_folder: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("allocation.budget", "tokens"), ("rollout.max_staleness", 1), ("learner.workers", 2)]
+    ("key", "value"),
+    [
+        ("allocation.budget", "tokens"),
+        ("rollout.max_staleness", 1),
+        ("learner.workers", 2),
+        ("environment.path", "guess"),
+    ],
 )
 def test_what_one_process_cannot_do_is_refused_in_one_line(
     tmp_path: Path, key: str, value: str | int
