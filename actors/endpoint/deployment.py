@@ -11,6 +11,7 @@ of their own.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import redis.exceptions
@@ -52,7 +53,8 @@ class Endpoint:
         proxy = EngineProxy(config, self._generator)
         handlers = Handlers(config, proxy, stop_tokens(config, tokenizer))
         app = create_app(handlers)
-        add_trial(app, Trial(config, tokenizer, handlers, verifier_calls(self._verifier, config)))
+        complete = partial(handlers.answer, kind="completion")
+        add_trial(app, Trial(config, tokenizer, complete, verifier_calls(self._verifier, config)))
         key = Key(self._redis_url, config.run.name)
         app.add_middleware(
             Guard,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.sampling import Score
-from actors.endpoint.app import Handlers, refusal
+from actors.endpoint.guard import problem
 from actors.endpoint.requests import VERSION, Refused
 from common.config import Config
 from common.datasets import Row, gold_answer
@@ -21,24 +22,26 @@ from common.rewards import total
 from common.types import Completion, Prompt
 
 FIELDS = {"problem", "answer", VERSION}
+Complete = Callable[[dict[str, object]], Awaitable[Response]]
+"""Answers the body of a request for completions."""
 
 
 class Trial:
-    """`score` judges a completion as the run's verifiers do."""
+    """`complete` samples as the endpoint does, and `score` judges as the run's verifiers do."""
 
     def __init__(
-        self, config: Config, tokenizer: PreTrainedTokenizerBase, handlers: Handlers, score: Score
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, complete: Complete, score: Score
     ) -> None:
         self._source = config.source_names[0]
         self._config = config.of(self._source)
-        self._tokenizer, self._handlers, self._score = tokenizer, handlers, score
+        self._tokenizer, self._complete, self._score = tokenizer, complete, score
 
     async def answer(self, raw: object) -> Response:
         """A completion of `problem` with its tokens, versions and, where `answer` is given, its rewards."""
         try:
             prompt = self._prompt(raw)
         except Refused as error:
-            return refusal(error)
+            return _refusal(error)
         assert isinstance(raw, dict)
         rollout = self._config.rollout
         asked = {
@@ -49,7 +52,7 @@ class Trial:
             "return_token_ids": True,
             VERSION: raw.get(VERSION, 0),
         }
-        response = await self._handlers.answer(asked, "completion")
+        response = await self._complete(asked)
         if response.status_code != 200:
             return response
         found = json.loads(bytes(response.body))
@@ -125,8 +128,12 @@ def add_trial(app: FastAPI, trial: Trial) -> None:
         try:
             raw = json.loads(await request.body())
         except (ValueError, RecursionError):
-            return refusal(Refused(400, "the body is not JSON"))
+            return _refusal(Refused(400, "the body is not JSON"))
         return await trial.answer(raw)
+
+
+def _refusal(error: Refused) -> Response:
+    return JSONResponse(problem(error.status, str(error), error.field), error.status)
 
 
 def _completion(choice: dict[str, Any], tokens: list[int], logprobs: list[float]) -> Completion:

@@ -1,5 +1,5 @@
-"""The page's server with the endpoint beside it, as in the application, for tests of the page: guard,
-handlers and trial are real, and a stand-in replaces the generator replicas.
+"""The page's server with the endpoint beside it, as in the application, for tests of the page: guard and
+trial are real, and a stand-in replaces vLLM's handlers and the generator replicas.
 
     python -m tests.support.page_with_endpoint REDIS_URL RUN PORT TOKEN
 """
@@ -9,57 +9,39 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import uvicorn
-from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
 
-from actors.endpoint.app import Handlers, create_app
-from actors.endpoint.guard import Guard, Rate
-from actors.endpoint.proxy import EngineProxy
+from actors.endpoint.guard import Guard, Rate, problem
 from actors.endpoint.trial import Trial, add_trial
-from common.errors import StaleWeights
 from common.load import load
 from common.prompts import load_tokenizer
-from common.stop_tokens import stop_tokens
 from common.types import Completion, Prompt, Scored
 from deploy.monitor import web
 
 SAYS = "<think>7+8=15</think><answer>95</answer>"
 NEWEST = 1000
+CONFIG = load("tiny")
+TOKENIZER = load_tokenizer(CONFIG.model.path)
 
 
-class Replicas:
-    """A generator's handle that says `SAYS`, in weights of versions 3 and 4."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._said = tokenizer.encode(SAYS, add_special_tokens=False)
-
-    def options(self, **_: object) -> Replicas:
-        return self
-
-    def remote(self, tokens: list[int], params: Any, version: int) -> Stream:
-        return Stream(tokens, self._said, version)
-
-
-class Stream:
-    def __init__(self, prompt: list[int], said: list[int], version: int) -> None:
-        self._prompt, self._said, self._version = prompt, said, version
-
-    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        if self._version >= NEWEST:
-            raise StaleWeights(f"version {self._version} is not here")
-        spans = [WeightVersionSpan("3", 0, 4), WeightVersionSpan("4", 4, len(self._said))]
-        likely = [{t: Logprob(-0.1, 1, "x")} for t in self._said]
-        output = CompletionOutput(
-            0, SAYS, self._said, 0.0, likely, finish_reason="stop", weight_versions=spans
-        )
-        yield RequestOutput("r", None, self._prompt, None, [output], finished=True)
-
-    def cancel(self) -> None:
-        """It has ended."""
+async def complete(body: dict[str, Any]) -> Response:
+    """`SAYS`, in weights of versions 3 and 4, as /v1/completions answers."""
+    if body["min_weight_version"] >= NEWEST:
+        return JSONResponse(problem(503, "no such weights yet"), 503)
+    said = TOKENIZER.encode(SAYS, add_special_tokens=False)
+    choice = {
+        "text": SAYS,
+        "finish_reason": "stop",
+        "token_ids": said,
+        "logprobs": {"token_logprobs": [-0.1] * len(said)},
+    }
+    spans = [{"version": 3, "start": 0, "end": 4}, {"version": 4, "start": 4, "end": len(said)}]
+    return JSONResponse({"choices": [choice], "weight_versions": [spans]})
 
 
 async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
@@ -69,11 +51,8 @@ async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Score
 
 def main() -> None:
     redis_url, run, port, token = sys.argv[1:]
-    config = load("tiny", ["serve.max_body_kib=4"])
-    tokenizer = load_tokenizer(config.model.path)
-    handlers = Handlers(config, EngineProxy(config, Replicas(tokenizer)), stop_tokens(config, tokenizer))
-    endpoint = create_app(handlers)
-    add_trial(endpoint, Trial(config, tokenizer, handlers, score))
+    endpoint = FastAPI()
+    add_trial(endpoint, Trial(CONFIG, TOKENIZER, complete, score))
 
     async def digest() -> str:
         return hashlib.sha256(token.encode()).hexdigest()

@@ -30,7 +30,11 @@ def opened(redis_url: str, name: str, endpoint: bool) -> tuple[SyntheticRun, str
     command = [sys.executable, "-m", "tests.support.page_with_endpoint", redis_url, name, str(port), TOKEN]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     url = f"http://127.0.0.1:{port}/"
-    until(lambda: json.load(urllib.request.urlopen(url + "healthz", timeout=10)), 200)
+    try:
+        until(lambda: json.load(urllib.request.urlopen(url + "healthz", timeout=10)), 200)
+    except BaseException:
+        process.kill()
+        raise
     return run, url, process
 
 
