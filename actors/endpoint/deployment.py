@@ -1,6 +1,7 @@
 """Serve deployment `endpoint`: the policy under training for whoever has the run's token.
 
     POST /v1/chat/completions, /v1/completions     as OpenAI's clients send them
+    POST /v1/try                                   a problem as the run would sample and judge it
     GET  /v1/models
 
 It holds no engine: requests go to the generator replicas, behind the rollouts of training and within places
@@ -10,6 +11,7 @@ of their own.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import redis.exceptions
@@ -17,6 +19,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from actors.calls import verifier_calls
 from actors.endpoint.guard import Guard, Rate
 from common import logs
 from common.access import wanted_digest
@@ -38,15 +41,20 @@ class Endpoint:
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="endpoint")
         self._redis_url = redis_url
         self._generator = generator or serve.get_deployment_handle("generator", "hora")
+        self._verifier = serve.get_deployment_handle("verifier", "hora")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         from actors.endpoint.app import Handlers, create_app  # vLLM: ten seconds that only this replica needs
         from actors.endpoint.proxy import EngineProxy
+        from actors.endpoint.trial import Trial, add_trial
 
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         proxy = EngineProxy(config, self._generator)
-        app = create_app(Handlers(config, proxy, stop_tokens(config, tokenizer)))
+        handlers = Handlers(config, proxy, stop_tokens(config, tokenizer))
+        app = create_app(handlers)
+        complete = partial(handlers.answer, kind="completion")
+        add_trial(app, Trial(config, tokenizer, complete, verifier_calls(self._verifier, config)))
         key = Key(self._redis_url, config.run.name)
         app.add_middleware(
             Guard,

@@ -11,12 +11,13 @@ from pathlib import Path
 from rich.console import Console
 
 from common.config import Config
-from common.errors import ConfigError, RunError
+from common.errors import RunError
 from common.load import load
 from deploy.launch.local import stack, with_port
 from deploy.preflight.checks import require
 from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG
+from learner.origin import step_of
 
 FOLDER = "serving"
 """Below the run's: what serves it has a Redis and logs of its own, so that the run's stay as they are."""
@@ -88,16 +89,23 @@ def served_config(run: Path, step: int | None, host: str | None, port: int | Non
 
 
 def _model(run: Path, step: int | None) -> Path:
-    """The folder of the model after `step`; written from a checkpoint where it is not there yet."""
+    """The folder of the model after `step`: the trained model where it is that, else one that is written from
+    its checkpoint. Raises RunError for a step that neither holds, with those that are kept."""
     finished = run / "model"
-    if step is None and (finished / "config.json").is_file():
-        return finished
+    last = None
+    if (finished / "config.json").is_file():
+        if step is None:
+            return finished
+        if (last := step_of(str(finished))) == step:
+            return finished
     from deploy.runs.export_run import export_run
+    from learner.checkpoint import checkpoints_in
 
-    folder = run / FOLDER / f"step-{'newest' if step is None else step}"
-    if step is not None and (folder / "config.json").is_file():
-        return folder
-    if step is None and folder.exists():
-        raise ConfigError(f"{folder} is there already: remove it, or name a step with --step")
-    export_run(run, step, folder)
+    kept = checkpoints_in(run / "checkpoints")
+    if step is not None and step not in kept:
+        known = ", ".join(map(str, sorted({*kept, *([] if last is None else [last])}))) or "none"
+        raise RunError(f"--step {step}: {run} keeps no weights of that step; it keeps: {known}")
+    folder = run / FOLDER / f"step-{max(kept) if step is None and kept else step}"
+    if not (folder / "config.json").is_file():
+        export_run(run, step, folder)
     return folder

@@ -1,0 +1,142 @@
+"""One problem tried on the newest weights, as the run would: its template, its sampling, its rewards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from transformers import PreTrainedTokenizerBase
+
+from actors.coordinator.sampling import Score
+from actors.endpoint.guard import problem
+from actors.endpoint.requests import VERSION, Refused
+from common.config import Config
+from common.datasets import Row, gold_answer
+from common.errors import ConfigError, HoraError
+from common.prompts import make_prompt
+from common.rewards import total
+from common.types import Completion, Prompt
+
+FIELDS = {"problem", "answer", VERSION}
+Complete = Callable[[dict[str, object]], Awaitable[Response]]
+"""Answers the body of a request for completions."""
+
+
+class Trial:
+    """`complete` samples as the endpoint does, and `score` judges as the run's verifiers do."""
+
+    def __init__(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, complete: Complete, score: Score
+    ) -> None:
+        self._source = config.source_names[0]
+        self._config = config.of(self._source)
+        self._tokenizer, self._complete, self._score = tokenizer, complete, score
+
+    async def answer(self, raw: object) -> Response:
+        """A completion of `problem` with its tokens, versions and, where `answer` is given, its rewards."""
+        try:
+            prompt = self._prompt(raw)
+        except Refused as error:
+            return _refusal(error)
+        assert isinstance(raw, dict)
+        rollout = self._config.rollout
+        asked = {
+            "prompt": prompt.tokens.tolist(),
+            "max_tokens": rollout.max_response_tokens,
+            "temperature": rollout.temperature,
+            "logprobs": 0,
+            "return_token_ids": True,
+            VERSION: raw.get(VERSION, 0),
+        }
+        response = await self._complete(asked)
+        if response.status_code != 200:
+            return response
+        found = json.loads(bytes(response.body))
+        choice, (spans,) = found["choices"][0], found["weight_versions"]
+        tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        rewards, note = await self._judged(prompt, _completion(choice, tokens, logprobs), raw)
+        return JSONResponse(
+            {
+                "prompt": self._tokenizer.decode(prompt.tokens),
+                "text": choice["text"],
+                "finish_reason": choice["finish_reason"],
+                "tokens": [
+                    {"id": t, "text": self._tokenizer.decode([t]), "logprob": p}
+                    for t, p in zip(tokens, logprobs, strict=True)
+                ],
+                "weight_versions": spans,
+                "source": self._source,
+                **rewards,
+                "note": note,
+            }
+        )
+
+    def _prompt(self, raw: object) -> Prompt:
+        """Raises Refused with status 400."""
+        if not isinstance(raw, dict) or not isinstance(raw.get("problem"), str) or not raw["problem"].strip():
+            raise Refused(400, "the body must be a JSON object with a text `problem`", "problem")
+        if other := set(raw) - FIELDS:
+            raise Refused(400, f"field {min(map(str, other))!r:.60} is not served here")
+        try:
+            answer = gold_answer(raw.get("answer"))
+            row = Row(0, raw["problem"], answer, {})
+            prompt = make_prompt(self._tokenizer, 0, row, self._config.data, self._source)
+        except (ConfigError, ValueError) as error:
+            raise Refused(400, " ".join(str(error).split())[:300]) from None
+        most = self._config.rollout.max_prompt_tokens
+        if len(prompt.tokens) > most:
+            raise Refused(
+                400, f"the prompt has {len(prompt.tokens)} tokens, and rollout.max_prompt_tokens is {most}"
+            )
+        return prompt
+
+    async def _judged(
+        self, prompt: Prompt, completion: Completion, raw: dict[str, Any]
+    ) -> tuple[dict[str, Any], str]:
+        """Rewards and success, and why there are none."""
+        if (reason := self._unjudged()) is not None:
+            return {}, reason
+        if raw.get("answer") is None:
+            return {}, "no reward: it takes the right answer"
+        try:
+            (scored,) = await self._score(prompt, [completion])
+        except HoraError as error:
+            return {}, f"no reward: {error}"
+        reward = total(scored.rewards, self._config.reward.weights)
+        return {"rewards": scored.rewards, "reward": reward, "success": scored.success}, ""
+
+    def _unjudged(self) -> str | None:
+        """Why a problem and its answer are not enough for this run's rewards."""
+        reward, environment = self._config.reward, self._config.environment.path
+        if environment is not None:
+            return f"no reward: rollouts of this run are episodes of {environment}, and this is one turn"
+        needs = [name for name in reward.names if ":" in name or name == "code_tests"]
+        if needs:
+            return f"no reward: {needs[0]} needs a row of the data"
+        return None
+
+
+def add_trial(app: FastAPI, trial: Trial) -> None:
+    """POST /try: {"problem": text, "answer": JSON, "min_weight_version": number}."""
+
+    @app.post("/try")
+    async def try_(request: Request) -> Response:
+        try:
+            raw = json.loads(await request.body())
+        except (ValueError, RecursionError):
+            return _refusal(Refused(400, "the body is not JSON"))
+        return await trial.answer(raw)
+
+
+def _refusal(error: Refused) -> Response:
+    return JSONResponse(problem(error.status, str(error), error.field), error.status)
+
+
+def _completion(choice: dict[str, Any], tokens: list[int], logprobs: list[float]) -> Completion:
+    reason = "length" if choice["finish_reason"] == "length" else "stop"
+    kept, likely = np.asarray(tokens, np.int32), np.asarray(logprobs, np.float32)
+    return Completion(choice["text"], kept, likely, reason, ())

@@ -1,0 +1,104 @@
+"""A problem that is tried is sampled as the run samples and judged as it judges, or the answer says why it is
+not."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from actors.endpoint.trial import Trial
+from common.config import Config
+from common.load import load
+from common.types import Completion, Prompt, Scored
+from tests.support.page_with_endpoint import SAYS, TOKENIZER, complete, score
+
+PROBLEM = {"problem": "37+58=?", "answer": "95"}
+
+
+def tried(raw: object, config: Config | None = None, scoring: Any = score) -> tuple[int, Any, list[Any]]:
+    """Status, body, and what was asked of the policy."""
+    asked: list[Any] = []
+
+    async def sampled(body: dict[str, Any]) -> Any:
+        asked.append(body)
+        return await complete(body)
+
+    trial = Trial(config or load("tiny"), TOKENIZER, sampled, scoring)
+    response = asyncio.run(trial.answer(raw))
+    return response.status_code, json.loads(bytes(response.body)), asked
+
+
+def test_it_is_sampled_as_the_run_samples() -> None:
+    config = load("tiny", ["rollout.temperature=0.7"])
+    _, found, (asked,) = tried({**PROBLEM, "min_weight_version": 2}, config)
+    assert found["prompt"] == TOKENIZER.decode(asked["prompt"])
+    assert "37+58=?" in found["prompt"]
+    assert asked["temperature"] == 0.7
+    assert asked["max_tokens"] == config.rollout.max_response_tokens
+    assert asked["min_weight_version"] == 2
+    assert "".join(t["text"] for t in found["tokens"]) == found["text"] == SAYS
+    assert [s["version"] for s in found["weight_versions"]] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward", "success"), [("95", 1.0, True), (95, 1.0, True), ("9", 0.5, False)]
+)
+def test_it_is_judged_as_the_run_judges(answer: object, reward: float, success: bool) -> None:
+    _, found, _ = tried({"problem": "37+58=?", "answer": answer})
+    assert (found["reward"], found["success"], found["note"]) == (reward, success, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "note"),
+    [
+        ((), "no reward: it takes the right answer"),
+        (
+            ("environment.path=calculator",),
+            "no reward: rollouts of this run are episodes of calculator, and this is one turn",
+        ),
+        (
+            ("reward.weights={my.rewards:length: 1.0}",),
+            "no reward: my.rewards:length needs a row of the data",
+        ),
+    ],
+)
+def test_without_a_reward_it_says_why(settings: tuple[str, ...], note: str) -> None:
+    raw = PROBLEM if settings else {"problem": "37+58=?"}
+    status, found, _ = tried(raw, load("tiny", settings))
+    assert (status, found["note"]) == (200, note)
+    assert not {"reward", "rewards", "success"} & set(found), "no reward is not a reward of 0"
+
+
+def test_verifiers_that_are_away_are_no_wrong_answer() -> None:
+    from common.errors import RunError
+
+    async def away(prompt: Prompt, completions: list[Completion]) -> list[Scored]:
+        raise RunError("verifying failed 20 times")
+
+    status, found, _ = tried(PROBLEM, scoring=away)
+    assert (status, found["note"]) == (200, "no reward: verifying failed 20 times")
+    assert "success" not in found
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ([1], "the body must be a JSON object with a text `problem`"),
+        ({"problem": " "}, "a text `problem`"),
+        ({"problem": 5}, "a text `problem`"),
+        ({**PROBLEM, "temperature": 0}, "field 'temperature' is not served here"),
+        ({"problem": "1+" * 400}, "tokens, and rollout.max_prompt_tokens is"),
+        ({**PROBLEM, "answer": "\ud800"}, "half of a character"),
+    ],
+)
+def test_what_is_no_problem_is_refused_before_anything_is_sampled(raw: object, reason: str) -> None:
+    status, found, asked = tried(raw)
+    assert status == 400
+    assert reason in found["error"]["message"]
+    assert not asked
+
+
+def test_a_refusal_of_the_policy_is_passed_on() -> None:
+    status, found, _ = tried({**PROBLEM, "min_weight_version": 5000})
+    assert (status, found["error"]["message"]) == (503, "no such weights yet")
