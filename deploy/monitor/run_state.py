@@ -76,8 +76,7 @@ class RunState:
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer
     steps are done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last
     step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
-    `controls`: whether a token for pause and resume was issued. `endpoint`: whether the run serves its
-    policy. `gate`: the warm-up gate while it is shut.
+    `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
     `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds
     the shares for each c. `evaluations[v]` holds pass@k by name for weight version v.
@@ -94,7 +93,6 @@ class RunState:
     max_staleness: int
     paused: bool
     controls: bool
-    endpoint: bool
     unplaced: str
     error: str | None
     rule: str
@@ -239,7 +237,6 @@ def _plan(config: Config) -> dict[str, Any]:
     """Settings that do not change during a run."""
     return {
         "steps": config.learner.steps,
-        "endpoint": config.serve.endpoint,
         "max_staleness": config.rollout.max_staleness,
         "rule": config.allocation.rule,
         "prompts_per_batch": config.rollout.prompts_per_batch,
