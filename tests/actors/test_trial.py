@@ -11,7 +11,7 @@ from actors.endpoint.trial import Trial
 from common.config import Config
 from common.load import load
 from common.types import Completion, Prompt, Scored
-from tests.support.page_with_endpoint import SAYS, TOKENIZER, complete, score
+from tests.support.tried import SAYS, TOKENIZER, complete, score
 
 PROBLEM = {"problem": "37+58=?", "answer": "95"}
 
@@ -56,10 +56,6 @@ def test_it_is_judged_as_the_run_judges(answer: object, reward: float, success: 
         (
             ("environment.path=calculator",),
             "no reward: rollouts of this run are episodes of calculator, and this is one turn",
-        ),
-        (
-            ("reward.weights={my.rewards:length: 1.0}",),
-            "no reward: my.rewards:length needs a row of the data",
         ),
     ],
 )
