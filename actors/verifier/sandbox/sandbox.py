@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -77,13 +77,12 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-        try:
+        with ExitStack() as otherwise:
+            otherwise.callback(self.close)
             self.layers = self._hello(python)["layers"]
             if why := unsafe(self.layers):
                 raise SandboxError(why)
-        except BaseException:
-            self.close()
-            raise
+            otherwise.pop_all()
 
     def run(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
