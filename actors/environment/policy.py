@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -27,12 +28,18 @@ class Policy:
         self._own_s, self._since = 0.0, time.monotonic()
         self.over = False
         """Whether a limit was reached."""
-        self.lost: Exception | None = None
-        """Why no turn could be sampled: nothing that the environment did."""
+        self._turn: asyncio.Future[Completion] | None = None
+        """The newest, under way or sampled."""
 
     @property
     def own_s(self) -> float:
         return self._own_s if self._busy else self._own_s + time.monotonic() - self._since
+
+    @property
+    def lost(self) -> BaseException | None:
+        """Why no turn could be sampled: nothing that the environment did."""
+        turn = self._turn
+        return turn.exception() if turn is not None and turn.done() and not turn.cancelled() else None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -50,14 +57,14 @@ class Policy:
             raise EnvironmentFault("asks for a turn after its end")
         if self._busy:
             raise EnvironmentFault("asks for two turns at a time")
+        if self.lost is not None:
+            raise self.lost
         context = self._conversation.context(new)
         most = self._room(len(context))
         self._own_s, self._busy = self.own_s, True
+        self._turn = asyncio.ensure_future(self._sample(context, most, self._version))
         try:
-            answer = await self._sample(context, most, self._version)
-        except Exception as error:  # whatever it is, the environment is not to blame; the runner raises it
-            self.lost = error
-            raise
+            answer = await self._turn
         finally:
             self._busy, self._since = False, time.monotonic()
         if self._closed:
