@@ -16,7 +16,7 @@ import os
 import sys
 from typing import Any
 
-from actors.verifier.code.values import LONGEST, Unsendable, decode, encode, line
+from actors.verifier.code.values import LONGEST, Caught, Unsendable, decode, encode, line
 
 ASK, TELL = 3, 4
 FORWARDED = ("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__")
@@ -143,20 +143,24 @@ def main() -> None:
 
 def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
     try:
-        _run(program, tests, entry)
-    except AssertionError as error:
-        return "wrong", f"assertion {error}"
+        with Caught() as caught:
+            _run(program, tests, entry)
     except Unjudgeable as error:
         return "cannot", str(error)
-    except (ImportError, SyntaxError) as error:
-        # The program's own come back as other objects: see `_error`.
-        of_program = getattr(error, "of_program", False)
-        return ("wrong" if of_program else "cannot"), f"{type(error).__name__}: {error}"
     except (SystemExit, KeyboardInterrupt) as error:
         return "cannot", f"the tests end by {type(error).__name__}"
-    except Exception as error:  # a wrong answer can make the tests fail in any way
-        return "wrong", f"{type(error).__name__}: {error}"
+    if caught.error is not None:
+        return _failed(caught.error)
     return ("pass", "") if program.calls else ("cannot", "the tests call nothing that the program defines")
+
+
+def _failed(error: Exception) -> tuple[str, str]:
+    """A wrong answer can make the tests fail in any way."""
+    if isinstance(error, AssertionError):
+        return "wrong", f"assertion {error}"
+    # Of the program's own errors these two come back as other objects: see `_error`.
+    of_tests = isinstance(error, (ImportError, SyntaxError)) and not getattr(error, "of_program", False)
+    return ("cannot" if of_tests else "wrong"), f"{type(error).__name__}: {error}"
 
 
 def _run(program: Program, tests: str, entry: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from actors.verifier.code.values import decode, encode, line
+from actors.verifier.code.values import Caught, decode, encode, line
 
 NAME = "program"
 """Its `__name__`: what a program does as a script alone (`__main__`) is not done."""
@@ -49,7 +49,7 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
         objects.append(value)
         return len(objects) - 1
 
-    try:
+    with Caught() as caught:
         called = names[target] if isinstance(target, str) else objects[target]
         if name in OPERATIONS:
             called = functools.partial(OPERATIONS[name], called)
@@ -61,5 +61,5 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
         value = called(*values, **{k: decode(one, objects.__getitem__) for k, one in keywords.items()})
         # Arguments too: the tests may look at a list that the program changed in place.
         return [number, "value", encode(value, keep), [encode(one, keep) for one in values]]
-    except Exception as error:  # the program's own: the tests decide what it means
-        return [number, "error", type(error).__name__, str(error)[:MESSAGE]]
+    # The program's own: the tests decide what it means.
+    return [number, "error", type(caught.error).__name__, str(caught.error)[:MESSAGE]]

@@ -19,6 +19,21 @@ COLLECTIONS: dict[str, Callable[[list], Any]] = {"tuple": tuple, "set": set, "fr
 Keep = Callable[[Any], int]
 
 
+class Caught:
+    """`with Caught() as caught`: an error of the block ends it and is kept. For code of a user, in which
+    anything may fail."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            self.error = error
+        return self.error is not None
+
+
 class Unsendable(TypeError):
     """A value that has no form on the wire."""
 
