@@ -21,6 +21,7 @@ from common.equality.numerals import ungrouped
 from common.equality.regions import is_relation, region, same_region, variable
 from common.equality.statements import DOTS
 from common.equality.units import Total
+from common.errors import any_error_as
 
 _NORMAL = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -53,16 +54,15 @@ def parse(text: str) -> Basic | None:
     text = _EMPTY.sub(r"\\emptyset ", ungrouped(text)).replace("**", "^")
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", _LAST_DOTS.sub("", text))
     try:
-        normal = normalize_latex(text, _NORMAL)
-        parsed = latex2sympy(
-            normal,
-            is_real=not should_treat_as_complex(normal),
-            convert_degrees=False,
-            normalization_config=None,
-        )
-    except MemoryError:
-        raise
-    except Exception:  # broad: the parser raises plain Exception on every error of syntax
+        with any_error_as(ValueError, but=MemoryError):  # the parser raises plain Exception for bad syntax
+            normal = normalize_latex(text, _NORMAL)
+            parsed = latex2sympy(
+                normal,
+                is_real=not should_treat_as_complex(normal),
+                convert_degrees=False,
+                normalization_config=None,
+            )
+    except ValueError:
         return None
     return parsed if isinstance(parsed, Basic) or hasattr(parsed, "shape") else None
 
