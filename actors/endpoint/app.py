@@ -85,7 +85,7 @@ class Handlers:
             asked = checked(raw, kind, self._limits, self._stops, name)
             watched = self._proxy.watched[name] = Watched(asked.version)
             answer = await self._handlers[kind](asked.body)
-        except Exception as error:  # no request ends this replica, whatever vLLM's handlers raise
+        except Exception as error:  # noqa: BLE001  no request ends this replica, whatever handlers raise
             self._proxy.watched.pop(name, None)
             return refusal(error)
         if isinstance(answer, BaseModel):

@@ -74,6 +74,24 @@ def serve(descriptor: int, preload: list[str], refused: list[str]) -> NoReturn:
                 _run_as_script(source)
 
 
+class _EndOnFailure:
+    """Around what a fork does before it is the program: whatever fails, it must not go on as a second
+    zygote. `said` is told why."""
+
+    def __init__(self, said: int) -> None:
+        self._said = said
+
+    def __enter__(self) -> None:
+        """Nothing to do before the block."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            try:
+                os.write(self._said, f"{type(error).__name__}: {error}"[:500].encode())
+            finally:
+                os._exit(SET_UP_FAILED)
+
+
 class _Box:
     """Runs one program at a time."""
 
@@ -89,11 +107,8 @@ class _Box:
         zygote, began = os.getpid(), time.monotonic()
         pid = os.fork()
         if pid == 0:
-            try:
+            with _EndOnFailure(said):
                 return self._become_program(limits, descriptors, said, zygote)
-            except Exception as error:  # whatever failed, this must not go on as a second zygote
-                os.write(said, f"{type(error).__name__}: {error}"[:500].encode())
-                os._exit(SET_UP_FAILED)
         for one in (*descriptors, said):
             os.close(one)
         ended_by = self._wait(pid, limits["wall"])
@@ -204,7 +219,7 @@ def _run_as_script(source: bytes) -> NoReturn:
         exec(compile(source, "main.py", "exec"), _fresh_main())
     except SystemExit as end:
         status = end.code
-    except BaseException:
+    except BaseException:  # noqa: BLE001  the program may raise anything
         sys.excepthook(*sys.exc_info())
         status = 1
     for thread in threading.enumerate():
