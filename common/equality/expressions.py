@@ -1,8 +1,9 @@
-"""Two answers as mathematics, judged by math-verify. Unbounded in time and memory: call it where it can be
-killed.
+"""Two answers as mathematics, judged by math-verify. Time and memory are unbounded: call it in a process that
+can be killed.
 
-math-verify's own time limits use signals, which work in a main thread only: they are off. Its search for an
-answer in a text and its removal of units are not used: the whole text is the answer, and units are compared.
+math-verify's own time limits are off, because they use signals, which work in a main thread only. Its search
+for an answer in a text and its removal of units are not used: the whole text is the answer, and units are
+compared.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _EMPTY = re.compile(r"\\varnothing\b|\\\{\s*\\\}|\\left\s*\\\{\s*\\right\s*\\\}"
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
 _LAST_DOTS = re.compile(rf"[,\s]*(?:{DOTS.pattern})\s*(?=\\?\}}?$)")
 
-logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it announces that its time limits are off
+logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it warns that its time limits are off
 
 
 def equal(gold: str, answer: str) -> bool:
