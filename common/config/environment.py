@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,30 @@ from common.config.base import Count, Seconds, Section
 from common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
+LIBRARY = "verifiers"
+"""As `environment.path`: an environment of the library of that name."""
+
+
+class Verifiers(Section):
+    """An environment of the library `verifiers`, which runs in a Python of its own."""
+
+    taskset: str = Field(description="Task set, by the id that the library finds it by: a module's name.")
+    env: str | None = Field(
+        None, description="Environment, by its id; none: the task set's own, or one agent that plays it."
+    )
+    config: dict[str, Any] = Field(
+        {}, description="Further keys of the environment's configuration, as the library has them."
+    )
+    python: str = Field(
+        ".venv-verifiers/bin/python",
+        description="A Python with requirements/verifiers.txt. Not the one of `hora`: vLLM needs other "
+        "versions of what the library pins.",
+    )
+    variables: tuple[str, ...] = Field(
+        (),
+        description="Names of environment variables that it gets, such as the key of a judge. Others that "
+        "`hora` was started with are kept from it.",
+    )
 
 
 class Environment(Section):
@@ -17,8 +41,11 @@ class Environment(Section):
 
     path: str | None = Field(
         None,
-        description="guess, calculator, python, or `package.module:function` for your own. null: a rollout "
-        "is one completion.",
+        description="guess, calculator, python, verifiers (with environment.verifiers), or "
+        "`package.module:function` for your own. null: a rollout is one completion.",
+    )
+    verifiers: Verifiers | None = Field(
+        None, description="Which environment of the library `verifiers`, where path is verifiers."
     )
     max_turns: int = Field(
         8, ge=1, le=4096, description="Maximum number of the policy's turns in an episode."
@@ -60,9 +87,15 @@ class Environment(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.path is not None and self.path not in BUILT_IN and not is_user_function(self.path):
+        if (self.path == LIBRARY) != (self.verifiers is not None):
             raise ValueError(
-                f"environment.path ({self.path!r}) is none of {', '.join(BUILT_IN)}; your own is "
+                f"environment.path ({self.path}) and environment.verifiers go together: set path: verifiers "
+                "and verifiers.taskset, or neither"
+            )
+        named = (*BUILT_IN, LIBRARY)
+        if self.path is not None and self.path not in named and not is_user_function(self.path):
+            raise ValueError(
+                f"environment.path ({self.path!r}) is none of {', '.join(named)}; your own is "
                 "package.module:function"
             )
         if self.max_replicas is not None and self.max_replicas < self.replicas:

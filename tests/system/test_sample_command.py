@@ -60,7 +60,7 @@ def test_prompts_of_several_data_sources_are_judged_by_their_own_rewards(tmp_pat
             "asked": {"path": "arithmetic:5-6", "limit": 60, "system": None},
         }
     }
-    (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # rows of `given` first
     words = ["mixed.yaml", "--prompts", "100", "--samples", "2", "-s", "telemetry.http_port=0"]
     done = subprocess.run([HORA, "sample", *words], capture_output=True, text=True, timeout=400, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
