@@ -19,6 +19,7 @@ import torch
 from common.errors import HoraError
 from common.load import load
 from learner.engine import set_device
+from learner.ray_job import job_of
 from learner.train import train
 
 
@@ -49,7 +50,8 @@ def main() -> None:
     if rank == 0 and not options.no_ray:
         import ray
 
-        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+        job = job_of(config.run.name)
+        ray.init(address="auto", log_to_driver=False, configure_logging=False, job_config=job)
     run_dir = Path(config.run.folder).resolve() / config.run.name
     run_dir.mkdir(parents=True, exist_ok=True)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
