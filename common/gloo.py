@@ -20,7 +20,7 @@ def gloo_group(store: Store, rank: int, size: int, limit: timedelta, towards: st
     """
     if IN_USE in os.environ:
         return ProcessGroupGloo(store, rank, size, limit)
-    options = ProcessGroupGloo._Options()
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = limit
     options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(towards))]
     return ProcessGroupGloo(store, rank, size, options)
