@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow test-chaos test-two-machines test-gpu soak lint types contracts check docs reference clean
+.PHONY: setup demo test test-fast test-slow test-chaos test-gpu soak lint types contracts check docs reference clean
 
 setup: .venv/.ready-$(HORA_SET)
 
@@ -27,10 +27,6 @@ test-slow: setup
 
 test-chaos: setup
 	$(BIN)/pytest tests/system/test_chaos.py tests/system/test_elastic.py -q -s
-
-# Two machines with a network between them, as namespaces of this one. Needs root, and says so where it is skipped.
-test-two-machines: setup
-	$(BIN)/pytest tests/system/test_two_machines.py tests/common/test_gloo.py -q -rs
 
 # What needs NVIDIA GPUs: one card's acceptance in ten minutes, then runs over two. Each says why where it is skipped.
 test-gpu: setup

@@ -28,6 +28,7 @@ from common.config.reward import EPISODE
 from common.errors import NoRoom, RunError, StaleWeights
 from common.rewards import group_functions, tests_of
 from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
+from common.user_code import is_user_function
 from common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
@@ -122,7 +123,7 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 def _score_of(handle: DeploymentHandle, config: Config) -> Score:
     """`verifier_calls` for the prompts of one source."""
     method, reward = handle.options(method_name="score"), config.reward
-    needs_row = any(":" in name or name == "code_tests" for name in reward.names)
+    needs_row = any(is_user_function(name) or name == "code_tests" for name in reward.names)
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         row = prompt.row if needs_row else {}

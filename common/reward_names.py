@@ -11,11 +11,6 @@ Value = float | dict[str, float]
 """What a function of a user gives a completion: a number, or numbers by name."""
 
 
-def is_own(name: str) -> bool:
-    """Whether it names a function of a user."""
-    return ":" in name
-
-
 def function_of(name: str) -> str:
     """`package.module:function` of a name with or without a part."""
     return name.partition("[")[0]

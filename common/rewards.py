@@ -18,7 +18,8 @@ from common.config.reward import CodeTests
 from common.datasets import Candidate
 from common.equality import usable_gold
 from common.errors import ConfigError
-from common.reward_names import function_of, is_own
+from common.reward_names import function_of
+from common.user_code import is_user_function
 from common.user_rewards import is_group
 
 
@@ -26,7 +27,7 @@ def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
     """What says why a row cannot be used with these rewards. Accuracy needs a gold answer that can be
     verified, `code_tests` tests, a user's own reward the gold answer's column, with any JSON value in it;
     `format` nothing."""
-    own = any(":" in name for name in reward.names)
+    own = any(is_user_function(name) for name in reward.names)
 
     def unusable(row: Candidate) -> str | None:
         if "code_tests" in reward.names and (reason := _no_tests(reward.code_tests, row)):
@@ -66,7 +67,7 @@ def _not_verifiable(row: Candidate) -> str | None:
 def group_functions(config: Config) -> tuple[str, ...]:
     """The user's functions that rank whole groups. Raises ConfigError where a success or the warm-up gate
     goes by one: both are counted in Phase A, before a group is complete."""
-    own = dict.fromkeys(function_of(name) for name in config.reward.names if is_own(name))
+    own = dict.fromkeys(function_of(name) for name in config.reward.names if is_user_function(name))
     groups = tuple(function for function in own if is_group(function))
     for key, name in (("reward.success", config.reward.success), ("allocation.warmup.reward", config.gate)):
         if name is not None and function_of(name) in groups:

@@ -12,6 +12,11 @@ from typing import Any
 from common.errors import ConfigError, Unavailable
 
 
+def is_user_function(name: str) -> bool:
+    """Whether a value of the configuration names a user's function, and not something built in."""
+    return ":" in name
+
+
 def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
     """The function `name` of configuration key `key`. `others` are the names that are valid besides
     functions. Raises ConfigError."""

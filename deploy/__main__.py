@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-OURS = ("actors", "allocator", "common", "deploy", "evaluation", "learner")
+from hora_rl.names import OURS
 
 
 def main() -> None:

@@ -19,9 +19,10 @@ def report(
     from deploy.monitor.progress import working
 
     with working(f"report of {len(runs)} runs"):
+        from deploy.runs.prediction import predict
         from evaluation.report.runs_report import write_report
 
-        written = write_report(runs, out)
+        written = write_report(runs, out, predict)
     print(written)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.coordinator.sampling import Generate, Score
 from common.types import Completion, Prompt, Scored
 from evaluation.samples import Sample, append, open_samples
-from evaluation.sampling import Generate, Meter, Progress, Request, Score, draw, request_seed
+from evaluation.sampling import Meter, Progress, Request, draw, request_seed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

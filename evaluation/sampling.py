@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from actors.coordinator.sampling import Generate, Score
 from common.types import Completion, Prompt, SamplingRequest, Scored
-
-Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
-Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

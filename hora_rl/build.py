@@ -12,7 +12,8 @@ from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
-OURS = ("actors", "allocator", "common", "deploy", "evaluation", "learner")
+from hora_rl.names import OURS
+
 PACKAGE = "hora_rl"
 STARTUP = f"import {PACKAGE}\n"
 """A `.pth` file's line: Python runs it at every start (`hora_rl.names` says why)."""

@@ -46,9 +46,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 TAG = "state"
 SEEN_S = 90.0  # NFS caches a folder for up to a minute
-WRITER = re.compile(
-    r"(?:pp_rank_|random-)(\d+)[_.]"
-)  # in the name of a file that one rank writes; rank 0 writes the others
+WRITER = re.compile(r"(?:pp_rank_|random-)(\d+)[_.]")
+"""In the name of a file that one rank writes; rank 0 writes all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +242,7 @@ class Checkpoints:
         self._barrier()
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """Drop the files that this rank wrote from this machine's cache."""
+        """[bytes, SHA-256] of each file in `folder` that this rank wrote, by its path there."""
         own = {}
         for path in (p for p in folder.rglob("*") if p.is_file()):
             writer = WRITER.search(path.name)

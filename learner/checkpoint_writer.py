@@ -15,15 +15,14 @@ from pathlib import Path
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
-Key = tuple[str, int]
+from learner.host_buffers import HostBuffers
 
 
 class HostState:
-    """Copies of training states in host memory that is kept from one to the next: memory that is new each
-    time costs more than the copy. With CUDA it is pinned."""
+    """Copies of training states in host memory, in buffers that every checkpoint reuses."""
 
     def __init__(self) -> None:
-        self._kept: dict[Key, torch.Tensor] = {}
+        self._buffers = HostBuffers()
 
     def copy(self, name: str, state: object) -> object:
         """`state` as it is now, whatever is changed in it later. Valid until the next copy of that name.
@@ -32,17 +31,10 @@ class HostState:
         for tensor in tensors_in(state):
             place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
             if place not in copies:
-                copies[place] = self._buffer((name, len(copies)), tensor)
+                copies[place] = self._buffers.like((name, len(copies)), tensor)
                 copies[place].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
             memo[id(tensor)] = copies[place]
         return copy.deepcopy(state, memo)
-
-    def _buffer(self, key: Key, tensor: torch.Tensor) -> torch.Tensor:
-        kept = self._kept.get(key)
-        if kept is None or kept.shape != tensor.shape or kept.dtype != tensor.dtype:
-            kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._kept[key] = kept
-        return kept
 
 
 def tensors_in(state: object) -> Iterator[torch.Tensor]:

@@ -114,6 +114,11 @@ class Engine:
         return hf
 
     @property
+    def device_name(self) -> str:
+        """The maker's name of a GPU, or `cpu`."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+    @property
     def hf(self) -> PreTrainedModel:
         """The Hugging Face model inside; under ZeRO-3 its parameters are shards."""
         return self._policy.hf

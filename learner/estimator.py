@@ -12,6 +12,7 @@ import numpy as np
 from common.config import Objective
 from common.rewards import total
 from common.types import Group, Rollout
+from common.user_code import is_user_function
 from learner.advantages import (
     STD_FLOOR,
     Values,
@@ -65,7 +66,7 @@ class Estimator:
         An advantage of successes takes each success as 1 and the rest as 0; every other reward that has a
         weight is centred in the group and added with its weight.
         """
-        if ":" in self.objective.advantage:
+        if is_user_function(self.objective.advantage):
             phases = np.array([r.phase for r in group.rollouts])
             return user_advantage(self.objective.advantage, self.rewards(group), successes(group), phases)
         if self.objective.phase_weight == "unbiased":

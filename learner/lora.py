@@ -54,14 +54,7 @@ def add_adapter(hf: PreTrainedModel, config: Config, lora: Lora) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     check_targets(hf, lora)
-    settings = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
-        lora_dropout=0.0,
-        target_modules=list(lora.targets),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
+    settings = LoraConfig(**lora.adapter_config)  # type: ignore[arg-type]  # by name, of several types
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         inject_adapter_in_model(settings, hf)
@@ -136,14 +129,8 @@ def write_adapter(folder: Path, tensors: Mapping[str, torch.Tensor], config: Con
     from safetensors.torch import save_file
 
     settings = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        **lora.adapter_config,
         "base_model_name_or_path": config.model.path,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "target_modules": list(lora.targets),
-        "bias": "none",
         "inference_mode": True,
     }
     save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from common.errors import HoraError
+from common.config import Config
+from common.errors import ConfigError, HoraError
 from common.load import load
 from learner.engine import set_device
 from learner.ray_job import job_of
@@ -34,20 +35,35 @@ def main() -> None:
     if not options.redis:
         parser.error("--redis or HORA_REDIS_URL is needed")
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = load(options.config, options.set)
-    if options.no_ray and config.weights.transport != "file":
-        parser.error(f"--no-ray publishes over weights.transport file alone, not {config.weights.transport}")
-    if config.learner.keep_best is not None:
-        parser.error(
-            f"learner.keep_best ({config.learner.keep_best}) is decided by `hora run` and `hora train`, "
-            "which evaluate: use one of these, or set it to null"
-        )
     os.environ.setdefault("LOCAL_RANK", str(options.local_rank or 0))
+    try:
+        config = load(options.config, options.set)
+        _refuse(config, no_ray=options.no_ray)
+        _run(config, options.redis, rank, world, with_ray=not options.no_ray)
+    except HoraError as error:
+        sys.exit(f"hora learner, rank {rank}: {error}")
+
+
+def _refuse(config: Config, *, no_ray: bool) -> None:
+    """Raise ConfigError for settings that these launchers would silently leave out."""
+    if no_ray and config.weights.transport != "file":
+        raise ConfigError(
+            f"--no-ray publishes over weights.transport file alone, not {config.weights.transport}: set "
+            "that, or leave --no-ray out"
+        )
+    if config.evaluation.every is not None:  # learner.keep_best needs it
+        raise ConfigError(
+            f"evaluation.every ({config.evaluation.every}) is kept by `hora run` and `hora train`, whose "
+            "launcher evaluates: use one of these, or set evaluation.every and learner.keep_best to null"
+        )
+
+
+def _run(config: Config, redis_url: str, rank: int, world: int, *, with_ray: bool) -> None:
     backend = set_device(config, int(os.environ["LOCAL_RANK"]))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29500")
     torch.distributed.init_process_group(backend, rank=rank, world_size=world)
-    if rank == 0 and not options.no_ray:
+    if rank == 0 and with_ray:
         import ray
 
         job = job_of(config.run.name)
@@ -55,9 +71,7 @@ def main() -> None:
     run_dir = Path(config.run.folder).resolve() / config.run.name
     run_dir.mkdir(parents=True, exist_ok=True)
     try:
-        train(config, options.redis, run_dir, rank, world)
-    except HoraError as error:
-        sys.exit(f"hora learner, rank {rank}: {error}")
+        train(config, redis_url, run_dir, rank, world)
     finally:
         torch.distributed.destroy_process_group()
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -142,8 +143,9 @@ def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dic
         "source": group.source or None,
         "prompt_text": texts.prompt(group.prompt_tokens),
     }
+    settings = config.of(group.source)
     for number, rollout in enumerate(group.rollouts):
-        yield of_group | {"number": number} | _row(rollout, config.of(group.source), texts.completion)
+        yield of_group | {"number": number} | _row(rollout, settings, texts.completion)
 
 
 def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> dict[str, object]:
@@ -159,7 +161,7 @@ def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> di
         "logprob": float(rollout.logprobs.mean()),
         "version_min": min(s.version for s in spans),
         "version_max": max(s.version for s in spans),
-        "versions": [{"version": s.version, "start": s.start, "end": s.end} for s in spans],
+        "versions": [asdict(span) for span in spans],
         "completion": text(rollout),
     }
     if origin is not None:

@@ -10,6 +10,7 @@ group when there is more than one rank, and Redis. Rank 0 plans, records and pub
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ import torch
 
 from common.config import Config
 from common.errors import HoraError, RunError
-from common.files import check_room
+from common.files import check_room, replace_text
 from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
@@ -149,6 +150,7 @@ def train_step(parts: Parts, step: int) -> Update:
     micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
     flops = parts.shape.flops(samples)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
+    packing["packing/micro_batches_max"] = float(len(micro))
     update = parts.engine.step(micro, partial(_fresh, parts, step, packed))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
@@ -194,7 +196,9 @@ def _record(
         "weights/bytes": float(timing.bytes),
     }
     metrics["tokens_per_second"] = metrics["tokens"] / max(1e-9, times["time/forward_backward"])
-    metrics["mfu"] = _mfu(parts, sums["packing/flops"], times["time/forward_backward"])
+    metrics["flops"] = parts.config.learner.objective.updates_per_batch * sums["packing/flops"]
+    metrics["micro_batches"] = sums["packing/micro_batches_max"]
+    metrics["mfu"] = _mfu(parts, metrics["flops"], times["time/forward_backward"])
     metrics["applied"] = float(update.applied)
     if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
         log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
@@ -245,11 +249,8 @@ def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
 
 def _mfu(parts: Parts, flops: float, seconds: float) -> float:
     """Model FLOPs of a step over the peak of the ranks' devices; NaN where the peak is unknown."""
-    device = parts.engine.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = peak_flops(name, parts.config.model.dtype)
-    updates = parts.config.learner.objective.updates_per_batch
-    return updates * flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan
+    peak = peak_flops(parts.engine.device_name, parts.config.model.dtype)
+    return flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan
 
 
 def _prepare(
@@ -278,6 +279,7 @@ def _prepare(
         )
         rollouts = RolloutFiles(config, tokenizer, run_dir, start)
         records = Records(config, client, run_dir, start, rollouts)
+        replace_text(run_dir / "learner.json", json.dumps({"device": engine.device_name, "ranks": world}))
         client.hset(Keys(config.run.name).state, mapping=changed(step=start, folder=str(run_dir.resolve())))
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from actors.coordinator.concurrency import all_of, cancel
+from actors.concurrency import all_of, cancel
 from actors.coordinator.shard import Draw, Sample, Shard
 from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest, Scored
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.coordinator.concurrency import all_of, cancel
+from actors.concurrency import all_of, cancel
 from actors.coordinator.ranking import Rank, unranked
 from common.types import Group, Phase, Prompt, Rollout, group_id
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 
 import structlog
 from fastapi import FastAPI, Request
@@ -166,8 +167,5 @@ def _whole(answer: BaseModel, watched: Watched) -> Response:
 
 def _versions(watched: Watched) -> dict[str, object]:
     """Our own field: of each completion, in order, which tokens came from which weight version."""
-    spans = [
-        [{"version": s.version, "start": s.start, "end": s.end} for s in watched.spans[place]]
-        for place in sorted(watched.spans)
-    ]
+    spans = [[asdict(span) for span in watched.spans[place]] for place in sorted(watched.spans)]
     return {"weight_versions": spans}

@@ -9,10 +9,10 @@ from typing import Any
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle
 from vllm import SamplingParams
-from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.outputs import RequestOutput
 from vllm.renderers.registry import renderer_from_config
 
-from actors.generator.vllm_engine import engine_args
+from actors.generator.vllm_engine import engine_args, spans_of
 from common.config import Config
 from common.types import VersionSpan
 
@@ -59,7 +59,7 @@ class EngineProxy:
             async for output in stream:
                 for completion in output.outputs:
                     if completion.weight_versions:
-                        watched.spans[int(number or 0), completion.index] = _spans(completion)
+                        watched.spans[int(number or 0), completion.index] = spans_of(completion)
                 output.request_id = request_id
                 yield output
         except RayTaskError as error:
@@ -67,7 +67,3 @@ class EngineProxy:
             raise watched.failure from None
         finally:
             stream.cancel()  # of a client that left; nothing where it has ended
-
-
-def _spans(completion: CompletionOutput) -> Spans:
-    return tuple(VersionSpan(int(s.version), s.start, s.end) for s in completion.weight_versions or ())

@@ -249,12 +249,10 @@ class Engine:
 
 def adapter_settings(config: Config) -> dict[str, object] | None:
     """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
-    lora = config.learner.lora
     if config.model.adapter is not None:
         return read_adapter(config.model.adapter).settings
-    if lora is None:
-        return None
-    return {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+    lora = config.learner.lora
+    return None if lora is None else lora.adapter_config
 
 
 def _joined(digests: list[str]) -> str:
@@ -320,6 +318,11 @@ def engine_args(config: Config) -> AsyncEngineArgs:
     )
 
 
+def spans_of(output: CompletionOutput) -> tuple[VersionSpan, ...]:
+    """Which weight version sampled which tokens, as vLLM recorded it."""
+    return tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())
+
+
 def _completion(output: CompletionOutput, text: str, origin: Origin | None) -> Completion:
     tokens = np.asarray(output.token_ids, dtype=np.int32)
     flat = cast("FlatLogprobs", output.logprobs)
@@ -327,13 +330,12 @@ def _completion(output: CompletionOutput, text: str, origin: Origin | None) -> C
     logprobs = np.asarray([flat.logprobs[i] for i in flat.start_indices], dtype=np.float32)
     if output.finish_reason not in ("stop", "length"):
         raise RuntimeError(f"a completion ended with {output.finish_reason!r}; the request is sampled again")
-    spans = tuple(VersionSpan(int(s.version), s.start, s.end) for s in output.weight_versions or ())
     return Completion(
         text=text,
         tokens=tokens,
         # Rounding can lift the log-prob of a certain token slightly above zero.
         logprobs=np.minimum(logprobs, np.float32(0.0)),
         finish_reason=cast(FinishReason, output.finish_reason),
-        spans=spans,
+        spans=spans_of(output),
         origin=origin,
     )

@@ -14,7 +14,8 @@ from pebble import ProcessExpired
 from actors.verifier.judges import Judges
 from common.config import Reward
 from common.errors import Unavailable
-from common.reward_names import function_of, is_own, taken
+from common.reward_names import function_of, taken
+from common.user_code import is_user_function
 from common.user_rewards import (
     Answer,
     group_reward,
@@ -37,7 +38,7 @@ class OwnRewards:
 
     def __init__(self, reward: Reward, run: Run) -> None:
         self._reward, self._run = reward, run
-        own = [name for name in reward.names if is_own(name)]
+        own = [name for name in reward.names if is_user_function(name)]
         self._names = {f: [n for n in own if function_of(n) == f] for f in map(function_of, own)}
         self._groups = [f for f in self._names if is_group(f)]
         self._singles = [f for f in self._names if f not in self._groups]

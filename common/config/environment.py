@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from common.config.base import Count, Seconds, Section
+from common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
 
@@ -59,7 +60,7 @@ class Environment(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.path is not None and self.path not in BUILT_IN and ":" not in self.path:
+        if self.path is not None and self.path not in BUILT_IN and not is_user_function(self.path):
             raise ValueError(
                 f"environment.path ({self.path!r}) is none of {', '.join(BUILT_IN)}; your own is "
                 "package.module:function"

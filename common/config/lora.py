@@ -48,6 +48,19 @@ class Lora(Section):
     def scale(self) -> float:
         return self.alpha / self.rank
 
+    @property
+    def adapter_config(self) -> dict[str, object]:
+        """What peft's `LoraConfig` and an `adapter_config.json` hold of this adapter, without its base."""
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": list(self.targets),
+            "bias": "none",
+        }
+
     def check_serving(self, dtype: str, transport: str, clear_cache: bool) -> None:
         """Raise ValueError where vLLM would not serve what the learner trains."""
         if dtype != "float32" and not math.log2(self.scale).is_integer():

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from common.config.allocation import Allocation
 from common.config.base import Count, Section
 from common.config.rollout import Rollout
+from common.user_code import is_user_function
 
 ADVANTAGES = (
     "grpo",
@@ -231,7 +232,7 @@ class Objective(Section):
     @model_validator(mode="after")
     def _advantage(self) -> Self:
         name = "learner.objective"
-        if self.advantage not in ADVANTAGES and ":" not in self.advantage:
+        if self.advantage not in ADVANTAGES and not is_user_function(self.advantage):
             raise ValueError(
                 f"{name}.advantage ({self.advantage}): none of {', '.join(ADVANTAGES)}; a function of your "
                 "own is package.module:function"

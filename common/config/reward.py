@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from common.answers import ANSWERS
 from common.config.base import Count, Seconds, Section
 from common.reward_names import OWN
+from common.user_code import is_user_function
 
 BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."
@@ -91,7 +92,7 @@ class Reward(Section):
     @field_validator("answer")
     @classmethod
     def _answer(cls, value: str) -> str:
-        if value not in ANSWERS and ":" not in value:
+        if value not in ANSWERS and not is_user_function(value):
             raise ValueError(
                 f"{value!r} is none of {', '.join(ANSWERS)}; your own is package.module:function"
             )
@@ -106,7 +107,8 @@ class Reward(Section):
             names = [str(name) for name in data["weights"]]
             if "accuracy" not in names and "code_tests" in names:
                 return {**data, "success": "code_tests"}
-            if "accuracy" not in names and any(":" in name or name.startswith(EPISODE) for name in names):
+            own = any(is_user_function(name) or name.startswith(EPISODE) for name in names)
+            if "accuracy" not in names and own:
                 return {**data, "success": None}
         return data
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from rich.console import Console
 
 from actors.coordinator.deployment import render_prompts
+from actors.coordinator.identity import mixture_of
 from common.config import Config
 from common.errors import ConfigError
-from common.order import order
+from common.order import mixed_rows
 from common.prompts import load_tokenizer
 from common.types import Prompt
 from deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
@@ -50,17 +51,13 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
 
 
 def choose(config: Config, number: int) -> list[Prompt]:
-    """`number` training prompts at random, by run.seed; a larger number holds those of a smaller one.
+    """`number` training prompts at random, by run.seed, of several data sources in the proportion of their
+    weights; a larger number holds those of a smaller one.
 
     They are numbered as in a run of the same configuration. Raises ConfigError where the rewards say nothing
     of success, or the data or the number are too small.
     """
-    if config.data.sources:
-        raise ConfigError(
-            "a plan is for one data set, and this configuration has several in data.sources: name one in "
-            "data.path"
-        )
-    if config.reward.success is None:
+    if any(config.of(source).reward.success is None for source in config.source_names):
         raise ConfigError(
             f"a plan counts successes, and no reward of {config.run.name!r} says what a success is: name one "
             "in reward.success"
@@ -68,11 +65,28 @@ def choose(config: Config, number: int) -> list[Prompt]:
     if number < LEAST_PROMPTS:
         raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
     found = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
-    if number > len(found):
-        raise CountsError(
-            f"--prompts ({number}): {config.data.path} has {len(found)} usable; ask for as many"
-        )
-    return [found[place] for place in order(len(found), config.run.seed, 0)[:number]]
+    mixture = mixture_of(config, found)
+    try:
+        rows = mixed_rows(0, number, mixture, config.run.seed)
+    except ValueError:
+        paths = (config.of(source).data.path for source in config.source_names)
+        usable = ", ".join(f"{path} has {n} usable" for path, n in zip(paths, mixture.rows, strict=True))
+        raise CountsError(f"--prompts ({number}): {usable}; ask for fewer") from None
+    return [found[row] for _, row in rows]
+
+
+def about_data(config: Config) -> dict[str, object]:
+    """Which data and successes counts are of, for the file that holds them."""
+    if not config.data.sources:
+        return {"data": config.data.path}
+    sources = config.data.sources.items()
+    judged = {name: config.of(name).reward for name in config.source_names}
+    return {
+        "data": {
+            name: [source.path, source.weight, judged[name].success, judged[name].success_at]
+            for name, source in sources
+        }
+    }
 
 
 def _count(config: Config, prompts: list[Prompt], samples: int, out: Path, console: Console) -> None:
@@ -86,7 +100,7 @@ def _count(config: Config, prompts: list[Prompt], samples: int, out: Path, conso
                 score,
                 samples,
                 out,
-                about={"data": config.data.path, **about_sampling(config)},
+                about={**about_data(config), **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config),

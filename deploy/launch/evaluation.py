@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
+from actors.coordinator.sampling import Generate, Score
 from common.config import Config, Data
 from common.datasets import Dataset, load_dataset, load_held_out
 from common.errors import ConfigError, RunError
@@ -28,7 +29,6 @@ from evaluation.benchmarks import Benchmark, held_out
 from evaluation.evaluate import Counts, evaluate
 from evaluation.model_weights import model_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
-from evaluation.sampling import Generate, Score
 from evaluation.sampling import Progress as Reading
 from learner.records import log_evaluation
 

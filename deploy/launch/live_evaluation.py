@@ -22,6 +22,7 @@ import redis
 import structlog
 from rich.console import Console
 
+from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import HoraError
 from common.keys import Keys
@@ -43,7 +44,7 @@ from evaluation.benchmarks import held_out
 from evaluation.evaluate import Counts, evaluate
 from evaluation.results import Result
 from evaluation.samples import newest_version
-from evaluation.sampling import Generate, Progress, Score
+from evaluation.sampling import Progress
 from evaluation.schedule import is_late, next_evaluation
 
 log = structlog.get_logger(__name__)

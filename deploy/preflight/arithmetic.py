@@ -10,19 +10,28 @@ from deploy.preflight.estimate import GIB, WIDTH, ModelShape, published_gib
 
 MEAN = 0.5
 """Mean response over the longest one, where nobody knows better."""
+WANTED_MFU = 0.4
+"""Share of a card's peak that training is expected to reach."""
+CARD_FLOPS = 4e14
+"""Of an H100 or H200 at `WANTED_MFU`, for configurations whose cards are not known."""
+COPY_BYTES = 20e9
+"""Bytes per second of a copy from a card to pinned host memory, over 16 lanes of PCIe 4; not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepArithmetic:
-    """Of a whole step, over all ranks and replicas. `flops` are model FLOPs as in `learner/flops.py`,
-    `sampling` those of generation. GiB: `published` to each replica, `exchanged` by each rank with the
-    others."""
+    """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`. `flops`
+    are model FLOPs as in `learner/flops.py`, `sampling` those of generation. `refill` are the tokens that one
+    replica recomputes after an update with `generator.clear_cache`, at most. GiB: `published` to each
+    replica, `exchanged` by each rank with the others."""
 
     rollouts: int
+    responses: float
     tokens: float
     flops: float
     sampling: float
     micro_batches: float
+    refill: float
     published: float
     exchanged: float
 
@@ -36,13 +45,16 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     tokens = rollouts * length
     attention = shape.layers * shape.hidden * length * tokens
     per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
+    running = min(config.generator.max_sequences, rollouts / config.generator.replicas)
     micro = max(1.0, tokens / (learner.tokens_per_microbatch * learner.workers))
     return StepArithmetic(
         rollouts=rollouts,
+        responses=rollouts * response,
         tokens=tokens,
         flops=learner.objective.updates_per_batch * (per_weight * tokens + 6 * attention),
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
         micro_batches=micro,
+        refill=running * (length - response / 2),
         published=published_gib(shape, config),
         exchanged=_exchanged(config, shape, micro),
     )
@@ -73,10 +85,23 @@ def said(config: Config, shape: ModelShape) -> list[str]:
         f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "
         f"{mean:,.0f}",
         f"learner: {found.flops / 1e12:,.1f} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
-        f"micro-batches each; {found.flops / 4e14 / ranks:.1f} s at 400 TFLOP/s a card",
+        f"micro-batches each; {found.flops / CARD_FLOPS / ranks:.1f} s at 400 TFLOP/s a card",
         f"generators: {found.sampling / 1e12:,.1f} TFLOPs over {replicas} replicas; decoding is bound by "
         "memory, not by these",
+        _refill(config, shape, found),
         f"weights: {found.published:.3f} GiB to each replica over {weights}; "
         f"{found.published * replicas:.3f} GiB in all",
         f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
     ]
+
+
+def _refill(config: Config, shape: ModelShape, found: StepArithmetic) -> str:
+    """What dropping the KV cache at an update costs a full replica, whose sequences are half done."""
+    if not config.generator.clear_cache:
+        return "an update: generator.clear_cache is false, nothing is recomputed"
+    flops = 2 * (shape.parameters + shape.adapter) * found.refill
+    seconds = flops / CARD_FLOPS / config.generator.tensor_parallel
+    return (
+        f"an update: generator.clear_cache recomputes at most {found.refill:,.0f} tokens of a replica, "
+        f"{seconds:.1f} s at 400 TFLOP/s a card"
+    )

@@ -17,6 +17,7 @@ from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, services, sources, task
 from deploy.preflight.arithmetic import said
+from deploy.preflight.driver import driver
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollouts import rollouts
@@ -45,6 +46,7 @@ CHECKS: tuple[Check, ...] = (
     configuration.family,
     machine.versions,
     services.redis_server,
+    driver,
     machine.gpu_count,
     services.ray_token,
     services.ray_cluster,
@@ -62,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     rollouts,
 )
 SHOWN_BY_CHECK = (
+    "GPU driver",
     "allocation",
     "evaluation",
     "sandbox",

@@ -22,9 +22,9 @@ from common.config import Config
 from common.datasets import load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
-from common.reward_names import function_of, is_own
+from common.reward_names import function_of
 from common.rewards import gold_test, group_functions
-from common.user_code import working_folder
+from common.user_code import is_user_function, working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
@@ -67,7 +67,7 @@ def names(target: Target) -> Iterator[Finding]:
                 load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        if ":" in config.learner.objective.advantage:
+        if is_user_function(config.learner.objective.advantage):
             rollout = config.rollout
             try_advantage(config.learner.objective.advantage, rollout.pre_rollouts, rollout.group_size)
     if allocation.prior not in NAMES:
@@ -98,7 +98,7 @@ def _success(config: Config, source: str) -> str:
 def _load_rewards(config: Config) -> None:
     """Raise ValueError for a function that cannot be loaded, or that cannot be what it is named for."""
     for name in config.reward.names:
-        if is_own(name):
+        if is_user_function(name):
             load_reward(function_of(name))
     group_functions(config)
     load_extract(config.reward.answer)

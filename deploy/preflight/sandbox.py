@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from actors.verifier.sandbox.sandbox import Sandbox
 from deploy.preflight.findings import Finding, Target, ok
 
+HAVE = "Python's standard library, and no folder to write to"
+
 
 def sandbox(target: Target) -> Iterator[Finding]:
     """The sandbox of `code_tests`: the layers that hold. Raises SandboxError where they do not suffice."""
@@ -25,4 +27,4 @@ def sandbox(target: Target) -> Iterator[Finding]:
         why = found.err.decode(errors="replace").strip()[-200:] or f"exit status {found.status}"
         yield Finding("fail", "sandbox", f"a first program did not run: {why}", "see reward.code_tests")
         return
-    yield ok("sandbox", says)
+    yield ok("sandbox", f"{says}; programs have {HAVE}")

@@ -112,7 +112,9 @@ def _check(config: Config) -> None:
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
         "learner.workers": (config.learner.workers, 1),
-        "data.sources": (len(config.data.sources), 0),
+        "data.sources": (", ".join(config.data.sources) or "empty", "empty"),
+        "environment.path": (config.environment.path or "null", "null"),
+        "evaluation.every": (config.evaluation.every or "null", "null"),  # with it learner.keep_best
     }
     for key, (value, possible) in unlike.items():
         if value != possible:

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from actors.coordinator.sampling import Generate, Score
 from common.types import Completion, Prompt, Scored
 from evaluation.plan.counts import CountsError
 from evaluation.samples import append, cut_torn_line, fingerprint
-from evaluation.sampling import Generate, Meter, Progress, Request, Score, draw, request_seed
+from evaluation.sampling import Meter, Progress, Request, draw, request_seed
 
 
 async def collect(

@@ -39,6 +39,20 @@ runs are their mean. The best value of a column within each model is marked.</p>
 <td>{{ share(s.phase_b_to_all) }}</td></tr>
 {% endfor %}
 </tbody></table></div>
+{% for name, found in predicted.items() %}
+<h2>Predicted and measured: {{ name }}</h2>
+<p>{{ found.says }} Measured is the median over steps without the first.</p>
+{% if found.rows %}
+<div class="wide"><table>
+<thead><tr><th>Of a step</th><th>Unit</th><th>Predicted</th><th>Measured</th><th>Measured over<br>predicted</th><th>Assumed, or why not</th></tr></thead>
+<tbody>
+{% for r in found.rows %}
+<tr><td>{{ r.title }}</td><td>{{ r.unit }}</td><td>{{ shown(r.predicted) }}</td><td>{{ shown(r.measured) }}</td>
+<td>{{ shown(r.ratio) }}</td><td>{{ r.why }}</td></tr>
+{% endfor %}
+</tbody></table></div>
+{% endif %}
+{% endfor %}
 {% for name, rows in hits.items() %}
 <h2>Prompts with a hit: {{ name }}</h2>
 <p>Share of prompts with at least one success, by the successes c of Phase A: expected by the posterior when Phase B was divided,

@@ -18,6 +18,7 @@ from evaluation.report.by_source import by_source, sources_of
 from evaluation.report.during_training import columns, evaluated, training_figure
 from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
 from evaluation.report.hits import hits_by_difficulty
+from evaluation.report.predicted import Predict, Predicted, shown
 from evaluation.report.runs_page import PAGE
 from evaluation.report.tables import curves, summarise, table_1
 from evaluation.report.theme import CSS, inline_svg
@@ -28,8 +29,9 @@ CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean to
 LEARNING = (("success", "Success on training prompts"), ("reward/format", "Format reward"))
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Write `out`/report.html with its figures beside it as PNG and SVG; returns the HTML's path.
+def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = None) -> Path:
+    """Write `out`/report.html with its figures beside it as PNG and SVG; returns the HTML's path. `predict`
+    says of a run's folder what was to be expected of a step.
 
     Raises RunFolderError or ResultError naming a run that cannot be read.
     """
@@ -51,6 +53,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},
         evaluated={name: (columns(rows), rows) for name, rows in evaluated(runs).items()},
+        predicted={} if predict is None else _predicted(runs, folders, predict),
+        shown=shown,
         figures=figures,
         css=CSS,
         date=time.strftime("%Y-%m-%d %H:%M"),
@@ -60,6 +64,12 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     path = out / "report.html"
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def _predicted(runs: Mapping[str, Run], folders: Sequence[Path], predict: Predict) -> dict[str, Predicted]:
+    """Of the runs that trained."""
+    pairs = zip(runs.items(), folders, strict=True)
+    return {name: predict(folder) for (name, run), folder in pairs if run.steps}
 
 
 def _configuration(run: Run) -> str:

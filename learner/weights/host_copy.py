@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from learner.engine import Engine
+from learner.host_buffers import HostBuffers
 
 
 class Snapshot:
@@ -26,14 +27,11 @@ class Snapshot:
 
 
 class HostCopy:
-    """Buffers for a whole model, reused for every version: allocating them costs more than the copy.
-
-    With CUDA they are pinned, so the device copies asynchronously. Only rank 0 has them.
-    """
+    """A whole model in host memory, in buffers that every version reuses. Only rank 0 has them."""
 
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine, self._rank = engine, rank
-        self._kept: dict[str, torch.Tensor] = {}
+        self._buffers = HostBuffers()
 
     def take(self) -> list[tuple[str, torch.Tensor]]:
         """The weights as they are now, by their Hugging Face names; empty on the other ranks.
@@ -43,14 +41,7 @@ class HostCopy:
         taken = []
         for name, parameter in self._engine.whole():
             if self._rank == 0:
-                buffer = self._buffer(name, parameter)
+                buffer = self._buffers.like(name, parameter)
                 buffer.copy_(parameter)
                 taken.append((name, buffer))
         return taken
-
-    def _buffer(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        if name not in self._kept:
-            self._kept[name] = torch.empty(
-                parameter.shape, dtype=parameter.dtype, pin_memory=parameter.is_cuda
-            )
-        return self._kept[name]

@@ -28,6 +28,7 @@ def test_tokens_flops_and_what_travels() -> None:
     assert found.flops == pytest.approx(6e6 * tokens + 6 * attention)
     assert found.sampling == pytest.approx(2e6 * tokens + 2 * attention)
     assert found.micro_batches == tokens / 800
+    assert found.refill == 32 * (50 + 25), "all sequences of the batch run on the one replica, half done"
     assert found.published * GIB == pytest.approx(4e6)
     assert found.exchanged * GIB == pytest.approx(0.5 * 4e6 * (tokens / 800 + 1))
 
@@ -42,3 +43,11 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
     text = "\n".join(said(config, ADAPTED))
     assert "32 rollouts, 0.00 million tokens at a mean response of 50" in text
     assert "to each replica over file" in text
+    assert "clear_cache recomputes at most 2,400 tokens of a replica" in text
+
+
+def test_a_replica_recomputes_no_more_than_its_sequences() -> None:
+    settings = [*BASE, "generator.max_sequences=4", "generator.replicas=2"]
+    assert arithmetic(load("tiny", settings), FULL).refill == 4 * (50 + 25)
+    kept = said(load("tiny", [*settings, "generator.clear_cache=false"]), FULL)
+    assert "an update: generator.clear_cache is false, nothing is recomputed" in kept

@@ -77,6 +77,12 @@ def test_rows_whose_own_program_does_not_pass_are_named(folder: Path) -> None:
     assert {f.level for f in solutions} == {"warn"}
 
 
+def test_a_library_that_programs_do_not_have_is_named(folder: Path) -> None:
+    wanting = {**PLUS, "solution": "import math, numpy.linalg\nfrom pandas import NA\n" + SOLUTION}
+    found = [f.says for f in task(Target(config(folder, wanting))) if f.what == "solutions"]
+    assert found[0].endswith("(it imports numpy, pandas: programs have Python's standard library alone)")
+
+
 def test_tests_that_cannot_be_run_stop_before_the_run_does(folder: Path) -> None:
     row = {"problem": "f", "tests": ["assert f(len) == 1"], "solution": "def f(x): return 1"}
     fine = {"problem": "g", "tests": ["assert g(1) == 1"], "solution": "def g(x): return x"}
@@ -114,6 +120,7 @@ def test_the_layers_of_this_machine_are_said_where_programs_are_run(
     (found,) = sandbox(ours)
     assert found.level == "ok"
     assert "seccomp" in found.says
+    assert found.says.endswith("; programs have Python's standard library, and no folder to write to")
     assert not list(sandbox(Target(config(folder, PLUS, weights={"format": 1.0}, success="format"))))
     assert sandbox in CHECKS
     monkeypatch.setattr(preflight_sandbox, "Sandbox", lambda: Sandbox(without=["namespaces", "uid"]))

@@ -278,3 +278,17 @@ def test_prometheus_itself_accepts_rules_and_every_dashboard_expression(tmp_path
 @needs_promtool
 def test_the_alerts_speak_up_when_they_should_and_only_then():
     promtool("test", "rules", str(Path(__file__).with_name("alerts.test.yaml")))
+
+
+GPU_FILES = [*sorted(DEPLOY.glob("hora-*gpu.yaml")), *sorted((DEPLOY / "presets").glob("q*.yaml"))]
+GPU_FILES += [DEPLOY / "presets" / "r1-distill-qwen-1.5b.yaml"]
+
+
+@pytest.mark.parametrize("path", GPU_FILES, ids=lambda p: p.name)
+def test_the_limits_of_the_engine_are_set_on_purpose_where_gpus_generate(path):
+    raw = yaml.safe_load(path.read_text())
+    written = (raw["applications"][0]["args"] if "applications" in raw else raw)["generator"]
+    assert {"max_batched_tokens", "max_sequences"} <= written.keys()
+    config = load(str(path))
+    assert config.generator.max_batched_tokens >= config.generator.max_sequences, "a step samples one of each"
+    assert config.generator.max_batched_tokens > 2048

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from actors.coordinator.shard import Draw
-from common.config import Config
+from common.config import Config, Data, Source
 from common.errors import ConfigError
 from common.load import load
 from common.types import Prompt
@@ -151,13 +151,28 @@ def test_a_control_with_the_weights_of_another_rule_trains(task_folder: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("allocation.budget", "tokens"), ("rollout.max_staleness", 1), ("learner.workers", 2)]
+    ("key", "value"),
+    [
+        ("allocation.budget", "tokens"),
+        ("rollout.max_staleness", 1),
+        ("learner.workers", 2),
+        ("evaluation.every", 5),
+        ("environment.path", "guess"),
+    ],
 )
 def test_what_one_process_cannot_do_is_refused_in_one_line(
     tmp_path: Path, key: str, value: str | int
 ) -> None:
     with pytest.raises(ConfigError, match=f"{key} is {value}.*without --loop"):
-        run_cell(configuration(tmp_path, tmp_path, **{key: value}), every=1)
+        run_cell(configuration(tmp_path, tmp_path, **{"evaluation.path": "arithmetic", key: value}), every=1)
+
+
+def test_several_data_sources_are_refused_in_one_line(tmp_path: Path) -> None:
+    config = configuration(tmp_path, tmp_path)
+    sources = {name: Source(path="arithmetic") for name in ("easy", "hard")}
+    mixed = config.model_copy(update={"data": Data(sources=sources)})
+    with pytest.raises(ConfigError, match=r"data.sources is easy, hard: .*without --loop"):
+        run_cell(mixed, every=1)
 
 
 @pytest.mark.system

@@ -17,7 +17,7 @@ from deploy.runs.rollouts import Choice, json_line, order_of, show_rollouts
 from evaluation.rollouts import read_rollouts
 from evaluation.run_folders import RunFolderError
 from learner.rollouts import Texts
-from tests.support.rollouts import write_rollouts
+from tests.support.rollouts import SOURCES, write_rollouts
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07\x1b]8;;http://evil\x07click\x1b]8;;\x07\r\x08\x7f\x9b31m"
@@ -89,6 +89,18 @@ def test_the_command_s_options_choose_as_they_say(run: Path) -> None:
     assert [r["length"] for r in rows("--longest", "--limit", "2")] == [7, 7]
     assert rows("--least-likely", "--limit", "1")[0]["logprob"] == -2.0
     assert rows("--source", "none") == []
+
+
+def test_rollouts_of_one_data_source_are_chosen_by_its_name(tmp_path: Path) -> None:
+    write_rollouts(tmp_path, SOURCES, steps=2, prompts=4)
+    done = CliRunner().invoke(app, ["rollouts", str(tmp_path), "--json", "--source", "hard", "--limit", "50"])
+    assert done.exit_code == 0, done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {(r["source"], r["prompt"]) for r in found} == {("hard", 1), ("hard", 3)}
+    assert len(found) == 2 * 2 * 2
+    text = plain(tmp_path, Choice(source="easy", step=1))
+    assert "step 1 · prompt 0 · epoch 1 · easy" in text
+    assert "4 rollouts of step 1, source easy, newest step first" in text
 
 
 def hostile_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

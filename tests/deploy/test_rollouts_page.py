@@ -11,7 +11,7 @@ from common.rollout_files import path_of
 from common.state import changed
 from deploy.monitor.web import create_app
 from learner.rollouts import Texts
-from tests.support.rollouts import write_rollouts
+from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 
@@ -46,6 +46,14 @@ def test_rows_are_chosen_and_paged(client: TestClient) -> None:
     assert [(r["step"], r["prompt"], r["success"]) for r in one] == [(s, 1, False) for s in range(3)]
     assert "logprobs" not in one[0]
     assert rows(client, prompt=50)["rows"] == []
+
+
+def test_rows_of_one_data_source_are_chosen(redis_url: str, tmp_path: Path) -> None:
+    write_rollouts(tmp_path, SOURCES, steps=2, prompts=4)
+    with TestClient(create_app(redis_url, "r", folder=tmp_path), base_url="http://127.0.0.1") as client:
+        assert {r["source"] for r in rows(client)["rows"]} == {"easy", "hard"}
+        found = rows(client, source="hard", step=1)["rows"]
+    assert [(r["prompt"], r["source"]) for r in found] == [(p, "hard") for p in (1, 1, 3, 3)]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=401", "step=-1", "order=best", "phase=C", "chars=1e9"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from common.load import load
 from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from deploy.cli import app
-from deploy.launch.counting import choose
+from deploy.launch.counting import about_data, choose
 from evaluation.plan.collect import collect
 from evaluation.plan.counts import CountsError, read_counts
 from evaluation.sampling import Progress
@@ -154,3 +155,25 @@ def test_training_prompts_are_chosen_at_random_as_a_prefix_and_too_few_are_refus
         choose(config, 20)
     with pytest.raises(CountsError, match=r"--prompts \(500\): arithmetic has 400 usable"):
         choose(config, 500)
+
+
+MIXED = (
+    "data={sources: {easy: {path: 'arithmetic:1-2', weight: 3, limit: 90}, hard: {path: 'arithmetic:4-5', "
+    "limit: 60, reward: {weights: {accuracy: 1.0}, success_at: 0.5}}}}",
+)
+
+
+def test_prompts_of_several_sources_are_chosen_in_proportion_and_counted_apart() -> None:
+    config = load("tiny", MIXED)
+    few, more = choose(config, 100), choose(config, 120)
+    assert [p.index for p in few] == [p.index for p in more[:100]]
+    assert Counter(p.source for p in few) == {"easy": 75, "hard": 25}
+    assert about_data(config)["data"] == {
+        "easy": ["arithmetic:1-2", 3.0, "accuracy", 1.0],
+        "hard": ["arithmetic:4-5", 1.0, "accuracy", 0.5],
+    }
+    with pytest.raises(CountsError) as refused:
+        choose(config, 130)
+    assert str(refused.value) == (
+        "--prompts (130): arithmetic:1-2 has 90 usable, arithmetic:4-5 has 60 usable; ask for fewer"
+    )

@@ -23,7 +23,7 @@ def test_stage_0_is_for_float32(dtype: str, used: int) -> None:
 
 @pytest.mark.system
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_64_micro_batches_add_up_as_one_sum_in_float64(ranks: int) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     ran = subprocess.run(

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError
 
-pytestmark = pytest.mark.system  # starts Ray
+pytestmark = [pytest.mark.system, pytest.mark.slow]  # starts Ray
 
 
 @pytest.fixture

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_BLOCK = re.compile(r"(?:^[^\n]*`(?P<file>[\w./-]+)`:\n\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^[^\n]*`(?P<file>[\w./-]+)`:\n\n)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<text>.*?)^(?P=indent)```",
+    re.M | re.S,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ def blocks(page: str) -> list[Block]:
     """The fenced blocks of the page of this path from the root of the repository."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return [
-        Block(page, number, found["kind"], found["text"], found["file"])
+        Block(page, number, found["kind"], textwrap.dedent(found["text"]), found["file"])
         for number, found in enumerate(_BLOCK.finditer(text))
     ]
 

@@ -42,17 +42,28 @@ def hit_and_miss(step: int, prompt: int) -> list[Rollout]:
     return [replace(r, origin=origin) for r in drawn]
 
 
+SOURCES = "data={sources: {easy: {path: 'arithmetic:1-2'}, hard: {path: 'arithmetic:4-5'}}}"
+"""A run of two data sources, between which the prompts take turns."""
+
+
 def write_rollouts(
     run: Path, *settings: str, steps: int, prompts: int = 4, start: int = 0, draw: Draw = hit_and_miss
 ) -> dict[int, list[Group]]:
     """Files of steps `start` to `steps` - 1, in which each of `prompts` prompts is met once; the groups by
     step."""
     config = load("tiny", settings)
-    prompt = render(tokenizer(), "12+34=?", config.data)
+    prompt, sources = (
+        render(tokenizer(), "12+34=?", config.of(config.source_names[0]).data),
+        config.source_names,
+    )
     files = RolloutFiles(config, tokenizer(), run, start)
     written = {
         step: [
-            group(index, draw(step, index), epoch=step, batch=step, prompt=prompt) for index in range(prompts)
+            replace(
+                group(index, draw(step, index), epoch=step, batch=step, prompt=prompt),
+                source=sources[index % len(sources)],
+            )
+            for index in range(prompts)
         ]
         for step in range(start, steps)
     }

@@ -16,6 +16,7 @@ import pytest
 
 from deploy.runs.audit_run import audit_run
 from evaluation.rollouts import read_rollouts
+from tests.support.cluster import Cluster
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SMALL = {
@@ -107,11 +108,14 @@ class LiveRun:
 
     def until_there(self, path: Path, limit_s: float = 400.0) -> None:
         """Wait for a file."""
+        self.wait_for(path.exists, f"a file {path}", limit_s)
+
+    def wait_for(self, holds: Callable[[], bool], what: str, limit_s: float = 400.0) -> None:
         deadline = time.monotonic() + limit_s
         assert self._process is not None
-        while not path.exists():
+        while not holds():
             assert self._process.poll() is None, self.output()
-            assert time.monotonic() < deadline, f"no {path}\n{self.output()}"
+            assert time.monotonic() < deadline, f"no {what}\n{self.output()}"
             self.processes()
             time.sleep(0.05)
 
@@ -219,3 +223,13 @@ def live_run(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
     yield make
     for run in made:
         run.end()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.end()

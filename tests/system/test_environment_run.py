@@ -111,6 +111,7 @@ def test_an_environment_that_blocks_stops_the_run_with_its_line(
     assert "blocking_rooms.py:6 in blocks" in said
 
 
+@pytest.mark.slow
 def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
     live_run: Callable[..., LiveRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

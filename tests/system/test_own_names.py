@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from common.load import ROOT
-from deploy.__main__ import OURS
 from hora_rl.build import PACKAGE
+from hora_rl.names import OURS
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 CONFIG = """\

@@ -112,6 +112,12 @@ def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
     assert rows == [
         f"{p['name']} v{p['state']['version']}" for p in status["parts"] if p["kind"] == "generator"
     ]
+    split = browser.js(
+        "[...document.querySelectorAll('[data-source]')].map(r => [r.dataset.source, r.cells[3].textContent])"
+    )
+    assert {source: float(success.rstrip("%")) / 100 for source, success in split} == pytest.approx(
+        {source: status["learner"][f"source/{source}/success"] for source in ("easy", "hard")}, abs=0.01
+    )
     titles = browser.js("[...document.querySelectorAll('[data-chart]')].map(e => e.dataset.chart)")
     assert {
         "Reward",

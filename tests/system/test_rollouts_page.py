@@ -16,7 +16,7 @@ from deploy.launch.redis_server import RedisServer
 from deploy.runs.record import RunFile, write_config
 from learner.rollouts import Texts
 from tests.support.browser import Browser, needs_chromium, until
-from tests.support.rollouts import write_rollouts
+from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 pytestmark = [pytest.mark.system, needs_chromium, pytest.mark.timeout(180)]
@@ -27,7 +27,7 @@ HOSTILE = (
 )
 
 
-def ended_run(folder: Path) -> Path:
+def ended_run(folder: Path, *settings: str) -> Path:
     """The folder of a run that has ended, with a Redis and four steps of four prompts."""
     run = folder / "over"
     config = config_of("over", learner={"steps": 4})
@@ -36,7 +36,7 @@ def ended_run(folder: Path) -> Path:
     write_config(run, config)
     RunFile(run).start("over", os.getpid(), resume="hora run over --resume")
     RunFile(run).end("finished", "")
-    write_rollouts(run, steps=4, prompts=4)
+    write_rollouts(run, *settings, steps=4, prompts=4)
     return run
 
 
@@ -109,6 +109,18 @@ def test_filters_and_one_prompt_over_training_of_a_run_that_has_ended(tmp_path: 
     until(
         lambda: "no rollouts of step 17" in browser.js("document.getElementById('problem').textContent"), 20
     )
+    assert browser.errors == []
+
+
+def test_rollouts_of_one_data_source_are_shown(tmp_path: Path, page_of) -> None:
+    browser = page_of(ended_run(tmp_path, SOURCES)).open()
+    until(lambda: len(keys(browser)) == 32, 20)
+    offered = "JSON.stringify([...document.getElementById('form').source.options].map(o => o.value))"
+    assert json.loads(browser.js(offered)) == ["", "easy", "hard"]
+    assert browser.js("document.getElementById('sources').hidden") is False
+    choose(browser, step="1", source="hard")
+    until(lambda: keys(browser) == [f"1 1:{p} {n}" for p in (1, 3) for n in (0, 1)], 20)
+    assert "source=hard" in browser.js("location.search")
     assert browser.errors == []
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SAMPLES = 16
@@ -46,3 +47,25 @@ def test_counts_of_this_machine_become_a_plan(tmp_path: Path) -> None:
     counted = sum(r["successes"] > 0 for r in more) / len(more)
     assert uniform["hits_low"] <= counted <= uniform["hits_high"]
     assert max(r["hits"] for r in rows) > uniform["hits"]
+
+
+def test_prompts_of_several_data_sources_are_judged_by_their_own_rewards(tmp_path: Path) -> None:
+    (tmp_path / "own_rewards.py").write_text("def always(answer):\n    return 1.0\n")
+    config = yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text())
+    config["model"]["path"] = str(Path(config["model"]["path"]).resolve())
+    own = {"weights": {"own_rewards:always": 1.0}, "success": "own_rewards:always"}
+    config["data"] = {
+        "sources": {
+            "given": {"path": "arithmetic:1-2", "limit": 90, "weight": 3, "system": None, "reward": own},
+            "asked": {"path": "arithmetic:5-6", "limit": 60, "system": None},
+        }
+    }
+    (tmp_path / "mixed.yaml").write_text(yaml.safe_dump(config, sort_keys=False))  # rows of `given` first
+    words = ["mixed.yaml", "--prompts", "100", "--samples", "2", "-s", "telemetry.http_port=0"]
+    done = subprocess.run([HORA, "sample", *words], capture_output=True, text=True, timeout=400, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in (tmp_path / "counts.jsonl").read_text().splitlines()]
+    given, asked = ([r for r in found if (r["id"] < 90) == first] for first in (True, False))
+    assert (len(given), len(asked)) == (75, 25)
+    assert {r["successes"] for r in given} == {2}
+    assert sum(r["successes"] for r in asked) < 50

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -22,7 +23,7 @@ STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
 
-def hora(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def hora(tmp_path: Path, *more: str, command: str = "run") -> subprocess.CompletedProcess[str]:
     settings = {
         "run.folder": tmp_path / "runs",
         "run.name": "loop",
@@ -40,9 +41,9 @@ def hora(tmp_path: Path, *more: str) -> subprocess.CompletedProcess[str]:
         "allocation.warmup.format_reward": 0.1,
     }
     arguments = [part for key, value in settings.items() for part in ("-s", f"{key}={value}")]
-    command = [str(Path(sys.executable).with_name("hora")), "run", "tiny", *arguments, *more]
+    ask = [str(Path(sys.executable).with_name("hora")), command, "tiny", *arguments, *more]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=1100, env={**os.environ, "COLUMNS": "120"}
+        ask, capture_output=True, text=True, timeout=1100, env={**os.environ, "COLUMNS": "120"}
     )
 
 
@@ -50,12 +51,24 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A Redis of the user's, which the run over Gloo names."""
+    with RedisServer(tmp_path_factory.mktemp("named")) as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=[(0, "file"), (1, "gloo")], ids=str)
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+def finished(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, named: RedisServer
+) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("run")
     before = {p.pid for p in psutil.process_iter()}
     staleness, transport = request.param
-    result = hora(folder, "-s", f"rollout.max_staleness={staleness}", "-s", f"weights.transport={transport}")
+    more = ["-s", f"rollout.max_staleness={staleness}", "-s", f"weights.transport={transport}"]
+    if transport == "gloo":
+        more += ["-s", f"queue.url={named.url}"]
+    result = hora(folder, *more)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "Pass@1" in result.stdout
     mine = [
@@ -127,18 +140,48 @@ def test_the_last_checkpoint_is_exported_as_the_runs_own_model(
     assert all(torch.equal(own[name], exported[name]) for name in own)
 
 
-def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(finished: tuple[int, Path]) -> None:
-    _, run = finished
+def held(client: redis.Redis) -> None:
+    """What a finished run leaves in Redis."""
+    keys = Keys("loop")
+    assert client.xlen(keys.groups) == 0
+    assert client.hlen(keys.shards) == STEPS * 2
+    assert client.hlen(keys.ledger) == STEPS
+    assert client.xlen(keys.dead) == 0
+    reports = {name: json.loads(text) for name, text in client.hgetall(keys.shards).items()}
+    plans = {name: json.loads(text) for name, text in client.hgetall(keys.plans).items()}
+    assert {n: (p["successes"], p["extra"]) for n, p in plans.items()} == {
+        n: (r["successes"], r["extra"]) for n, r in reports.items()
+    }
+    assert rollouts_held(client, "loop") == set()
+
+
+def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(
+    finished: tuple[int, Path], named: RedisServer
+) -> None:
+    staleness, run = finished
+    if staleness == 1:
+        assert not (run / "redis").exists(), "a Redis of the run's own beside the one that is named"
+        held(connect(named.url))
+        return
     with RedisServer(run / "redis") as server:
-        client: redis.Redis = connect(server.url)
-        keys = Keys("loop")
-        assert client.xlen(keys.groups) == 0
-        assert client.hlen(keys.shards) == STEPS * 2
-        assert client.hlen(keys.ledger) == STEPS
-        assert client.xlen(keys.dead) == 0
-        reports = {name: json.loads(text) for name, text in client.hgetall(keys.shards).items()}
-        plans = {name: json.loads(text) for name, text in client.hgetall(keys.plans).items()}
-        assert {n: (p["successes"], p["extra"]) for n, p in plans.items()} == {
-            n: (r["successes"], r["extra"]) for n, r in reports.items()
-        }
-        assert rollouts_held(client, "loop") == set()
+        held(connect(server.url))
+
+
+def test_a_named_redis_that_holds_a_run_of_this_name_or_is_away_is_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
+    elsewhere, keys = tmp_path / "elsewhere", Keys("loop")
+    with RedisServer(tmp_path / "mine") as server:
+        client, url = connect(server.url), ("-s", f"queue.url={server.url}")
+        assert hora(elsewhere, *url, command="doctor").returncode == 0
+        client.hset(keys.state, mapping={"step": 2, "version": 2})
+        again = hora(elsewhere, *url)
+        assert again.returncode == 1
+        assert "holds a run 'loop' already" in again.stderr
+        assert len(again.stderr.strip().splitlines()) == 1
+        assert not elsewhere.exists()
+        assert client.hget(keys.state, "step") == b"2"
+    for command in ("doctor", "check", "run"):
+        away = hora(elsewhere, *url, command=command)
+        assert away.returncode == 1
+        assert "no Redis answers at" in away.stdout + away.stderr

@@ -57,6 +57,26 @@ def test_an_ordinary_program_runs_with_the_standard_library_and_threads(box: San
     assert 0 < outcome.cpu_s < outcome.wall_s + 1
 
 
+SCRATCH = """
+import errno, io, sqlite3, tempfile
+from importlib.util import find_spec
+for attempt in (lambda: open("x", "w"), lambda: open("/tmp/x", "wb"), tempfile.TemporaryFile):
+    try:
+        attempt()
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+print(io.StringIO("held in memory").read(), sqlite3.connect(":memory:").execute("select 1").fetchone())
+print(find_spec("numpy"))
+"""
+
+
+def test_there_is_no_folder_to_write_to_and_no_library_but_pythons_own(box: Sandbox) -> None:
+    found = box.run(SCRATCH)
+    lines = found.out.decode().splitlines()
+    assert lines[:3] == ["EROFS", "EROFS", "ENOENT"], found
+    assert lines[3:] == ["held in memory (1,)", "None"]
+
+
 @pytest.mark.parametrize(
     ("source", "kind", "status"),
     [

@@ -1,0 +1,47 @@
+"""Whether this machine's NVIDIA driver is new enough for the CUDA that torch was built with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from common.load import ROOT
+from deploy.preflight import machine
+from deploy.preflight.findings import Finding, Target, must, should
+
+# Oldest branch of the driver for every minor version of a CUDA release (NVIDIA, "Minor Version
+# Compatibility", table 1).
+OLDEST = {13: 580, 12: 525, 11: 450}
+
+
+def driver(target: Target) -> Iterator[Finding]:
+    """Nothing on a machine without a driver."""
+    found = machine.ask_driver("driver_version")
+    if found:
+        yield judge(found[0], cuda_version(), works=torch.cuda.is_available())
+
+
+def judge(version: str, cuda: str, *, works: bool) -> Finding:
+    """Of a driver `version` such as 535.104.05. An old one fails, unless torch finds its cards all the same:
+    NVIDIA's forward-compatibility packages do that on some cards."""
+    oldest, branch = OLDEST.get(_major(cuda)), _major(version)
+    if oldest is None or not branch:
+        says = f"{version or 'unknown'}, torch's CUDA is {cuda or 'unknown'}"
+        return should(False, "GPU driver", says, "not compared: see whether torch.cuda.is_available()")
+    says = f"{version}; torch's CUDA {cuda} needs {oldest} or newer"
+    if works:
+        return should(branch >= oldest, "GPU driver", says, "torch finds the cards all the same; update it")
+    return must(branch >= oldest, "GPU driver", says, f"install a driver of branch {oldest} or newer")
+
+
+def cuda_version() -> str:
+    """The installed torch's, or where that has none the pinned GPU set's."""
+    toolkit = machine.pinned(ROOT / "requirements" / "gpu.txt").get("cuda-toolkit", "")
+    return torch.version.cuda or ".".join(toolkit.split(".")[:2])
+
+
+def _major(version: str) -> int:
+    """0 where it is no number."""
+    first = version.partition(".")[0]
+    return int(first) if first.isdigit() else 0

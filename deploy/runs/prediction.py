@@ -1,0 +1,129 @@
+"""What `hora check --estimate` would have said of a run, beside what its steps measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.config import Config
+from common.errors import ConfigError
+from common.load import load
+from deploy.preflight.arithmetic import (
+    COPY_BYTES,
+    MEAN,
+    WANTED_MFU,
+    StepArithmetic,
+    arithmetic,
+)
+from deploy.preflight.estimate import GIB, ModelShape
+from deploy.preflight.memory import model_shape
+from evaluation.report.predicted import Predicted, PredictedRow
+from evaluation.run_folders import Array, load_run
+from learner.flops import peak_flops
+
+Row = PredictedRow
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Medians over the steps of a run without its first, which compiles and allocates."""
+
+    steps: dict[str, Array]
+
+    def of(self, name: str) -> float | None:
+        values = self.steps.get(name, np.zeros(0))
+        values = values[1:] if len(values) > 1 else values
+        known = values[~np.isnan(values)]
+        return float(np.median(known)) if len(known) else None
+
+
+def predict(folder: Path) -> Predicted:
+    """Rows of a run from its folder. Raises RunFolderError for one that cannot be read."""
+    measured = Measured(load_run(folder).steps)
+    if measured.of("time/step") is None:
+        return Predicted("No step has been recorded: nothing to compare.")
+    try:
+        config = load(str(folder / "config.yaml"))
+    except ConfigError as error:
+        return Predicted(f"Nothing is predicted: {error}")
+    shape = _shape(config, folder / "model")
+    if shape is None:
+        return Predicted(
+            f"Nothing is predicted: the shape of model.path ({config.model.path}) cannot be read, and "
+            "RUN/model is not there."
+        )
+    device = _device(folder / "learner.json")
+    peak = peak_flops(device, config.model.dtype)
+    found = arithmetic(config, shape)
+    says = (
+        f"As hora check --estimate: responses of {MEAN:g} times and prompts of half of their limits. Device "
+        f"of the learner: {device or 'not recorded'}"
+    )
+    rows = (*_work(found, measured), *_seconds(config, found, peak, measured))
+    return Predicted(f"{says}, {_speed(peak)}.", rows)
+
+
+def _work(found: StepArithmetic, measured: Measured) -> list[Row]:
+    """What follows from configuration and shape alone, on any device."""
+    lengths = "differs as far as lengths do"
+    flops = measured.of("flops")
+    return [
+        Row("Rollouts of a step", "", found.rollouts, measured.of("rollouts")),
+        Row("Response tokens of a step", "", found.responses, measured.of("tokens"), lengths),
+        Row(
+            "Model FLOPs of the learner",
+            "TFLOPs",
+            found.flops / 1e12,
+            None if flops is None else flops / 1e12,
+            f"{lengths}; groups without signal cost nothing",
+        ),
+        Row("Micro-batches of a rank", "", found.micro_batches, measured.of("micro_batches"), lengths),
+        Row("A weight update", "bytes", found.published * GIB, measured.of("weights/bytes")),
+    ]
+
+
+def _seconds(config: Config, found: StepArithmetic, peak: float | None, measured: Measured) -> list[Row]:
+    """Seconds of a step by part. Without a known peak none is predicted."""
+    unknown, ranks = "no figure of this device", config.learner.workers
+    compute = None if peak is None else found.flops / (WANTED_MFU * peak * ranks)
+    copy = None if peak is None else found.published * GIB / COPY_BYTES
+    rows = [
+        ("wait", "Waiting for groups", None, "follows from the generators, which memory bounds"),
+        ("forward_backward", "Forward, backward, optimizer", compute, f"{WANTED_MFU:.0%} of the peak"),
+        ("gather", "Weights to host memory", copy, f"{COPY_BYTES / 1e9:g} GB/s, pinned"),
+        ("transfer", f"Weights to replicas, {config.weights.transport}", None, "no figure of the network"),
+        ("load", "Longest pause of a replica", None, unknown),
+        ("checksum", "Checksum in it", None, unknown),
+        ("step", "Whole step", None, "waiting is not predicted"),
+    ]
+    missing = {"forward_backward", "gather"} if peak is None else set()
+    return [
+        Row(title, "s", value, measured.of(f"time/{key}"), unknown if key in missing else why)
+        for key, title, value, why in rows
+    ]
+
+
+def _speed(peak: float | None) -> str:
+    if peak is None:
+        return (
+            "whose peak is not known: tokens, FLOPs and bytes are predicted, seconds are not (the table of "
+            "peaks has NVIDIA cards in 16 bits)"
+        )
+    return f"peak {peak / 1e12:,.0f} TFLOP/s"
+
+
+def _shape(config: Config, exported: Path) -> ModelShape | None:
+    """Of the initial policy, or where it is gone of the trained model, which has the same."""
+    found = model_shape(config)
+    if found is None and exported.is_dir():
+        path = config.model.model_copy(update={"path": str(exported)})
+        return model_shape(config.model_copy(update={"model": path}))
+    return found
+
+
+def _device(path: Path) -> str:
+    """The name of the learner's device; empty for older runs."""
+    return str(json.loads(path.read_text(encoding="utf-8"))["device"]) if path.exists() else ""

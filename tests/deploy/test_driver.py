@@ -1,0 +1,70 @@
+"""The NVIDIA driver against the CUDA of torch, with an `nvidia-smi` that prints what a driver would."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.load import load
+from deploy.preflight.checks import CHECKS
+from deploy.preflight.driver import cuda_version, driver, judge
+from deploy.preflight.findings import Target
+from tests.support.preflight import one
+
+Install = Callable[[str], None]
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts an `nvidia-smi` on PATH that answers a query of the driver's version alone."""
+
+    def install(version: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(
+            f'#!/bin/sh\ncase "$1" in --query-gpu=driver_version) echo {version}; echo {version};; esac\n'
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return install
+
+
+def found(version: str, install: Install) -> dict[str, str]:
+    install(version)
+    return {what: finding.level for what, finding in one(driver, Target(load("tiny"))).items()}
+
+
+def test_the_version_is_read_and_an_old_one_stops_a_run(nvidia_smi: Install) -> None:
+    assert cuda_version() == "13.0", "the pinned GPU set's"
+    assert found("580.65.06", nvidia_smi) == {"GPU driver": "ok"}
+    assert found("575.57.08", nvidia_smi) == {"GPU driver": "fail"}
+    assert driver in CHECKS
+
+
+def test_the_refusal_is_one_line_with_both_versions_and_the_remedy() -> None:
+    line = judge("535.104.05", "13.0", works=False).line
+    assert line == (
+        "GPU driver: 535.104.05; torch's CUDA 13.0 needs 580 or newer; install a driver of branch 580 or "
+        "newer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "works", "level"),
+    [
+        ("535.104.05", "12.9", True, "ok"),
+        ("525.60.13", "12.9", False, "ok"),
+        ("470.82.01", "12.1", False, "fail"),
+        ("535.104.05", "13.0", True, "warn"),
+        ("[N/A]", "13.0", False, "warn"),
+        ("580.65.06", "", True, "warn"),
+        ("580.65.06", "14.0", True, "warn"),
+    ],
+)
+def test_old_fails_unless_torch_finds_the_cards(version: str, cuda: str, works: bool, level: str) -> None:
+    assert judge(version, cuda, works=works).level == level
+
+
+def test_a_machine_without_a_driver_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert one(driver, Target(load("tiny"))) == {}

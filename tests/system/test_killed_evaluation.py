@@ -1,0 +1,63 @@
+"""The whole stack is killed in the middle of an evaluation, while the run trains and again after its last
+step. The resumed run completes both: every sample once, on weights that the result names."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.results import read_result
+
+STEPS, EVERY, PROMPTS, SAMPLES = 30, 10, 8, 16
+SETTINGS = {
+    "evaluation.path": "arithmetic",
+    "evaluation.every": EVERY,
+    "evaluation.prompts": PROMPTS,
+    "evaluation.samples": SAMPLES,
+    "evaluation.k": "[1, 4]",
+    "evaluation.max_sequences": 4,
+    "rollout.samples_per_request": 4,
+}
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def samples(path: Path) -> list[dict]:
+    """Whole lines of a file that may be written to now, without its first, which names what was sampled."""
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[1:-1]]
+
+
+def kill_during(run: Any, step: int) -> list[dict]:
+    """Kill everything when the evaluation of `step` is under way; what it had sampled."""
+    path = run.run / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
+    run.until_there(path)
+    run.wait_for(lambda: len(samples(path)) > 4, f"samples of step {step}")
+    run.kill_everything()
+    assert not path.with_name(f"arithmetic-step{step}.json").exists(), "it was to be killed before its end"
+    return samples(path)
+
+
+def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
+    live_run: Callable[..., Any],
+) -> None:
+    run = live_run(STEPS, **SETTINGS)
+    begun = {EVERY: kill_during(run, EVERY)}
+    run.start("--resume")
+    begun[STEPS] = kill_during(run, STEPS)
+    run.start("--resume")
+    run.finish()
+    run.assert_exact()
+    for step, before in begun.items():
+        path = run.run / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
+        drawn, result = samples(path), read_result(path.with_name(f"arithmetic-step{step}.json"))
+        assert drawn[: len(before)] == before, "nothing is sampled again"
+        assert set(Counter((s["problem"], s["sample"]) for s in drawn).values()) == {1}
+        assert len(drawn) == PROMPTS * SAMPLES
+        assert sum(result.correct) == sum(s["success"] for s in drawn)
+        met = [v for s in drawn for v in s["versions"]]
+        assert result.versions == [min(met), max(met)]
+        assert min(met) >= step
+    assert max(met) == STEPS, "after training there is one version"
