@@ -87,6 +87,20 @@ def init(
 
 
 @app.command()
+def rows(
+    config: ConfigPath,
+    set_: Overrides = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most tasks; a task set may be infinite.")] = 10_000,
+) -> None:
+    """Write the data of a `verifiers` environment: a row in data.path for each task of its task set."""
+    from common.load import load
+    from deploy.tasks.library_rows import write_rows
+
+    chosen = load(config, set_ or ())
+    print(f"{chosen.data.path}: {write_rows(chosen, limit)} rows")
+
+
+@app.command()
 def check(
     config: ConfigPath,
     set_: Overrides = None,
