@@ -1,7 +1,7 @@
-"""Serve deployment `environment`: episodes of several turns, with the policy of the generator replicas.
+"""Serve deployment `environment`: multi-turn episodes with the policy of the generator replicas.
 
-It has replicas of its own, so that slow tools hold no generator. A replica that is lost takes its episodes
-with it, and the coordinator asks for them again: nothing of an episode is kept before its end.
+It has separate replicas, so a slow tool does not occupy a generator. Episodes are stored only when they are
+complete. If a replica dies, the coordinator requests its episodes again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import Any
 
 import structlog
@@ -19,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from actors.calls import generator_calls
 from actors.coordinator.sampling import Generate
 from actors.environment.episodes import Episodes
-from actors.environment.registry import load_environment
+from actors.environment.registry import environment_of
 from actors.environment.tools import SandboxTools
 from actors.environment.watchdog import Watchdog
 from common import logs
@@ -46,7 +47,8 @@ class Environment:
         logs.configure(self._config.telemetry.logs, run=run, part="environment")
         self._redis, self._generator = connect_async(redis_url), generator
         self._name = f"environment/{serve.get_replica_context().replica_id.unique_id}"
-        function = load_environment(self._config.environment.path or "")
+        self._open = AsyncExitStack()
+        function = await self._open.enter_async_context(environment_of(self._config))
         tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         self._tools = SandboxTools(SANDBOXES)
         self._telemetry, self._counts = Telemetry(self._redis, run), Counter[str]()
@@ -72,8 +74,8 @@ class Environment:
             await self._telemetry.flush()
 
     def _end_blocked(self, place: str) -> None:
-        """End this replica, whose loop stands at `place`; Serve starts another. The run stops when that
-        happened environment.attempts times. From the watchdog's thread."""
+        """Exit this replica, whose event loop is blocked at `place`; Serve starts another. After
+        environment.attempts such exits the run stops. Called from the watchdog's thread."""
         config, keys = self._config, Keys(self._config.run.name)
         reason = (
             f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
@@ -107,3 +109,5 @@ class Environment:
             self._watchdog.stop()
         if hasattr(self, "_tools"):
             self._tools.close()
+        if hasattr(self, "_open"):
+            await self._open.aclose()

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from actors.environment.calculator import calculator
 from actors.environment.guess import guess
+from actors.environment.library.process import VerifiersEnvironment
 from actors.environment.protocol import EpisodeFunction
 from actors.environment.python_tool import python_tool
-from common.config.environment import BUILT_IN
+from common.config import Config
+from common.config.environment import BUILT_IN, LIBRARY
 from common.errors import ConfigError
 
 OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
 
 
+@asynccontextmanager
+async def environment_of(config: Config) -> AsyncIterator[EpisodeFunction]:
+    """The environment of a configuration that has one, ready while the block runs. Raises ConfigError saying
+    what is wrong with it."""
+    name = config.environment.path or ""
+    if name != LIBRARY:
+        yield load_environment(name)
+        return
+    library = VerifiersEnvironment(config)
+    try:
+        await library.start()
+        yield library.episode
+    finally:
+        await library.close()
+
+
 def load_environment(name: str) -> EpisodeFunction:
-    """The environment that `environment.path` names. Raises ConfigError saying what is wrong with it."""
+    """The built-in or own environment of this name. Raises ConfigError saying what is wrong with it."""
     if name in OWN:
         return OWN[name]
     module, _, function = name.partition(":")

@@ -1,8 +1,8 @@
-"""Episodes of several turns in place of single completions."""
+"""Multi-turn episodes instead of single completions."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,30 @@ from common.config.base import Count, Seconds, Section
 from common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
+LIBRARY = "verifiers"
+"""As `environment.path`: an environment of the library of that name."""
+
+
+class Verifiers(Section):
+    """An environment of the library `verifiers`, which runs in a Python of its own."""
+
+    taskset: str = Field(description="Task set, by the id that the library finds it by: a module's name.")
+    env: str | None = Field(
+        None, description="Environment, by its id; none: the task set's own, or one agent that plays it."
+    )
+    config: dict[str, Any] = Field(
+        {}, description="Further keys of the environment's configuration, as the library has them."
+    )
+    python: str = Field(
+        ".venv-verifiers/bin/python",
+        description="A Python with requirements/verifiers.txt. Not the one of `hora`: vLLM needs other "
+        "versions of what the library pins.",
+    )
+    variables: tuple[str, ...] = Field(
+        (),
+        description="Names of environment variables that it gets, such as the key of a judge. Others that "
+        "`hora` was started with are kept from it.",
+    )
 
 
 class Environment(Section):
@@ -17,32 +41,35 @@ class Environment(Section):
 
     path: str | None = Field(
         None,
-        description="guess, calculator, python, or `package.module:function` for your own. null: a rollout "
-        "is one completion.",
+        description="guess, calculator, python, verifiers (with environment.verifiers), or "
+        "`package.module:function` for your own. null: a rollout is one completion.",
+    )
+    verifiers: Verifiers | None = Field(
+        None, description="Which environment of the library `verifiers`, where path is verifiers."
     )
     max_turns: int = Field(
-        8, ge=1, le=4096, description="An episode that wants more turns of the policy ends there."
+        8, ge=1, le=4096, description="Maximum number of the policy's turns in an episode."
     )
     max_turn_tokens: Count | None = Field(
         None,
-        description="Most tokens that the policy samples in one turn; none: what is left of "
-        "rollout.max_response_tokens, which is for all turns together.",
+        description="Maximum sampled tokens of one turn; none: what is left of "
+        "rollout.max_response_tokens, which bounds all turns together.",
     )
     max_given_tokens: Count = Field(
         1024,
-        description="Most tokens between the turns of an episode: what the environment says and what the "
-        "chat template writes around it.",
+        description="Maximum tokens between the turns of an episode: messages of the environment, and "
+        "what the chat template adds.",
     )
     history: Literal["append", "render"] = Field(
         "append",
-        description="What a turn sees of those before. append: everything that was sampled, thoughts "
-        "included; a rollout is one sequence. render: what the chat template shows of them, which may leave "
-        "thoughts out; each turn is a sequence.",
+        description="Context of later turns. append: all sampled tokens, reasoning included; a rollout is"
+        " one sequence. render: what the chat template shows of earlier turns, which may omit"
+        " reasoning; each turn is a sequence.",
     )
     time_limit_s: Seconds = Field(
         60.0,
-        description="Seconds of its own that an environment may take for one episode, waiting for the policy "
-        "left out. One that takes longer hangs, and the episode is sampled again.",
+        description="Seconds that an environment may use for one episode, without the time it waits for "
+        "the policy. After that it counts as hung, and the episode is sampled again.",
     )
     attempts: Count = Field(
         5,
@@ -51,18 +78,24 @@ class Environment(Section):
     )
     replicas: Count = Field(1, description="Replicas of the deployment at the start.")
     max_replicas: Count | None = Field(
-        None, description="More replicas are started up to so many as episodes need them; none: no more."
+        None, description="Replicas are added on demand up to this number; none: no replica is added."
     )
     episodes: Count = Field(
-        256, description="Episodes that one replica runs at a time; more wait outside, in no order."
+        256, description="Concurrent episodes of one replica. Further ones wait outside, in no order."
     )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.path is not None and self.path not in BUILT_IN and not is_user_function(self.path):
+        if (self.path == LIBRARY) != (self.verifiers is not None):
             raise ValueError(
-                f"environment.path ({self.path!r}) is none of {', '.join(BUILT_IN)}; your own is "
+                f"environment.path ({self.path}) and environment.verifiers go together: set path: verifiers "
+                "and verifiers.taskset, or neither"
+            )
+        named = (*BUILT_IN, LIBRARY)
+        if self.path is not None and self.path not in named and not is_user_function(self.path):
+            raise ValueError(
+                f"environment.path ({self.path!r}) is none of {', '.join(named)}; your own is "
                 "package.module:function"
             )
         if self.max_replicas is not None and self.max_replicas < self.replicas:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import shlex
@@ -13,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from actors.coordinator.prompt_features import feature_model
-from actors.environment.registry import load_environment
+from actors.environment.registry import environment_of, load_environment
 from allocator import allocate
 from allocator.priors.make import NAMES, UNCONDITIONED
 from common.adapters import check_base, refuse_to_train
 from common.answers import load_extract
 from common.config import Config
+from common.config.environment import LIBRARY
 from common.datasets import load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
@@ -63,7 +65,9 @@ def names(target: Target) -> Iterator[Finding]:
         try:
             for source in config.source_names:
                 _load_rewards(config.of(source))
-            if config.environment.path is not None:
+            if config.environment.path == LIBRARY:
+                asyncio.run(_start_library(config))
+            elif config.environment.path is not None:
                 load_environment(config.environment.path)
         except ValueError as error:
             raise ConfigError(str(error)) from None
@@ -93,6 +97,11 @@ def names(target: Target) -> Iterator[Finding]:
 def _success(config: Config, source: str) -> str:
     reward, named = config.of(source).reward, f"{source}: " if source else ""
     return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
+
+
+async def _start_library(config: Config) -> None:
+    async with environment_of(config):
+        pass
 
 
 def _load_rewards(config: Config) -> None:

@@ -1,0 +1,62 @@
+"""A harness of `verifiers`: the chat loop in this process. The library's own chat harness starts a program
+for each turn, and prepares it from the package index.
+
+Runs in the Python that has `verifiers`, and imports nothing else of this project.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import message_to_wire
+
+
+class ChatHarnessConfig(vf.HarnessConfig):
+    """No settings beyond those of every harness."""
+
+
+class ChatHarness(vf.Harness[ChatHarnessConfig]):
+    """Asks for one turn. The model's text runs nowhere, and the model has no tools."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        """One for all turns: making one reads the certificates of the machine, for calls on loopback."""
+        return httpx.AsyncClient(timeout=None, verify=False, limits=httpx.Limits(max_connections=None))
+
+    async def launch(
+        self,
+        ctx: Any,
+        trace: Any,
+        runtime: Any,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: Any,
+        tool_interception_url: str | None = None,
+    ) -> vf.ProgramResult:
+        """One turn of the model at `endpoint`, which is the library's own and keeps the trace. A turn that a
+        limit refused ends the conversation well: the trace is stopped then."""
+        system, prompt = self.resolve_prompt(data)
+        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+        messages = [m if isinstance(m, dict) else message_to_wire(m) for m in said]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        answer = await self._http.post(
+            f"{endpoint.rstrip('/')}/chat/completions",
+            json={"model": ctx.model, "messages": messages},
+            headers={"Authorization": f"Bearer {secret}"},
+        )
+        if trace.stop_condition is None:
+            answer.raise_for_status()
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+__all__ = ["ChatHarness"]

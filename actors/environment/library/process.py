@@ -1,0 +1,196 @@
+"""An unmodified environment of the library `verifiers` as an environment of ours.
+
+The library pins other versions of packages that vLLM needs, so it lives in a Python of its own
+(`environment.verifiers.python`), and one process of it (`worker.py`) plays all episodes of a replica. It sees
+text alone. The tokens of each turn stay here, in the episode's conversation, as the engine sampled them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from asyncio.subprocess import PIPE, Process
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from common.config import Config
+from common.datasets import Row
+from common.errors import ConfigError, EnvironmentFault
+
+log = structlog.get_logger(__name__)
+WORKER = Path(__file__).with_name("worker.py")
+LONGEST_LINE = 1 << 24
+START_S = 120.0
+TASK = "task"
+"""Column of a row: the number of its task in the task set."""
+KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "HF_HOME", "HF_HUB_OFFLINE")
+"""Variables that the process gets. Others of this replica hold the run's secrets."""
+PINNED = "0.4.0"
+Line = dict[str, Any]
+
+
+class VerifiersEnvironment:
+    """Episodes of `config.environment.verifiers`. `await start()` before the first; `close()` ends the
+    process."""
+
+    def __init__(self, config: Config) -> None:
+        self._config, self._named = config, config.environment.verifiers
+        self._process: Process | None = None
+        self._starting = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
+        self._heard: dict[int, asyncio.Queue[Line]] = {}
+        self._numbers = count()
+
+    async def start(self) -> None:
+        """Raises ConfigError where there is no such Python, library or environment."""
+        async with self._starting:
+            if self._process is None:
+                self._process = await self._started()
+
+    async def episode(self, row: Row, policy: Speaker, sandbox: Tools) -> Episode:
+        """One episode of the row's task; `rewards` are those of the library's rubric by name, and `reward`
+        their weighted sum."""
+        number, over = next(self._numbers), False
+        await self.start()
+        lines = self._heard[number] = asyncio.Queue()
+        try:
+            self._say({"id": number, "task": task_of(row)})
+            while True:
+                line = await lines.get()
+                if "rewards" in line:
+                    del self._heard[number]
+                    return Episode(line["rewards"])
+                if "fault" in line:
+                    del self._heard[number]
+                    if over:  # it has no other way to say that it cannot do with fewer turns
+                        raise EpisodeOver(line["fault"])
+                    raise EnvironmentFault(line["fault"])
+                try:
+                    said = await policy.reply(line["ask"])
+                    turn = {"said": said.text, "tokens": len(said.tokens), "finish": said.finish_reason}
+                    self._say({"id": number, **turn})
+                except EpisodeOver:
+                    over = True
+                    self._say({"id": number, "over": True})
+        finally:
+            if self._heard.pop(number, None) is not None:
+                self._say({"id": number, "cancel": True})
+
+    async def opening(self, task: int) -> list[dict[str, str]] | None:
+        """The messages with which the environment opens an episode of `task`; None where it has no such task.
+        Raises ConfigError with its reason where it opens none."""
+        number = next(self._numbers)
+        await self.start()
+        lines = self._heard[number] = asyncio.Queue()
+        self._say({"id": number, "task": task})
+        line = await lines.get()
+        del self._heard[number]
+        if "ask" in line:
+            self._say({"id": number, "cancel": True})
+            messages: list[dict[str, str]] = line["ask"]
+            return messages
+        if str(line.get("fault")).startswith("has no task"):
+            return None
+        raise ConfigError(f"environment.verifiers: task {task}: the environment {line.get('fault', line)}")
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._process is not None:
+            await _ended(self._process)
+
+    async def _started(self) -> Process:
+        named = self._named
+        assert named is not None
+        asked = {
+            "model": self._config.run.name,
+            "taskset": named.taskset,
+            "env": named.env,
+            "config": named.config,
+        }
+        try:
+            process = await asyncio.create_subprocess_exec(
+                named.python, str(WORKER), json.dumps(asked), env=_variables(named.variables),
+                stdin=PIPE, stdout=PIPE, limit=LONGEST_LINE,
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(f"environment.verifiers.python ({named.python}): {error.strerror}") from None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(START_S):
+                first = await process.stdout.readline()
+            _loaded(first, named.python, named.taskset)
+        except TimeoutError:
+            await _ended(process)
+            raise ConfigError(
+                f"environment.verifiers: {named.taskset} was not loaded in {START_S:g} s"
+            ) from None
+        except ConfigError:
+            await _ended(process)
+            raise
+        self._reading = asyncio.get_running_loop().create_task(self._read(process))
+        return process
+
+    async def _read(self, process: Process) -> None:
+        """Pass each line to its episode. Where the process ends, so does each."""
+        assert process.stdout is not None
+        while text := await process.stdout.readline():
+            line = json.loads(text)
+            if (queue := self._heard.get(line["id"])) is not None:
+                queue.put_nowait(line)
+        status, self._process = await process.wait(), None
+        log.error("the process of verifiers ended", status=status, episodes=len(self._heard))
+        for queue in self._heard.values():
+            queue.put_nowait({"fault": f"ended: its process, with status {status}"})
+
+    def _say(self, line: Line) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+
+async def _ended(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    if process.stdin is not None:
+        process.stdin.close()
+    await process.wait()
+
+
+def task_of(row: Row) -> int:
+    """Number of the row's task. Raises EnvironmentFault where it has none."""
+    number = row.columns.get(TASK)
+    if type(number) is not int or number < 0:
+        raise EnvironmentFault(
+            f"needs rows with a column {TASK!r}, a task's number, and row {row.index} has {number!r:.60}: "
+            "`hora rows CONFIG` writes them"
+        )
+    return number
+
+
+def _loaded(line: bytes, python: str, taskset: str) -> None:
+    """Raise ConfigError where the process did not load its environment, or has another version."""
+    first: Line = json.loads(line) if line else {}
+    if "failed" in first:
+        raise ConfigError(f"environment.verifiers: cannot load {taskset!r}: {first['failed']}")
+    if "ready" not in first:
+        raise ConfigError(
+            f"environment.verifiers.python ({python}) has no verifiers {PINNED}: install "
+            "requirements/verifiers.txt into a virtual environment of its own and name its python"
+        )
+    if first["ready"] != PINNED:
+        raise ConfigError(
+            f"environment.verifiers.python ({python}) has verifiers {first['ready']}, not {PINNED}: "
+            "install requirements/verifiers.txt"
+        )
+
+
+def _variables(more: tuple[str, ...]) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in (*KEPT, *more) if name in os.environ}
+    # Modules beside the configuration are found as those of an own environment are.
+    paths = [path for path in (kept.get("PYTHONPATH"), os.getcwd()) if path]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}

@@ -1,0 +1,15 @@
+"""A Python that has the library `verifiers`: HORA_VERIFIERS_PYTHON, or .venv-verifiers of this checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("HORA_VERIFIERS_PYTHON") or str(ROOT / ".venv-verifiers/bin/python")
+needs_verifiers = pytest.mark.skipif(
+    not Path(PYTHON).exists(),
+    reason=f"needs `verifiers` in a Python of its own: {PYTHON} (requirements/verifiers.txt)",
+)

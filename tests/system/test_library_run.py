@@ -1,0 +1,55 @@
+"""The whole stack trains on an environment of the library `verifiers`: the tiny model learns a game of
+several turns that knows nothing of us."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.load import load
+from deploy.tasks.library_rows import write_rows
+from tests.support.library_python import PYTHON, ROOT, needs_verifiers
+from tests.system.conftest import LiveRun
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500), needs_verifiers]
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    folder = tmp_path_factory.mktemp("library")
+    example = str(ROOT / "examples/verifiers_guess.yaml")
+    settings = {
+        "data.path": folder / "rows.jsonl",
+        "model.path": ROOT / "deploy/demo/model",
+        "environment.verifiers.python": PYTHON,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT / "examples"))
+        assert write_rows(load(example, [f"{k}={v}" for k, v in settings.items()]), 100) == 42
+        run = LiveRun(folder, STEPS, preset=example, **settings)
+        try:
+            run.start()
+            run.finish()
+            yield run
+        finally:
+            run.end()
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_it_learns(finished: LiveRun) -> None:
+    success = [s["success"] for s in lines(finished.run / "steps.jsonl")]
+    print("success by step:", [round(s, 2) for s in success])
+    assert np.mean(success[-3:]) > success[0] + 0.05
+
+
+def test_generator_and_learner_agree_on_every_turn(finished: LiveRun) -> None:
+    finished.assert_exact()
+    steps = lines(finished.run / "steps.jsonl")
+    assert max(s["drift"] for s in steps if "drift" in s) < 1e-4
+    assert all(1.0 < s["turns/mean"] <= 3.0 for s in steps)
