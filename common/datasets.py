@@ -123,12 +123,6 @@ def load_held_out(config: Config, unusable: Unusable | None = None) -> Dataset:
     return load_dataset(config.evaluated.data.model_copy(update=changed), unusable)
 
 
-def find_leaks(rows: Sequence[Row], benchmarks: Sequence[str]) -> list[Leak]:
-    """`equal_problems` against JSONL files with a `problem` column; raises DataError when one cannot be
-    read."""
-    return equal_problems(rows, {path: load_dataset(Data(path=path)).rows for path in benchmarks})
-
-
 def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
     """Training rows whose problem equals a benchmark problem but for case, spacing and punctuation marks at
     the ends. `benchmarks` are problems by the name that a leak is reported with.

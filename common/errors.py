@@ -1,5 +1,8 @@
 """Errors that reach a person: one line that names the thing, the place and the remedy. Three kinds."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class HoraError(Exception):
     """Something the user can fix. `str(error)` is all that is shown."""
@@ -49,6 +52,22 @@ class EnvironmentFault(Exception):
 
 class NoRoom(RuntimeError):
     """A replica is full. No part failed; the request waits for a place."""
+
+
+@contextmanager
+def any_error_as(
+    make: Callable[[str], Exception], but: type[Exception] | tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Raise every error of the block, except those of type `but`, as `make("Type: text")`.
+
+    For a user's own function, and for libraries that raise plain Exception. Elsewhere name the types.
+    """
+    try:
+        yield
+    except but:
+        raise
+    except Exception as error:
+        raise make(f"{type(error).__name__}: {error}") from error
 
 
 UNREACHED = "the learner is not reached"

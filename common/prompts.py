@@ -12,7 +12,7 @@ import numpy as np
 from common.answers import prefill
 from common.config import Data
 from common.datasets import Row
-from common.errors import ConfigError
+from common.errors import ConfigError, any_error_as
 from common.types import Prompt, Tokens
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     folder = Path(path)
     if not folder.is_dir() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1):
         raise PromptError(f"model.path ({path}): no such folder, and not a hub name like Qwen/Qwen2.5-3B")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:
-        # Broad: `tokenizers` raises plain Exception for a file it cannot use, transformers a dozen types.
-        reason = " ".join(str(error).split())[:300]
-        raise PromptError(
-            f"model.path ({path}): no usable tokenizer: {type(error).__name__}: {reason} "
+
+    def unusable(reason: str) -> PromptError:
+        return PromptError(
+            f"model.path ({path}): no usable tokenizer: {' '.join(reason.split())[:300]} "
             "Check the name; without network, name a local folder."
-        ) from error
+        )
+
+    with any_error_as(unusable):  # `tokenizers` raises plain Exception, transformers a dozen types
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     # From a folder with only config.json transformers builds a tokenizer that has only its special tokens.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise PromptError(f"model.path ({path}): no usable tokenizer: tokenizer.json is missing or empty")

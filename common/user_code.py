@@ -6,10 +6,10 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from common.errors import ConfigError, Unavailable
+from common.errors import ConfigError, Unavailable, any_error_as
 
 
 def is_user_function(name: str) -> bool:
@@ -32,16 +32,10 @@ def load_function(key: str, name: str, others: str = "") -> Callable[..., Any]:
     return found
 
 
-@contextmanager
-def failures_named(what: str, where: str = "") -> Iterator[None]:
+def failures_named(what: str, where: str = "") -> AbstractContextManager[None]:
     """Raise every error of the block as a ValueError that names the function (`what`) and its input
     (`where`). Unavailable passes: it asks the run to wait."""
-    try:
-        yield
-    except Unavailable:
-        raise
-    except Exception as error:  # a user's function may raise anything
-        raise ValueError(f"{what} raised {type(error).__name__}: {error}{where}") from error
+    return any_error_as(lambda reason: ValueError(f"{what} raised {reason}{where}"), but=Unavailable)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from deploy.monitor.ingress import Ingress
 from deploy.preflight.checks import NAMES, require
 from deploy.preflight.findings import Target
 from deploy.runs.record import redis_url
+from learner.ray_job import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0
@@ -38,8 +39,13 @@ ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
 
 
 def build(args: dict[str, object]) -> Application:
-    """The application of one run. Raises ConfigError with one line for each problem of the configuration."""
+    """The application of one run. Raises ConfigError with one line for each problem of the configuration, and
+    while another run trains on this cluster."""
+    import ray
+
     config = from_args(args)
+    if ray.is_initialized():
+        refuse_beside_another(config.run.name)
     require(Target(config, "train"), Console(stderr=True), NAMES)
     return build_run(config, drain=True)
 

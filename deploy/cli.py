@@ -15,7 +15,9 @@ import typer
 
 from common.errors import HoraError
 from common.user_code import working_folder
+from deploy.cli_priors import app as priors
 from deploy.cli_results import app as results
+from deploy.cli_serving import RunFolder
 from deploy.cli_serving import app as serving
 
 app = typer.Typer(
@@ -31,7 +33,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Change one value, e.g. -s rollout.group_size=32. May be repeated."),
 ]
-RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, e.g. runs/tiny.")]
 
 
 @app.command()
@@ -361,39 +362,7 @@ def demo_model(
     print(build(out, seed=seed))
 
 
-prior = typer.Typer(
-    help="Learned priors: fit them on recorded rollouts, see how right they were.", no_args_is_help=True
-)
-app.add_typer(prior, name="prior")
-
-
-@prior.command()
-def fit(
-    run: RunFolder,
-    name: Annotated[str, typer.Option(help="hidden-static, hidden-online, hidden-dual, mpnet-dual or gp.")],
-    features: Annotated[
-        str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
-) -> None:
-    """Fit a prior offline on the Phase A outcomes of a run."""
-    from deploy.runs.fit_prior import fit as fit_prior
-
-    fit_prior(run, name, features, out)
-
-
-@prior.command()
-def calibrate(
-    run: RunFolder,
-    name: Annotated[str | None, typer.Option(help="Replay this prior; else the one the run used.")] = None,
-    features: Annotated[
-        str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")
-    ] = None,
-) -> None:
-    """Reliability and log-loss of a prior against the outcomes that followed."""
-    from deploy.runs.fit_prior import calibrate as show
-
-    show(run, name, features)
+app.add_typer(priors, name="prior")
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
 from learner.engine import set_device
+from learner.ray_job import job_of
 from learner.train import train
 
 
@@ -65,7 +66,8 @@ def _run(config: Config, redis_url: str, rank: int, world: int, *, with_ray: boo
     if rank == 0 and with_ray:
         import ray
 
-        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+        job = job_of(config.run.name)
+        ray.init(address="auto", log_to_driver=False, configure_logging=False, job_config=job)
     run_dir = Path(config.run.folder).resolve() / config.run.name
     run_dir.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""The routes of the endpoint: vLLM's own handlers, with what they lack here."""
+"""The routes of the endpoint: vLLM's own handlers, plus errors in OpenAI's format and weight versions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from common.config import Config
 from common.errors import NoRoom, StaleWeights
 
 log = structlog.get_logger(__name__)
-# What vLLM's handlers raise for a request that they cannot serve, besides returning an ErrorResponse.
+# Errors that vLLM's handlers raise for an invalid request. For others they return an ErrorResponse.
 MISFITS = (
     VLLMClientError,
     ValueError,
@@ -79,13 +79,13 @@ class Handlers:
         self._handlers: dict[Kind, Handler] = {"chat": talk, "completion": complete}
 
     async def answer(self, raw: object, kind: Kind) -> Response:
-        """One request, whatever it is."""
+        """Handle one request. Every error of vLLM's handlers becomes a response."""
         name = uuid.uuid4().hex
         try:
             asked = checked(raw, kind, self._limits, self._stops, name)
             watched = self._proxy.watched[name] = Watched(asked.version)
             answer = await self._handlers[kind](asked.body)
-        except Exception as error:  # no request ends this replica, whatever vLLM's handlers raise
+        except Exception as error:  # noqa: BLE001  no request ends this replica, whatever handlers raise
             self._proxy.watched.pop(name, None)
             return refusal(error)
         if isinstance(answer, BaseModel):
@@ -94,7 +94,8 @@ class Handlers:
         return await self._streamed(answer, name, watched)
 
     async def _streamed(self, answer: AsyncIterator[str], name: str, watched: Watched) -> Response:
-        """The events, once there is one: a request that no replica took is refused by its status."""
+        """Stream the events. Waits for the first one, so that a request which no replica accepted gets an
+        error status."""
         first = await anext(answer, "")
         if watched.failure is not None:
             del self._proxy.watched[name]
@@ -102,7 +103,7 @@ class Handlers:
         return StreamingResponse(self._events(first, answer, name), media_type="text/event-stream")
 
     async def _events(self, first: str, answer: AsyncIterator[str], name: str) -> AsyncIterator[str]:
-        """vLLM's events, and before the last one which weights sampled what."""
+        """vLLM's events, with an event for the weight versions before the last one."""
         watched = self._proxy.watched[name]
         try:
             yield first
@@ -115,7 +116,7 @@ class Handlers:
 
 
 def create_app(handlers: Handlers) -> FastAPI:
-    """The application. Everything that it answers is JSON or a stream of events."""
+    """The application. Every response is JSON or an event stream."""
     app = FastAPI(title="HORA policy", docs_url=None, redoc_url=None, openapi_url=None)
 
     @app.get("/models")
@@ -142,7 +143,7 @@ async def _served(handlers: Handlers, request: Request, kind: Kind) -> Response:
 
 
 def refusal(error: Exception) -> Response:
-    """The answer to a request that failed."""
+    """The error response for a failed request."""
     if isinstance(error, Refused):
         return JSONResponse(problem(error.status, str(error), error.field), error.status)
     if isinstance(error, NoRoom):
@@ -166,6 +167,6 @@ def _whole(answer: BaseModel, watched: Watched) -> Response:
 
 
 def _versions(watched: Watched) -> dict[str, object]:
-    """Our own field: of each completion, in order, which tokens came from which weight version."""
+    """The field that HORA adds: for each completion, in order, the weight version of its tokens."""
     spans = [[asdict(span) for span in watched.spans[place]] for place in sorted(watched.spans)]
     return {"weight_versions": spans}

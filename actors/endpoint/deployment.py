@@ -1,11 +1,11 @@
-"""Serve deployment `endpoint`: the policy under training for whoever has the run's token.
+"""Serve deployment `endpoint`: the policy under training, for clients that have the run's token.
 
     POST /v1/chat/completions, /v1/completions     as OpenAI's clients send them
     POST /v1/try                                   a problem as the run would sample and judge it
     GET  /v1/models
 
-It holds no engine: requests go to the generator replicas, behind the rollouts of training and within places
-of their own.
+It has no engine. Requests go to the generator replicas, with lower priority than rollouts and within a
+separate limit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Endpoint:
         self._verifier = serve.get_deployment_handle("verifier", "hora")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        from actors.endpoint.app import Handlers, create_app  # vLLM: ten seconds that only this replica needs
+        # vLLM takes ten seconds to import, and only this replica needs it.
+        from actors.endpoint.app import Handlers, create_app
         from actors.endpoint.proxy import EngineProxy
         from actors.endpoint.trial import Trial, add_trial
 
@@ -75,12 +76,12 @@ class Key:
         self._read_at = -FRESH_S
 
     async def digest(self) -> str:
-        """Empty, and so nobody may pass, while it was never read."""
+        """Empty until the first read; then every request is refused."""
         if time.monotonic() - self._read_at > FRESH_S:
             self._redis = self._redis or connect_async(self._redis_url)
             try:
                 self._stored = (await read_state_async(self._redis, self._run)).token_sha256
                 self._read_at = time.monotonic()
             except (redis.exceptions.RedisError, OSError):
-                pass  # the one that was read last still holds
+                pass  # keep the last digest that was read
         return wanted_digest(self._stored)

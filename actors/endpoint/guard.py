@@ -1,4 +1,4 @@
-"""In front of the endpoint, as ASGI: the key, the rate and the size of a request, before it is read."""
+"""ASGI middleware of the endpoint: checks key, rate and size of a request before it is parsed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from common.access import carries
 
 Digest = Callable[[], Awaitable[str]]
-"""SHA-256 of the token that opens; empty: nobody may pass."""
+"""SHA-256 of the run's token. Empty: every request is refused."""
 
 
 class Rate:
-    """At most `per_minute` in a minute: a bucket of a tenth of that, filled evenly."""
+    """A token bucket: at most `per_minute` requests a minute, with bursts of a tenth of that."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate, self._size = per_minute / 60.0, max(1.0, per_minute / 10.0)
         self._clock, self._level, self._at = clock, max(1.0, per_minute / 10.0), clock()
 
     def wait_s(self) -> float:
-        """0.0 for a request that may pass, which is counted; else the seconds until one may."""
+        """Count a request and return 0.0, or return the seconds until the next one is allowed."""
         now = self._clock()
         self._level = min(self._size, self._level + (now - self._at) * self._rate)
         self._at = now
@@ -34,7 +34,8 @@ class Rate:
 
 
 class Guard:
-    """Answers 401, 429 and 413 itself. A body is read whole, up to its limit, before it is passed on."""
+    """Responds with 401, 429 and 413 itself. A body is read completely, up to its limit, before it is passed
+    on."""
 
     def __init__(self, app: ASGIApp, digest: Digest, rate: Rate, max_bytes: int) -> None:
         self._app, self._digest, self._rate, self._max_bytes = app, digest, rate, max_bytes
@@ -56,7 +57,7 @@ class Guard:
             await self._app(scope, _again(body, receive), send)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The request's body; None where it is too large, whatever its length said."""
+        """The request's body; None if it is too large, even when its Content-Length says otherwise."""
         said = headers.get(b"content-length", b"0")
         if not said.isdigit() or int(said[:20]) > self._max_bytes:
             return None
@@ -73,7 +74,7 @@ class Guard:
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
-    """`receive` that gives the body first."""
+    """A `receive` that returns the body first."""
     given = False
 
     async def give() -> Message:
@@ -95,7 +96,7 @@ async def _refuse(send: Send, status: int, reason: str, headers: dict[str, str] 
 
 
 def problem(status: int, reason: str, field: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients read it. What JSON can spell and UTF-8 cannot hold is replaced."""
+    """An error in OpenAI's format. Lone surrogates, which JSON allows and UTF-8 does not, are replaced."""
     reason = reason.encode(errors="replace").decode()
     field = field and field.encode(errors="replace").decode()
     kinds = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error", 503: "server_error"}

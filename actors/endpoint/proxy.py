@@ -1,4 +1,4 @@
-"""Stands for a vLLM engine where vLLM's OpenAI handlers want one; the engines are the generator replicas."""
+"""The engine client of vLLM's OpenAI handlers. It forwards requests to the generator replicas."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Spans = tuple[VersionSpan, ...]
 
 @dataclass(slots=True)
 class Watched:
-    """A request under way: the oldest weight version that may answer it, the versions of its completions that
-    have ended, by the number of the prompt and of the completion, and why a replica did not serve it."""
+    """A running request: the oldest weight version that may serve it, the version spans of its complete
+    completions by (prompt, completion) number, and the error of a replica that refused it."""
 
     version: int
     spans: dict[tuple[int, int], Spans] = field(default_factory=dict)
@@ -30,12 +30,12 @@ class Watched:
 
 
 class EngineProxy:
-    """`watched` holds the requests under way by their id, a part of vLLM's."""
+    """`watched` holds the running requests by id. vLLM's request id contains it."""
 
     errored = False
 
     def __init__(self, config: Config, generator: DeploymentHandle) -> None:
-        # An instruct model's generation configuration would truncate what is sampled, unasked.
+        # An instruct model's generation configuration would set top_p or top_k by default.
         args = replace(engine_args(config), generation_config="vllm")
         self.vllm_config = args.create_engine_config()
         self.model_config = self.vllm_config.model_config
@@ -45,12 +45,13 @@ class EngineProxy:
         self._stream = generator.options(method_name="stream", stream=True)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """The replicas refuse what they have no room for."""
+        """Accept every request: the replicas refuse those that exceed their limit."""
 
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, **_: object
     ) -> AsyncIterator[RequestOutput]:
-        """Outputs of one prompt, as its replica gives them. Raises NoRoom and StaleWeights as it does."""
+        """Outputs of one prompt, as its replica streams them. Passes on the replica's NoRoom and
+        StaleWeights."""
         name, _dash, number = request_id.partition("-")[2].partition("-")
         watched = self.watched[name]
         tokens = list(prompt["prompt_token_ids"])
@@ -63,7 +64,7 @@ class EngineProxy:
                 output.request_id = request_id
                 yield output
         except RayTaskError as error:
-            watched.failure = error.cause  # without the replica's trace, which is nobody's business
+            watched.failure = error.cause  # without the replica's stack trace, which clients must not see
             raise watched.failure from None
         finally:
-            stream.cancel()  # of a client that left; nothing where it has ended
+            stream.cancel()  # for a client that disconnected; no effect on a finished stream

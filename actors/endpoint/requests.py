@@ -1,7 +1,7 @@
-"""What a request may ask for. Pure: a JSON object in, the one that vLLM is given out.
+"""Checks the fields of a request. Pure: takes the client's JSON object, returns the one for vLLM.
 
-Only the fields named here are passed on. A field that is not is refused, not dropped: a client must not
-believe that it had an effect.
+Only the fields named here are passed on. Any other field is refused, not ignored, so that no client believes
+it had an effect.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ FIELDS: dict[Kind, set[str]] = {
     "completion": SAMPLING | {"prompt"},
 }
 VERSION = "min_weight_version"
-"""Our own field: the oldest weight version that may answer."""
+"""The field that HORA adds: the oldest weight version that may serve the request."""
 
 
 class Refused(Exception):
-    """A request that is not served, with its HTTP status and, where one field is to blame, its name."""
+    """A refused request: HTTP status, reason, and the field that caused it, if there is one."""
 
     def __init__(self, status: int, reason: str, field: str | None = None) -> None:
         super().__init__(reason)
@@ -60,15 +60,15 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`body` is what vLLM is given; `version` the oldest weight version that may answer."""
+    """`body` goes to vLLM; `version` is the oldest weight version that may serve the request."""
 
     body: dict[str, object]
     version: int
 
 
 def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], request_id: str) -> Asked:
-    """A request within the limits. `stops` are the tokens that end a completion of this run. Raises Refused
-    with status 400."""
+    """The checked request. `stops` are the tokens that end a completion of this run. Raises Refused with
+    status 400."""
     if not isinstance(raw, dict):
         raise Refused(400, f"the body must be a JSON object, not {type(raw).__name__}")
     body = {name: value for name, value in raw.items() if name != VERSION and value is not None}
@@ -112,7 +112,7 @@ def _numbers(body: dict[str, object], limits: Serve) -> None:
 
 
 def _prompts(prompt: object) -> int:
-    """How many prompts there are: a text, tokens, or a list of either."""
+    """The number of prompts: a text, a list of tokens, or a list of these."""
     if isinstance(prompt, str):
         return 1
     if not isinstance(prompt, list) or not prompt:
@@ -147,12 +147,12 @@ def _messages(body: dict[str, object]) -> None:
             400, "tool_choice must be none or auto: no call is forced or parsed here", "tool_choice"
         )
     if tools:
-        # The template shows them, and what the policy writes comes back as it wrote it.
+        # The chat template shows the tools. A tool call is returned as plain text.
         body["tool_choice"] = "none"
 
 
 def _content(content: object, number: int) -> None:
-    """Text alone: another kind of content may name an address that the server would read."""
+    """Accept text content only: other kinds may contain a URL that the server would fetch."""
     parts = content if isinstance(content, list) else []
     texts = all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -1,5 +1,5 @@
-"""A calculator: the policy may write `<calc>12 * (3 + 4)</calc>` and is told the value, as often as it likes.
-The last turn is its answer, which the run's rewards judge as they judge a completion."""
+"""A calculator: the policy writes `<calc>12 * (3 + 4)</calc>` and reads the value in the next message. It may
+do so in every turn. The last turn is the answer, which the run's rewards judge like a completion."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 
 
 async def calculator(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
-    """One problem; `calls` is how often the calculator was asked."""
+    """One problem. `calls` is the number of calculator calls."""
     calls = 0
     try:
         said = await policy.generate()
@@ -33,13 +33,12 @@ async def calculator(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
             calls += 1
             said = await policy.generate({"role": "user", "content": evaluate(found.group(1))})
     except EpisodeOver:
-        pass  # what it said last stands
+        pass  # the last turn is the answer
     return Episode({"calls": float(calls)})
 
 
 def evaluate(expression: str) -> str:
-    """The exact value of an expression of numbers, + - * / and brackets; or what is wrong with it. As
-    text."""
+    """The exact value of an expression of numbers, + - * / and brackets as text, or the error."""
     if len(expression) > LONGEST:
         return f"error: longer than {LONGEST} characters"
     try:

@@ -1,8 +1,8 @@
-"""A conversation that owns its tokens: what the policy sampled is what the learner trains on.
+"""A conversation that stores its tokens: the learner trains on exactly the tokens that the policy sampled.
 
-It only grows. A turn's tokens are kept as they were sampled, and what others say is appended as tokens, with
-what the chat template writes around it. Nothing that was sampled is ever decoded and encoded again: for most
-sequences of tokens that gives others.
+It is append-only. A turn's tokens are kept as sampled. Other messages are tokenized with the text that the
+chat template puts around them, and appended. Sampled tokens are never decoded and encoded again, because this
+changes most token sequences.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ EMPTY: Tokens = np.zeros(0, dtype=np.int32)
 class Conversation:
     """One episode's turns after `prompt` (P,), the tokens of `opening`.
 
-    With `history` append all turns are one sequence. With render the context of each later turn is what the
-    template shows of the messages so far, which may leave out thoughts: a sequence of its own.
+    With `history` append all turns are one sequence. With render each later turn is a separate sequence: its
+    context is what the template shows of the messages so far, which may omit reasoning.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Conversation:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """Everything that was said, read-only. What the policy said stands here as text."""
+        """All messages so far, read-only. The policy's turns are text here."""
         return tuple(self._messages)
 
     @property
@@ -55,7 +55,8 @@ class Conversation:
         return sum(len(answer.tokens) for answer in self._answers)
 
     def context(self, new: Sequence[Message]) -> Tokens:
-        """What the policy is to continue once `new` was said (T,). Nothing changes before `take`.
+        """The context (T,) of the next turn, after the messages `new`. The conversation changes in `take`
+        only.
 
         Raises EnvironmentFault for what cannot be appended: a message of the assistant, nothing new after a
         turn that ended, or an order of roles that the template refuses.
@@ -79,7 +80,7 @@ class Conversation:
         return np.concatenate([self._context, piece])
 
     def take(self, new: Sequence[Message], context: Tokens, answer: Completion) -> None:
-        """Keep what the policy sampled in `context`, which `context(new)` gave."""
+        """Append `new` and the turn that the policy sampled after `context`, the result of `context(new)`."""
         anew = bool(self._answers) and self._history == "render" and bool(new)
         given = context if anew else context[len(self._context) :]
         self._turns.append(Turn(len(answer.tokens), given, anew))
@@ -93,8 +94,8 @@ class Conversation:
         self._context = np.concatenate([context, answer.tokens])
 
     def rest(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """What `messages`, a whole conversation, says beyond this one. Raises EnvironmentFault where it does
-        not begin with everything that was said here."""
+        """The messages that `messages`, a whole conversation, adds to this one. Raises EnvironmentFault
+        unless it begins with all messages of this one."""
         for number, (theirs, ours) in enumerate(zip(messages, self._messages, strict=False)):
             if dict(theirs) != dict(ours):
                 raise EnvironmentFault(f"changes the history: message {number} is not what was said")
@@ -105,8 +106,8 @@ class Conversation:
         return messages[len(self._messages) :]
 
     def completion(self, rewards: Mapping[str, float], *, cut: bool) -> Completion:
-        """The episode as one completion with these rewards. `cut`: a limit ended it. Raises EnvironmentFault
-        where the policy had no turn."""
+        """The episode as one completion with these rewards. `cut`: it ended at a limit. Raises
+        EnvironmentFault where the policy had no turn."""
         if not self._answers:
             raise EnvironmentFault("ends before the policy had a turn: there is nothing to learn from")
         first, last = self._answers[0], self._answers[-1]
@@ -129,7 +130,7 @@ class Conversation:
 
 
 def _spans(answers: Sequence[Completion]) -> tuple[VersionSpan, ...]:
-    """Version spans of all sampled tokens: those of the turns, one after the other."""
+    """Version spans of all sampled tokens, turn after turn."""
     spans: list[VersionSpan] = []
     at = 0
     for answer in answers:

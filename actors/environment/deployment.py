@@ -1,7 +1,7 @@
-"""Serve deployment `environment`: episodes of several turns, with the policy of the generator replicas.
+"""Serve deployment `environment`: multi-turn episodes with the policy of the generator replicas.
 
-It has replicas of its own, so that slow tools hold no generator. A replica that is lost takes its episodes
-with it, and the coordinator asks for them again: nothing of an episode is kept before its end.
+It has separate replicas, so a slow tool does not occupy a generator. Episodes are stored only when they are
+complete. If a replica dies, the coordinator requests its episodes again.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Environment:
             await self._telemetry.flush()
 
     def _end_blocked(self, place: str) -> None:
-        """End this replica, whose loop stands at `place`; Serve starts another. The run stops when that
-        happened environment.attempts times. From the watchdog's thread."""
+        """Exit this replica, whose event loop is blocked at `place`; Serve starts another. After
+        environment.attempts such exits the run stops. Called from the watchdog's thread."""
         config, keys = self._config, Keys(self._config.run.name)
         reason = (
             f"environment {config.environment.path} blocks its replica at {place}, and no episode there "

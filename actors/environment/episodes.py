@@ -1,4 +1,4 @@
-"""Episodes as they are asked for: n of a prompt, each sampled again where its environment made none."""
+"""Samples n episodes of a prompt, and samples an episode again when its environment fails."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Count = Callable[[str, int], None]
 
 
 class Episodes:
-    """Runs `function` on the prompts' rows. `count` is told, by name, how many episodes were made
-    (`episodes`), ended by a limit (`episodes_cut`) and lost (`episodes_lost:KIND`), and how many turns they
-    had (`episode_turns`)."""
+    """Runs `function` on the prompts' rows. `count(name, n)` receives the number of complete episodes
+    (`episodes`), of those that ended at a limit (`episodes_cut`), of lost ones (`episodes_lost:KIND`), and of
+    turns (`episode_turns`)."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class Episodes:
         self, request: SamplingRequest, version: int, turns: Callable[[int], Generate]
     ) -> list[Completion] | Failed:
         """`request.n` episodes on weights of version `version` or newer. `turns(version)` samples single
-        turns; what it raises ends the request, but for HoraError, which no other try would change."""
+        turns; its errors end the request. A HoraError is returned as Failed, because a retry would not
+        help."""
         episodes = [
             asyncio.ensure_future(self._until_made(request, i, version, turns)) for i in range(request.n)
         ]
@@ -63,8 +64,7 @@ class Episodes:
     async def _until_made(
         self, request: SamplingRequest, number: int, version: int, turns: Callable[[int], Generate]
     ) -> Completion:
-        """One episode, with other seeds where its environment made none. Raises RunError after
-        environment.attempts tries."""
+        """One episode. Each new attempt has other seeds. Raises RunError after environment.attempts tries."""
         prompt, attempts = request.prompt, self._config.environment.attempts
         for attempt in range(attempts):
             sample = _sample(request, f"{number}:{attempt}", turns)
@@ -100,8 +100,8 @@ class Episodes:
 
 
 def _sample(request: SamplingRequest, name: str, turns: Callable[[int], Generate]) -> Sample:
-    """Turns of the episode `name` of a request. Each has a seed of its own, which is a pure function of what
-    it is for, so that a retry anywhere draws the same from the same weights."""
+    """Turns of the episode `name` of a request. The seed of a turn is a pure function of request, episode and
+    turn, so a retry with the same weights samples the same tokens."""
     turn = 0
 
     async def sample(context: Tokens, most: int, version: int) -> Completion:

@@ -1,7 +1,8 @@
-"""The smallest environment: guess a number. The row's answer is the number; the policy hears after each guess
-whether it is higher or lower.
+"""The smallest environment: guess a number. The row's answer is the number. After each guess the environment
+says whether it is higher or lower.
 
-Its reward `solved` is 1 where a guess was right, and success. `speed` falls from 1 to 0 with the turns.
+The reward `solved` is 1 for a right guess, and is the success. `speed` falls from 1 to 0 with the number of
+turns.
 """
 
 from __future__ import annotations
@@ -27,6 +28,6 @@ async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
 
 
 def _hint(found: re.Match[str] | None, secret: int, problem: str) -> str:
-    """What the policy hears, and the problem again."""
+    """The hint, followed by the problem."""
     word = "no number" if found is None else "higher" if int(found.group()) < secret else "lower"
     return f"\n{word}\n{problem}"

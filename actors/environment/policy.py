@@ -1,7 +1,9 @@
-"""The policy as an environment meets it: turns of one conversation, within the limits of `environment`."""
+"""The policy that an environment talks with: turns of one conversation, within the limits of
+`environment`."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,7 +19,8 @@ Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
 
 
 class Policy:
-    """One episode's `Speaker`. `own_s` are the seconds that the environment has spent outside of it."""
+    """One episode's `Speaker`. `own_s` is the time in seconds that the environment itself has used so far,
+    without waiting for turns."""
 
     def __init__(self, conversation: Conversation, sample: Sample, config: Config, min_version: int) -> None:
         self._conversation, self._sample, self._config = conversation, sample, config
@@ -27,12 +30,18 @@ class Policy:
         self._own_s, self._since = 0.0, time.monotonic()
         self.over = False
         """Whether a limit was reached."""
-        self.lost: Exception | None = None
-        """Why no turn could be sampled: nothing that the environment did."""
+        self._turn: asyncio.Future[Completion] | None = None
+        """The newest turn, running or complete."""
 
     @property
     def own_s(self) -> float:
         return self._own_s if self._busy else self._own_s + time.monotonic() - self._since
+
+    @property
+    def lost(self) -> BaseException | None:
+        """The error that kept the policy from a turn. It is never the environment's fault."""
+        turn = self._turn
+        return turn.exception() if turn is not None and turn.done() and not turn.cancelled() else None
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -50,29 +59,30 @@ class Policy:
             raise EnvironmentFault("asks for a turn after its end")
         if self._busy:
             raise EnvironmentFault("asks for two turns at a time")
+        if self.lost is not None:
+            raise self.lost
         context = self._conversation.context(new)
         most = self._room(len(context))
         self._own_s, self._busy = self.own_s, True
+        self._turn = asyncio.ensure_future(self._sample(context, most, self._version))
         try:
-            answer = await self._sample(context, most, self._version)
-        except Exception as error:  # whatever it is, the environment is not to blame; the runner raises it
-            self.lost = error
-            raise
+            answer = await self._turn
         finally:
             self._busy, self._since = False, time.monotonic()
         if self._closed:
             raise EnvironmentFault("asks for a turn after its end")
         self._conversation.take(new, context, answer)
-        # Tokens of older weights after those of newer ones: no other replica may serve that.
+        # A later turn must not come from older weights.
         self._version = max(self._version, answer.spans[-1].version)
         return Said(answer.text, answer.tokens, answer.finish_reason)
 
     def close(self) -> None:
-        """No further turn: the episode has ended."""
+        """Refuse further turns: the episode has ended."""
         self._closed = True
 
     def _room(self, length: int) -> int:
-        """Most tokens of a turn after a context of so many. Raises EpisodeOver where there is none."""
+        """Token limit of a turn after a context of `length` tokens. Raises EpisodeOver where no token is
+        left."""
         environment, conversation = self._config.environment, self._conversation
         left = self._config.rollout.max_response_tokens - conversation.sampled
         given = length - self._prompt - conversation.sampled

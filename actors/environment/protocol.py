@@ -1,4 +1,4 @@
-"""What an environment is written against.
+"""The interface of an environment.
 
     async def episode(row, policy, sandbox):
         said = await policy.generate()                      # the first turn follows the row's prompt
@@ -6,9 +6,9 @@
             said = await policy.generate({"role": "user", "content": "no"})
         return Episode({"solved": 1.0})
 
-`row` is the data set's (`common.datasets.Row`). An episode ends when the function returns. It ends too when
-`generate` raises `EpisodeOver`, because a limit of `environment` is reached: the function may catch that and
-return what the policy earned, else every reward is 0.
+`row` is the data set's (`common.datasets.Row`). An episode ends when the function returns, or when `generate`
+raises `EpisodeOver` at a limit of `environment`. The function may catch EpisodeOver and return an `Episode`;
+otherwise every reward is 0.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from common.types import FinishReason, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """How an episode ended: its rewards by name, each a finite number. `reward.weights` and `reward.success`
-    name those in use as `episode.NAME`. Partial credit is a reward, and success another."""
+    """The result of an episode: rewards by name, each a finite number. `reward.weights` and `reward.success`
+    refer to them as `episode.NAME`. Use separate rewards for partial credit and for success."""
 
     rewards: Mapping[str, float] = field(default_factory=dict)
 
@@ -41,21 +41,21 @@ class Said:
 
 
 class EpisodeOver(Exception):
-    """A limit of `environment` is reached, and the policy has no further turn."""
+    """A limit of `environment` is reached: there is no further turn."""
 
 
 class Speaker(Protocol):
-    """The policy in one conversation, which only grows."""
+    """The policy in one append-only conversation."""
 
     async def generate(self, *new: Message) -> Said:
-        """The policy's next turn, after what `new` says. Raises EpisodeOver at a limit."""
+        """The policy's next turn, after the messages `new`. Raises EpisodeOver at a limit."""
 
     async def reply(self, messages: Sequence[Message]) -> Said:
-        """The policy's next turn to a whole conversation, which must begin with all that was said so far."""
+        """The policy's next turn in a whole conversation, which must begin with all messages so far."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All that was said so far, read-only."""
+        """All messages so far, read-only."""
 
     @property
     def turns_left(self) -> int:
@@ -63,11 +63,11 @@ class Speaker(Protocol):
 
 
 class Tools(Protocol):
-    """Where an environment runs what the policy wrote."""
+    """Runs programs that the policy wrote."""
 
     async def python(self, source: str, stdin: str = "") -> str:
-        """What a Python program printed in the sandbox, cut to some thousand characters, and how it ended
-        where that was not well."""
+        """The output of a Python program in the sandbox, truncated to a few thousand characters, with the
+        error if it failed."""
 
 
 EpisodeFunction = Callable[[Row, Speaker, Tools], Awaitable[Episode]]

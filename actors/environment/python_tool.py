@@ -1,6 +1,6 @@
-"""A Python tool: the policy may write a program in a ```python block and is told what it printed, as often as
-it likes. Programs run in the sandbox alone. The last turn is the policy's answer, which the run's rewards
-judge as they judge a completion."""
+"""A Python tool: the policy may write a program in a ```python block and reads its output in the next
+message. It may do so in every turn. Programs run only in the sandbox. The last turn is the answer, which the
+run's rewards judge like a completion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
-    """One problem; `runs` is how many programs were run."""
+    """One problem. `runs` is the number of programs that were run."""
     runs = 0
     try:
         said = await policy.generate()
@@ -22,5 +22,5 @@ async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
             printed = await sandbox.python(found.group(1))
             said = await policy.generate({"role": "user", "content": f"```output\n{printed}\n```"})
     except EpisodeOver:
-        pass  # what it said last stands
+        pass  # the last turn is the answer
     return Episode({"runs": float(runs)})

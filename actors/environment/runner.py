@@ -1,7 +1,8 @@
-"""Runs one episode of an environment to its end, and says what was wrong with one that is none.
+"""Runs one episode of an environment to its end, or reports why there is none.
 
-A limit of turns or tokens ends an episode, and it counts. An environment that raises, hangs, changes the
-history, ends before the policy had a turn or gives no success makes no episode: never a wrong answer.
+An episode that reaches a limit of turns or tokens is valid. If the environment raises, hangs, changes the
+history, ends before the first turn or returns no success, there is no episode; this is never counted as a
+wrong answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from common.types import Completion
 
 LOOK_S = 0.5
 GRACE_S = 1.0
-"""What an environment that was cancelled gets to end; then it is left to itself, and its answer is none."""
+"""Seconds that a cancelled environment has to end. After that it is ignored."""
 
 
 async def run_episode(
@@ -32,13 +33,13 @@ async def run_episode(
     tools: Tools,
     config: Config,
 ) -> Completion:
-    """One episode on `row`. Raises EnvironmentFault for an environment that made none, and what kept the
-    policy from a turn."""
+    """One episode on `row`. Raises EnvironmentFault if the environment fails, and the policy's error if a
+    turn could not be sampled."""
     try:
         rewards = await _within_limit(function, row, policy, tools, config.environment.time_limit_s)
     finally:
         policy.close()
-    if policy.lost is not None:  # and the environment went on without the turn
+    if policy.lost is not None:  # and the environment continued without the turn
         raise policy.lost
     wanted = [name.removeprefix(EPISODE) for name in config.reward.names if name.startswith(EPISODE)]
     earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
@@ -80,7 +81,7 @@ async def _called(function: EpisodeFunction, row: Row, policy: Policy, tools: To
 
 
 def _checked(rewards: Mapping[str, float], wanted: list[str]) -> dict[str, float]:
-    """The rewards in use. Raises EnvironmentFault for one that is missing or no finite number."""
+    """The rewards in use. Raises EnvironmentFault for one that is missing or not finite."""
     for name in wanted:
         value = rewards.get(name)
         if value is None:

@@ -1,8 +1,8 @@
-"""What a chat template writes between a turn of the assistant and the next one, as tokens.
+"""The tokens that a chat template writes between two turns of the assistant.
 
-The difference of two renderings is not it: templates strip white space, leave thoughts out of what was said
-before, or write an empty thought. So a conversation is rendered whose assistant says one mark, and what
-follows the mark is the piece.
+The difference of two renderings does not give them: templates strip white space, omit earlier reasoning, or
+insert an empty reasoning block. So a conversation is rendered in which the assistant's turn is a marker, and
+the text after the marker is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, object]
-MARK = "assistant-said-this-5f0c2e"  # no white space, which templates strip, and nothing that they look for
+MARK = "assistant-said-this-5f0c2e"  # without white space, which templates strip
 
 
 class Template:
@@ -34,8 +34,9 @@ class Template:
         self._special = re.compile("|".join(words)) if words else None
 
     def piece(self, new: Sequence[Message], last: int) -> Tokens:
-        """Tokens (M,) that follow a turn whose last token is `last`, up to where the next one begins: the end
-        of the turn if it is not `last` itself, the messages `new`, and the header of the assistant's turn."""
+        """Tokens (M,) that follow a turn whose last token is `last`, up to the beginning of the next one: the
+        end of the turn if it is not `last` itself, the messages `new`, and the header of the assistant's
+        turn."""
         harmless = [self._plain(message) for message in new]
         if not self._chat:
             return self._encode("".join(str(message["content"]) for message in harmless))
@@ -50,7 +51,7 @@ class Template:
         return ids[1:] if len(ids) and int(ids[0]) == last else ids
 
     def whole(self, messages: Sequence[Message]) -> Tokens:
-        """Tokens (T,) of a conversation up to where the assistant's next turn begins."""
+        """Tokens (T,) of a conversation up to the beginning of the assistant's next turn."""
         harmless = [self._plain(message) for message in messages]
         if not self._chat:
             return self._encode("".join(str(message["content"]) for message in harmless))
@@ -73,8 +74,8 @@ class Template:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
 
     def _plain(self, message: Message) -> Message:
-        """The message with a space inside every special token that its text spells: what a tool or a game
-        says must not end a turn or begin another."""
+        """The message with a space inserted into every special token in its text: the output of a tool must
+        not end a turn or begin one."""
         content = message.get("content")
         if not isinstance(content, str):
             raise EnvironmentFault(f"says {type(content).__name__} where a message's content must be text")

@@ -1,4 +1,4 @@
-"""The sandbox of verifiers, for programs that a policy wrote in an episode."""
+"""The verifier's sandbox, for programs that the policy writes in an episode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.verifier.sandbox.limits import Limits, Outcome
 from actors.verifier.sandbox.sandbox import Sandbox, SandboxLost
 
 MOST_CHARS = 2_000
-"""Of what a program printed: the rest is cut, and the policy told so."""
+"""Characters of a program's output that the policy reads. Longer output is truncated with a notice."""
 TRIES = 3
 LIMITS = Limits(seconds=4.0, output=1 << 16)
 ENDED = {
@@ -23,8 +23,8 @@ ENDED = {
 
 
 class SandboxTools:
-    """`Tools` of one replica: at most `slots` programs at a time, each in a sandbox of its own that is made
-    when it is first needed. Use from one event loop; `close()` ends it."""
+    """`Tools` of one replica: at most `slots` programs at a time, each in a separate sandbox that is created
+    on first use. Use from one event loop; `close()` ends the sandboxes."""
 
     def __init__(self, slots: int) -> None:
         self._threads = ThreadPoolExecutor(slots, "sandbox")
@@ -40,8 +40,8 @@ class SandboxTools:
             self._idle.get().close()
 
     def _run(self, source: str, stdin: bytes) -> Outcome:
-        """Raises SandboxLost where the sandbox failed so many times, and SandboxError where none can be
-        made."""
+        """Raises SandboxLost after repeated failures of the sandbox, and SandboxError where none can be
+        created."""
         for left in reversed(range(TRIES)):
             try:
                 with self._one() as box:
@@ -63,7 +63,7 @@ class SandboxTools:
 
 
 def _told(outcome: Outcome) -> str:
-    """What the policy hears of a program."""
+    """What the policy reads about a program."""
     printed = outcome.out.decode(errors="replace")
     if len(printed) > MOST_CHARS:
         printed = f"{printed[:MOST_CHARS]}\n(cut)"

@@ -1,5 +1,5 @@
-"""Notices an environment that blocks its replica: no other episode moves on then, and none can be
-cancelled."""
+"""Detects an environment that blocks its replica's event loop. Then no episode makes progress, and none can
+be cancelled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import traceback
 from collections.abc import Callable
 
 LONGEST_S = 60.0
-"""Serve replaces a replica that answers no health check for longer, and nobody would know why."""
+"""Upper limit in seconds. After a longer block Serve replaces the replica itself, without a reason."""
 LIBRARIES = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
 
 
 class Watchdog:
-    """Calls `blocked(place)` from a thread of its own, once, when the event loop that makes it did nothing
-    for `limit_s` seconds. `place` is the line of a user's code where it stands."""
+    """Calls `blocked(place)` once, from a separate thread, when the event loop that created it was blocked
+    for `limit_s` seconds. `place` is the current line of the user's code."""
 
     def __init__(self, limit_s: float, blocked: Callable[[str], None]) -> None:
         self._loop, self._owner = asyncio.get_running_loop(), threading.get_ident()
@@ -42,7 +42,8 @@ class Watchdog:
 
 
 def place_of(thread: int) -> str:
-    """Where the thread stands: the innermost line that is not Python's or an installed package's."""
+    """Current line of the thread: the innermost frame that is not in Python's library or an installed
+    package."""
     stack = traceback.extract_stack(sys._current_frames()[thread])
     own = [frame for frame in stack if not frame.filename.startswith((*LIBRARIES, "<"))]
     frame = (own or stack)[-1]

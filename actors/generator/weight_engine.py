@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -28,6 +28,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdat
 from vllm.platforms import current_platform
 
 from common.errors import UNREACHED
+from common.gloo import gloo_group
 
 
 @dataclass
@@ -138,7 +139,7 @@ class GlooWeightTransferEngine(_Arriving):
             store = TCPStore(address, port, timeout=join, wait_for_workers=False)
         except RuntimeError as error:  # torch.distributed's errors of stores and networks
             raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
-        self._group = ProcessGroupGloo(store, rank, init_info.world_size, join)
+        self._group = gloo_group(store, rank, init_info.world_size, join, address)
         self._group._set_default_timeout(timedelta(seconds=init_info.limit_s))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:

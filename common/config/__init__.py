@@ -126,7 +126,7 @@ class Config(Section):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Names of the run's data sources; one without a name where it has a single data set."""
+        """Names of the run's data sources; a single empty name for a run with one data set."""
         return tuple(self.data.sources) or ("",)
 
     @property
@@ -134,8 +134,8 @@ class Config(Section):
         return tuple(source.weight for source in self.data.sources.values()) or (1.0,)
 
     def of(self, source: str) -> Config:
-        """This configuration with the data and the rewards of one source alone. Raises KeyError for a source
-        that the run does not have."""
+        """This configuration with the data and the rewards of one source. Raises KeyError for a source that
+        the run does not have."""
         if not self.data.sources and not source:
             return self
         rows = self.data.sources[source]
@@ -222,7 +222,7 @@ class Config(Section):
         return tuple(name for name in names[0] if all(name in others for others in names))
 
     def _counted(self, reward: Reward) -> None:
-        """Raise ValueError where something counts successes and nothing says what a success is."""
+        """Raise ValueError where a setting needs successes and `reward.success` is null."""
         rule, weights = self.allocation.rule, ", ".join(reward.weights)
         if reward.success is None:
             needy = [
@@ -277,24 +277,24 @@ class Config(Section):
 
     @property
     def deployments(self) -> tuple[str, ...]:
-        """The deployments of the application that have replicas and CPUs, by their sections' names."""
+        """Section names of the application's deployments that have replicas and CPUs."""
         own = ("generator", "verifier", "coordinator")
         return own if self.environment.path is None else (*own, "environment")
 
     @property
     def policy(self) -> str:
-        """The deployment that is asked for samples: an environment, which asks the generators, or these."""
+        """The deployment that samples: `environment`, which calls the generators, or `generator`."""
         return "generator" if self.environment.path is None else "environment"
 
     @property
     def longest(self) -> int:
-        """Most tokens of one sequence: what the engine must hold, and one micro-batch."""
+        """Maximum tokens of a sequence, which the engine and one micro-batch must hold."""
         given = 0 if self.environment.path is None else self.environment.max_given_tokens
         return self.rollout.max_prompt_tokens + self.rollout.max_response_tokens + given
 
     @property
     def longest_in_words(self) -> str:
-        """Where `longest` comes from: the keys, their values and the sum."""
+        """How `longest` is computed: the keys, their values and the sum."""
         keys = ["rollout.max_prompt_tokens", "rollout.max_response_tokens"]
         values = [self.rollout.max_prompt_tokens, self.rollout.max_response_tokens]
         if self.environment.path is not None:
@@ -304,12 +304,12 @@ class Config(Section):
 
     @property
     def gate(self) -> str | None:
-        """The reward that the warm-up gate watches; None where it is open from the start."""
+        """The reward of the warm-up gate; None if the gate is open from the start."""
         warmup = self.allocation.warmup
         return warmup.reward if warmup.enabled and warmup.reward in self._in_every_source else None
 
     def least_extra(self, rule: str) -> int:
-        """Phase B rollouts that each prompt gets at least in the first round of a shard, by `rule`."""
+        """Minimum number of Phase B rollouts per prompt in the first round of a shard under `rule`."""
         return 1 if self.learner.objective.phase_weight == "unbiased" and rule != "uniform" else 0
 
     @property

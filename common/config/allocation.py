@@ -15,9 +15,9 @@ class WarmUp(Section):
     enabled: bool = Field(True, description="Start with plain GRPO (uniform).")
     reward: str = Field(
         "format",
-        description="Reward that is watched. Where format is not in use, there is no warm-up by default.",
+        description="Reward of the warm-up gate. Without the format reward there is no warm-up by default.",
     )
-    format_reward: float = Field(0.85, ge=0, le=1, description="Mean of it that counts as learned.")
+    format_reward: float = Field(0.85, ge=0, le=1, description="Mean of this reward that counts as learned.")
     cycles: Count = Field(
         3, description="Consecutive generation cycles at or above it before HORA takes over for good."
     )
@@ -41,14 +41,14 @@ class Allocation(Section):
     )
     rounds: Count = Field(
         1,
-        description="R: Phase B's budget is divided in so many rounds, each by what was found before it. 1 "
-        "is the paper.",
+        description="R: number of rounds in which Phase B's budget is allocated. Each uses the results of"
+        " the rounds before it. 1 is the paper.",
     )
     stop: Literal["none", "hit", "mixed"] = Field(
         "none",
         description="hit: prompts with a success get no more rollouts; mixed: those with a success and a "
-        "failure. What nobody can use goes to all-right prompts until a failure, then by the rule's own "
-        "gain.",
+        "failure get none. Budget that is left goes to all-right prompts until a failure, "
+        "then by the rule's own gain.",
     )
     budget: Literal["rollouts", "tokens"] = Field(
         "rollouts",

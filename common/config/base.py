@@ -1,4 +1,4 @@
-"""What every section of the configuration is made of."""
+"""Base class and types of the configuration's sections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Section(BaseModel):
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:
-    """The section that a field holds, also where it may be null; None for a plain value."""
+    """The section class of a field, including an optional one; None for a plain value."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseModel):

@@ -11,7 +11,7 @@ from common.config.reward import Reward
 
 
 class Run(Section):
-    """Who this run is and where it writes."""
+    """Name of the run, and where it writes."""
 
     name: str = Field(
         "hora",
@@ -43,13 +43,13 @@ class Model(Section):
 
 
 class Rows(Section):
-    """Where problems are, and how they become prompts."""
+    """The data set, and how its problems become prompts."""
 
     path: str = Field("", description="JSONL file, Hugging Face data set name, or `arithmetic`.")
     split: str = Field("train", description="Split, for Hugging Face data sets.")
     prompt_field: str = Field("problem", description="Column of the problem.")
     answer_field: str = Field("answer", description="Column of the gold answer.")
-    limit: Count | None = Field(None, description="Use the first so many rows only.")
+    limit: Count | None = Field(None, description="Use only the first N rows.")
     system: str | None = Field(
         None,
         description="System message of the chat template. Left out: one that asks for what the rewards look "
@@ -60,8 +60,8 @@ class Rows(Section):
 
     @property
     def in_plain_words(self) -> bool:
-        """Whether the prompt is the problem alone: neither the user's own template nor the demo's task, whose
-        form is its own."""
+        """Whether the prompt is only the problem: no user template, and not the demo's task, which has a
+        fixed format."""
         return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
 
     @field_validator("template")
@@ -90,7 +90,7 @@ class Source(Rows):
 
 
 class Data(Rows):
-    shuffle: bool = Field(True, description="New order each epoch, pure in seed and epoch.")
+    shuffle: bool = Field(True, description="New order each epoch, a pure function of seed and epoch.")
     benchmarks: tuple[str, ...] = Field(
         (), description="JSONL benchmark files the training prompts are checked against for leaks."
     )
@@ -122,7 +122,7 @@ class Data(Rows):
         return self
 
     def of(self, source: str) -> Data:
-        """The data of one source as if the run had no other."""
+        """The data of one source, as for a run with this source only."""
         rows = self.sources[source]
         named = {name: getattr(rows, name) for name in Rows.model_fields}
         return self.model_copy(update={**named, "sources": {}})

@@ -1,4 +1,4 @@
-"""Episodes of several turns in place of single completions."""
+"""Multi-turn episodes instead of single completions."""
 
 from __future__ import annotations
 
@@ -48,28 +48,28 @@ class Environment(Section):
         None, description="Which environment of the library `verifiers`, where path is verifiers."
     )
     max_turns: int = Field(
-        8, ge=1, le=4096, description="An episode that wants more turns of the policy ends there."
+        8, ge=1, le=4096, description="Maximum number of the policy's turns in an episode."
     )
     max_turn_tokens: Count | None = Field(
         None,
-        description="Most tokens that the policy samples in one turn; none: what is left of "
-        "rollout.max_response_tokens, which is for all turns together.",
+        description="Maximum sampled tokens of one turn; none: what is left of "
+        "rollout.max_response_tokens, which bounds all turns together.",
     )
     max_given_tokens: Count = Field(
         1024,
-        description="Most tokens between the turns of an episode: what the environment says and what the "
-        "chat template writes around it.",
+        description="Maximum tokens between the turns of an episode: messages of the environment, and "
+        "what the chat template adds.",
     )
     history: Literal["append", "render"] = Field(
         "append",
-        description="What a turn sees of those before. append: everything that was sampled, thoughts "
-        "included; a rollout is one sequence. render: what the chat template shows of them, which may leave "
-        "thoughts out; each turn is a sequence.",
+        description="Context of later turns. append: all sampled tokens, reasoning included; a rollout is"
+        " one sequence. render: what the chat template shows of earlier turns, which may omit"
+        " reasoning; each turn is a sequence.",
     )
     time_limit_s: Seconds = Field(
         60.0,
-        description="Seconds of its own that an environment may take for one episode, waiting for the policy "
-        "left out. One that takes longer hangs, and the episode is sampled again.",
+        description="Seconds that an environment may use for one episode, without the time it waits for "
+        "the policy. After that it counts as hung, and the episode is sampled again.",
     )
     attempts: Count = Field(
         5,
@@ -78,10 +78,10 @@ class Environment(Section):
     )
     replicas: Count = Field(1, description="Replicas of the deployment at the start.")
     max_replicas: Count | None = Field(
-        None, description="More replicas are started up to so many as episodes need them; none: no more."
+        None, description="Replicas are added on demand up to this number; none: no replica is added."
     )
     episodes: Count = Field(
-        256, description="Episodes that one replica runs at a time; more wait outside, in no order."
+        256, description="Concurrent episodes of one replica. Further ones wait outside, in no order."
     )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
 

@@ -1,4 +1,4 @@
-"""Optimizer, learner and the way of its weights."""
+"""Optimizer, learner and weight transfer."""
 
 from __future__ import annotations
 
@@ -64,18 +64,20 @@ class Learner(Section):
     )
     keep_best: str | None = Field(
         None,
-        description="pass@K with a K of evaluation.k: the weights of the evaluation with the highest are "
-        "kept in RUN/best. Needs evaluation.every.",
+        description="pass@K with a K of evaluation.k: RUN/best keeps the weights of the evaluation with "
+        "the highest value. Needs evaluation.every.",
     )
     group_cache_gib: float = Field(
         4.0,
         ge=0,
         description="Host memory in which rank 0 keeps validated groups until their step, to read them once.",
     )
-    max_dead_in_a_row: Count = Field(10, description="So many unusable groups in a row stop the run.")
-    max_bad_losses: Count = Field(3, description="So many steps without a finite loss stop the run.")
+    max_dead_in_a_row: Count = Field(
+        10, description="The run stops after this many unusable groups in a row."
+    )
+    max_bad_losses: Count = Field(3, description="The run stops after this many steps without a finite loss.")
     wait_limit_s: Seconds = Field(
-        1800.0, description="No group for so long stops the learner with the reason."
+        1800.0, description="The learner stops, with the reason, after this long without a group."
     )
     wandb: str | None = Field(None, description="Weights & Biases project; none: off.")
     mlflow: str | None = Field(

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA): what the learner trains in place of the full weights."""
+"""Low-rank adapters (LoRA), which the learner trains instead of the full weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from common.config.base import Count, Section
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM allocates for an adapter (`max_lora_rank`); a rank between two of them takes the larger."""
+"""Ranks for which vLLM allocates memory (`max_lora_rank`). Other ranks use the next larger one."""
 
 
 class Lora(Section):
@@ -41,7 +41,7 @@ class Lora(Section):
 
     @property
     def served_rank(self) -> int:
-        """The rank that vLLM makes room for."""
+        """The rank for which vLLM allocates memory."""
         return next(r for r in VLLM_RANKS if r >= self.rank)
 
     @property
@@ -50,7 +50,8 @@ class Lora(Section):
 
     @property
     def adapter_config(self) -> dict[str, object]:
-        """What peft's `LoraConfig` and an `adapter_config.json` hold of this adapter, without its base."""
+        """This adapter's settings for peft's `LoraConfig` and `adapter_config.json`, without the base
+        model."""
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

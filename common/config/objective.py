@@ -1,5 +1,4 @@
-"""What the learner descends: advantage, ratio and loss, how tokens are added up, weights of groups,
-regularisers."""
+"""The objective: advantage, ratio and loss, aggregation of tokens, weights of groups, regularisers."""
 
 from __future__ import annotations
 
@@ -186,7 +185,7 @@ class Objective(Section):
     @model_validator(mode="before")
     @classmethod
     def _lengths(cls, values: object) -> object:
-        """aggregate token has no Z, so that nobody need say so."""
+        """Set Z for `aggregate: token`, which has none, so that the user need not set it."""
         if isinstance(values, dict) and values.get("aggregate") == "token":
             return {"normalisation": "none", **values}
         return values
@@ -273,7 +272,7 @@ class Objective(Section):
 
     @property
     def binary(self) -> bool:
-        """Whether the advantage is one of successes."""
+        """Whether the advantage is computed from successes."""
         return self.advantage in BINARY
 
     @property
@@ -283,7 +282,7 @@ class Objective(Section):
 
     @property
     def over_batch(self) -> bool:
-        """Whether it needs sums over all groups of a step."""
+        """Whether the objective needs sums over all groups of a step."""
         return self.scaling == "batch" or self.aggregate == "token"
 
     @property
@@ -294,11 +293,11 @@ class Objective(Section):
 
 
 NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "coba_rl", "reinforce_ada", "ar3po")
-"""Rules that divide otherwise than by a marginal gain: none of them can promise a prompt a rollout."""
+"""Rules without a marginal gain. They guarantee no prompt a rollout."""
 
 
 def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
-    """Raise ValueError where groups as they will be sampled do not suit the objective."""
+    """Raise ValueError where the sampling settings do not fit the objective."""
     name, rule = "learner.objective", allocation.rule
     smallest = rollout.group_size if rule == "uniform" else rollout.pre_rollouts
     if (objective.k or 0) > smallest:
@@ -327,7 +326,8 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
 
 
 def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> None:
-    """Raise ValueError where a prompt may get no Phase B, whose share no other rollout can carry."""
+    """Raise ValueError where a prompt may get no Phase B rollout, because the objective weights the two
+    phases separately."""
     name, rule, first = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
     if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):
         raise ValueError(

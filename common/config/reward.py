@@ -13,19 +13,20 @@ from common.user_code import is_user_function
 
 BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."
-"""How the name of a reward begins that an environment gives: `episode.solved` is its reward `solved`."""
+"""Prefix of rewards that an environment returns: `episode.solved` is its reward `solved`."""
 
 
 class CodeTests(Section):
-    """The reward `code_tests`: what a program may use, and where a row's tests are."""
+    """The reward `code_tests`: limits of a program, and columns of the tests."""
 
     seconds: float = Field(
         4.0,
         gt=0,
         le=600,
-        description="Processor time of a program for a test. By the clock it gets 2 s and three times that.",
+        description="Processor time of a program for one test. Its wall-clock limit is three times that "
+        "plus 2 s.",
     )
-    memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, Python's own included.")
+    memory_mib: int = Field(512, ge=64, le=65536, description="Memory of a program, including Python itself.")
     output_bytes: int = Field(
         2**20, ge=1024, le=2**28, description="A program that writes more to stdout or stderr is wrong."
     )
@@ -65,12 +66,12 @@ class Reward(Section):
     )
     time_limit_s: Seconds = Field(
         5.0,
-        description="Processor time math-verify gets for one answer, then its process is killed and the "
-        "answer is wrong; time by the clock that a reward of your own gets.",
+        description="Processor time of math-verify for one answer; then its process is killed and the "
+        "answer is wrong. Wall-clock time of a call of your own reward.",
     )
     wait_limit_s: Seconds = Field(
         600.0,
-        description="A reward that raises `Unavailable` is asked again for so long; then the run stops.",
+        description="A reward that raises `Unavailable` is retried for this long; then the run stops.",
     )
     max_answer_chars: Count = Field(2000, description="A longer answer is wrong without being parsed.")
     code_tests: CodeTests = CodeTests()
@@ -101,8 +102,8 @@ class Reward(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_rewards_need_a_name(cls, data: object) -> object:
-        """Which of several rewards of a user's own is success cannot be guessed, and accuracy may not fit
-        their task."""
+        """Without accuracy, a user's own rewards have no default success: which one it is cannot be
+        guessed."""
         if isinstance(data, Mapping) and "success" not in data and isinstance(data.get("weights"), Mapping):
             names = [str(name) for name in data["weights"]]
             if "accuracy" not in names and "code_tests" in names:
@@ -114,22 +115,21 @@ class Reward(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every reward that is computed: those with a weight, and the one that says what success is."""
+        """All rewards that are computed: those with a weight, and the one for success."""
         return tuple(dict.fromkeys([*self.weights, *([self.success] if self.success else [])]))
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """Those of `names` that verifiers compute; an environment gives the rest."""
+        """The rewards that verifiers compute; an environment returns the others."""
         return tuple(name for name in self.names if not name.startswith(EPISODE))
 
     def succeeded(self, rewards: Mapping[str, float]) -> bool:
-        """Whether a completion with these rewards by name is a success. Nothing is where no reward says
-        so."""
+        """Whether a completion with these rewards is a success. Always False if `success` is null."""
         return self.success is not None and rewards[self.success] >= self.success_at
 
 
 def check_reward_name(name: str) -> str:
-    """The name. Raises ValueError where it is neither a built-in reward's, nor an environment's, nor
+    """The name. Raises ValueError unless it is a built-in reward, an environment's reward or
     package.module:function."""
     of_episode = name.startswith(EPISODE) and name.removeprefix(EPISODE).isidentifier()
     if name not in BUILT_IN and not OWN.fullmatch(name) and not of_episode:

@@ -15,7 +15,7 @@ class Rollout(Section):
         32, description="G: mean rollouts per prompt; Γ·G is the budget of a batch, whatever the rule."
     )
     pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
-    shards: Count = Field(4, description="A batch is cut into so many shards, each allocated on its own.")
+    shards: Count = Field(4, description="Number of shards of a batch. Each is allocated separately.")
     shards_in_flight: Count = Field(8, description="Shards that one coordinator works on at the same time.")
     max_staleness: int = Field(
         1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
@@ -35,13 +35,12 @@ class Rollout(Section):
     )
     samples_per_request: Count = Field(
         16,
-        description="Most completions of one request: a large Δ_i is split so that no replica keeps the "
-        "tail.",
+        description="Maximum number of completions per request. A larger Δ_i is split over several replicas.",
     )
     time_limit_s: Seconds = Field(
         600.0,
-        description="Longest time that one completion takes. A request may take four times as long, because "
-        "it may wait in line; then it is tried again.",
+        description="Maximum time of one completion. A request may take four times as long, because it "
+        "may be queued; then it is retried.",
     )
     attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
 

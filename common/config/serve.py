@@ -8,7 +8,7 @@ from common.config.base import Count, Section
 
 
 class Serve(Section):
-    """Requests of others to the generators that train, behind the rollouts of training."""
+    """Requests of clients to the generators of a training run, with lower priority than rollouts."""
 
     endpoint: bool = Field(
         False,

@@ -18,8 +18,8 @@ class Generator(Section):
     cpus: float = Field(0.5, ge=0, description="CPUs reserved per replica, for Ray's placement.")
     max_requests: Count = Field(
         256,
-        description="Requests one replica holds, in work or in its engine's line, where the oldest shard is "
-        "first; more wait outside, in no order.",
+        description="Requests that one replica accepts, running or queued in its engine, which serves the"
+        " oldest shard first. Further ones wait outside, in no order.",
     )
     max_sequences: Count = Field(256, description="vLLM's max_num_seqs.")
     memory_utilization: float = Field(0.9, gt=0, le=1, description="Share of a GPU's memory for vLLM.")
@@ -51,7 +51,7 @@ class Coordinator(Section):
         1, description="Coordinators; shards are leased through Redis, so more than one may run."
     )
     lease_s: Seconds = Field(
-        30.0, description="A coordinator silent for so long loses its shards to the others."
+        30.0, description="A coordinator that is silent for this long loses its shards to other coordinators."
     )
     cpus: float = Field(0.25, ge=0, description="CPUs reserved, for Ray's placement.")
 
@@ -61,7 +61,8 @@ class Queue(Section):
         None, description="redis://, rediss:// or unix:// address; none: the one-machine run starts its own."
     )
     capacity: Count | None = Field(
-        None, description="Most untrained groups before producers wait; none: (max_staleness + 2)·Γ."
+        None,
+        description="Maximum number of untrained groups before producers wait; none: (max_staleness + 2)·Γ.",
     )
     max_group_bytes: Count = Field(
         256 * 2**20, description="A larger message is refused before it is decoded."

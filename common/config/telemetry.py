@@ -1,4 +1,4 @@
-"""What a run shows of itself, and how it is evaluated."""
+"""Views and records of a run, and its evaluation."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Telemetry(Section):
 
 
 class Evaluation(Section):
-    """Pass@K on held-out problems: before and after a `hora run`, and with `every` during training too."""
+    """Pass@K on held-out problems: before and after a `hora run`, and also during training with `every`."""
 
     path: str | None = Field(None, description="Held-out JSONL file or `arithmetic`; none: no evaluation.")
     source: str | None = Field(

@@ -1,8 +1,9 @@
-"""Two answers as mathematics, judged by math-verify. Unbounded in time and memory: call it where it can be
-killed.
+"""Two answers as mathematics, judged by math-verify. Time and memory are unbounded: call it in a process that
+can be killed.
 
-math-verify's own time limits use signals, which work in a main thread only: they are off. Its search for an
-answer in a text and its removal of units are not used: the whole text is the answer, and units are compared.
+math-verify's own time limits are off, because they use signals, which work in a main thread only. Its search
+for an answer in a text and its removal of units are not used: the whole text is the answer, and units are
+compared.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from common.equality.numerals import ungrouped
 from common.equality.regions import is_relation, region, same_region, variable
 from common.equality.statements import DOTS
 from common.equality.units import Total
+from common.errors import any_error_as
 
 _NORMAL = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -29,7 +31,7 @@ _EMPTY = re.compile(r"\\varnothing\b|\\\{\s*\\\}|\\left\s*\\\{\s*\\right\s*\\\}"
 _MIXED = re.compile(r"(?<![\d.])(\d+)\s+(\d+)/(\d+)")
 _LAST_DOTS = re.compile(rf"[,\s]*(?:{DOTS.pattern})\s*(?=\\?\}}?$)")
 
-logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it announces that its time limits are off
+logging.getLogger("math_verify.grader").setLevel(logging.ERROR)  # it warns that its time limits are off
 
 
 def equal(gold: str, answer: str) -> bool:
@@ -53,16 +55,15 @@ def parse(text: str) -> Basic | None:
     text = _EMPTY.sub(r"\\emptyset ", ungrouped(text)).replace("**", "^")
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", _LAST_DOTS.sub("", text))
     try:
-        normal = normalize_latex(text, _NORMAL)
-        parsed = latex2sympy(
-            normal,
-            is_real=not should_treat_as_complex(normal),
-            convert_degrees=False,
-            normalization_config=None,
-        )
-    except MemoryError:
-        raise
-    except Exception:  # broad: the parser raises plain Exception on every error of syntax
+        with any_error_as(ValueError, but=MemoryError):  # the parser raises plain Exception for bad syntax
+            normal = normalize_latex(text, _NORMAL)
+            parsed = latex2sympy(
+                normal,
+                is_real=not should_treat_as_complex(normal),
+                convert_degrees=False,
+                normalization_config=None,
+            )
+    except ValueError:
         return None
     return parsed if isinstance(parsed, Basic) or hasattr(parsed, "shape") else None
 

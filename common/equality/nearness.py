@@ -25,17 +25,17 @@ from sympy.sets import FiniteSet
 _DIGITS = 30
 _EXACT = Float("1e-12", _DIGITS)
 _DECIMAL = Float("1e-4", _DIGITS)
-"""math-verify's six places decide for decimals; this adds that a small number needs four significant
-digits."""
+"""Relative tolerance. math-verify compares six decimal places; this adds four significant digits for small
+numbers."""
 
 
 def far_apart(gold: object, answer: object) -> bool:
-    """Whether two parsed answers certainly differ. False leaves the decision to math-verify."""
+    """Whether two parsed answers certainly differ. If False, math-verify decides."""
     return any(_differ(one, other) for one, other in _pairs(gold, answer))
 
 
 def _pairs(gold: object, answer: object) -> Iterator[tuple[Expr, Expr]]:
-    """The numbers of two answers of one shape, in pairs; none for other shapes."""
+    """Pairs of numbers of two answers with the same structure; none for different structures."""
     if isinstance(gold, Interval) and isinstance(answer, Interval):
         yield from _zipped(gold.args[:2], answer.args[:2])
     elif isinstance(gold, FiniteSet) and isinstance(answer, FiniteSet):
@@ -77,7 +77,8 @@ def _differ(one: Expr, other: Expr) -> bool:
 
 
 def _value(expression: object) -> Float | None:
-    """The real value, variables at fixed points by name; None where there is none."""
+    """The real value, with each variable at a fixed point that follows from its name; None where there is
+    none."""
     if not isinstance(expression, Expr):
         return None
     points = {symbol: _point(symbol) for symbol in expression.free_symbols}
@@ -87,7 +88,7 @@ def _value(expression: object) -> Float | None:
         return None  # sympy has no number for it
     if not value.is_Float and not value.is_Rational:
         return None
-    return Float(0) if value.is_Float and value._prec == 1 else value  # no digit of it is certain: zero
+    return Float(0) if value.is_Float and value._prec == 1 else value  # no digit is certain: treat it as zero
 
 
 def _point(symbol: Symbol) -> Rational:

@@ -7,15 +7,17 @@ import re
 from common.equality.texts import SPACE, bare, tight
 
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")
-_LISTED = re.compile(r",(?:\s|~|\\[,;: ])")  # a comma with room after it; `10,\!080` draws its parts together
+_LISTED = re.compile(
+    r",(?:\s|~|\\[,;: ])"
+)  # a comma with space after it; `\!` in `10,\!080` is negative space
 _GROUPED = re.compile(rf"(?<![\d.,])\d{{1,3}}(?:(?:{SPACE}|\{{(?:,|\\[,;:])\}})+\d{{3}})+(?!\d)")
 _GAP = re.compile(rf"(?:{SPACE}|\{{(?:,|\\[,;:])\}})+")
 _BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
 
 
 def canonical_number(text: str) -> str | None:
-    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None for what is no plain integer or
-    decimal.
+    r"""`1,234.50`, `1 234.5` and `1{,}234.5` -> `1234.5`, `-0` -> `0`; None for anything but a plain integer
+    or decimal.
 
     None also for `3, 103`, which is a list, and for `2e-3`: there `e` may be Euler's number.
     """
@@ -31,7 +33,7 @@ def canonical_number(text: str) -> str | None:
 
 
 def ungrouped(text: str) -> str:
-    r"""Without the spaces between groups of three digits: `10\,000 \pi` -> `10000 \pi`."""
+    r"""The text without spaces between groups of three digits: `10\,000 \pi` -> `10000 \pi`."""
     return _GROUPED.sub(lambda found: _GAP.sub("", found.group()), text)
 
 

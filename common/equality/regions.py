@@ -1,5 +1,5 @@
-r"""Sets of real numbers, however they are written: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x
-\ne 3`."""
+r"""Sets of real numbers, in any notation: `-2 \le x \le 7`, `[-2, 7]`, `x < 2 \text{ or } x > 5`, `x \ne
+3`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def is_relation(text: str) -> bool:
 
 
 def region(text: str, parse: Parse) -> Set | None:
-    """The set of real numbers that a text describes; None where it describes none that is understood."""
+    """The set of real numbers that a text describes; None where it cannot be parsed as one."""
     if built := _BUILDER.fullmatch(text.strip()):
         text = built.group(1)
     if not is_relation(text):
@@ -63,7 +63,7 @@ def _relation(text: str, parse: Parse) -> Set | None:
 
 
 def _interval(relation: Relational) -> Set | None:
-    """`x < 2` as an interval. Anything but a variable against a number is None."""
+    """`x < 2` as an interval. None unless a variable is compared with a number."""
     if relation.rhs.is_Symbol:
         relation = relation.reversed
     symbol, end = relation.lhs, relation.rhs

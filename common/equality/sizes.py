@@ -1,6 +1,6 @@
-r"""How much work an answer is, from its text: what would be too much is never parsed.
+r"""Estimates the work of an answer from its text, so that an expensive answer is never parsed.
 
-math-verify computes with exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` takes for ever, and its parser takes
+math-verify computes with exact numbers, so `9^{9^{9^9}}` or `(10^{10})!` does not end, and its parser takes
 seconds for forty open brackets. The estimate is an upper bound on the number of digits, linear in the text.
 """
 
@@ -10,13 +10,13 @@ import math
 import re
 
 MAX_NESTING = 12
-"""Deepest nesting of brackets that is parsed. The deepest gold answer of the four benchmarks has 2."""
+"""Maximum nesting of brackets. The deepest gold answer of the four benchmarks has 2."""
 
 MAX_DIGITS = 50_000
-"""Most digits that an answer's numbers may have once computed. `2^{2025}` has 610."""
+"""Maximum number of digits of an answer's computed numbers. `2^{2025}` has 610."""
 
 MAX_TOKENS = 300
-"""Most numbers, letters, commands and signs. The parser takes milliseconds for each."""
+"""Maximum number of numbers, letters, commands and signs. The parser takes milliseconds for each."""
 
 _OPENING, _CLOSING = "([{", ")]}"
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\\[A-Za-z]+|\\.|\*\*|[A-Za-z]|\S")
@@ -52,8 +52,8 @@ class _TooLarge(Exception):
 
 
 class _Reader:
-    """Reads a text once. A value is bounded by the product of all its numbers, a 1 being taken as 2 (a + b ≤
-    a·b from 2 on)."""
+    """Reads a text once. A value is bounded by the product of all its numbers, where 1 counts as 2 (a + b ≤
+    a·b for a, b ≥ 2)."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = tokens
@@ -61,9 +61,9 @@ class _Reader:
         self._powers = 0
 
     def all(self) -> float:
-        """log10 of the bound of the whole text. Raises _TooLarge."""
+        """log10 of the bound for the whole text. Raises _TooLarge."""
         digits = self._product()
-        while self._at < len(self._tokens):  # after a bracket that closes nothing
+        while self._at < len(self._tokens):  # after an unmatched closing bracket
             digits += self._product()
         return digits
 
@@ -107,8 +107,8 @@ class _Reader:
 
     @property
     def _letter(self) -> float:
-        """log10 that stands for a letter: `(x+1)^{99999}` has as many terms as its exponent says. An exponent
-        with a letter is not computed."""
+        """log10 for a letter: `(x+1)^{99999}` has as many terms as its exponent. An exponent that contains a
+        letter is not evaluated."""
         return 0.0 if self._powers else 1.0
 
     def _next(self) -> str | None:
@@ -125,7 +125,7 @@ def _checked(digits: float) -> float:
 
 
 def _factorial(digits: float) -> float:
-    """log10 of n! for an n of so many digits."""
+    """log10 of n! for an n with this many digits."""
     if digits > 5:
         raise _TooLarge
     return _checked(10**digits * max(digits, 1.0))

@@ -1,4 +1,4 @@
-r"""What an answer claims: the value in `x = 28`, and whether it claims one at all.
+r"""The value that an answer claims, as in `x = 28`, if it claims one.
 
 `x^2 = 28` and `\sum_{n=1}^{7} n` are problems, `27 \Rightarrow 28` a step, `28\text{ or 27}` two answers,
 `1,2,3,\ldots` an open list: none of them is 28. A gold answer that has the same form is compared as it
@@ -35,7 +35,8 @@ _INDEX = r"_\s*(?:\{[^{}]*\}|\\?\w+)|\^\s*\{?\s*(?:-1|\\circ|\\prime|\*|T)\s*\}?
 
 
 def claim(gold: str, answer: str) -> list[str] | None:
-    """The values that an answer claims, each of which must be the gold answer; None where it is no answer."""
+    """The values that an answer claims, each of which must equal the gold answer; None where it claims
+    none."""
     answer = ungrouped(answer)
     answer = _DECIMAL_DOTS.sub(r"\1", answer[_end(_LEADING.match(answer)) :])
     if bool(DOTS.search(answer)) != bool(DOTS.search(gold)):
@@ -60,7 +61,7 @@ def _end(found: re.Match[str] | None) -> int:
 
 
 def _sides(gold: str, answer: str) -> list[str] | None:
-    """The sides of an equation that are values. What stands before them must be names."""
+    """The sides of an equation that are values. All sides before them must be names."""
     sides = [side.strip() for side in split_outside(answer, _EQUALS)]
     if len(sides) == 1 or len(split_outside(answer, _SYSTEM)) > 1:
         return [answer]
@@ -71,7 +72,7 @@ def _sides(gold: str, answer: str) -> list[str] | None:
         unknowns = letters(side)
         if not side or is_name(side):
             continue
-        if unknowns <= letters(gold):  # 54/2, or in letters that the answer is wanted in
+        if unknowns <= letters(gold):  # 54/2, or letters that the gold answer contains
             values.append(side)
         elif len(unknowns) == 1 or gold.strip() == "0":
             return None
@@ -82,7 +83,7 @@ def is_name(text: str) -> bool:
     r"""Whether a text names a quantity: `x`, `f(3)`, `AB`, `\angle A`, `\sin B`, `P(X>2)`, `\text{Area}`,
     `S_{10}`.
 
-    `x^2`, `27x`, `\sqrt{x}` and `|x|` name none: an equation with them is still to be solved.
+    `x^2`, `27x`, `\sqrt{x}` and `|x|` name none: an equation with them is unsolved.
     """
     if re.sub(r"\s|\\left|\\right|\\[lr]?vert", "", text) in ("|x|", "x|x"):
         return False

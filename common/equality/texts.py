@@ -1,6 +1,6 @@
-r"""An answer's text without what people put around it, and the size beyond which it is not parsed at all.
+r"""An answer's text without its wrapping, and the maximum size that is parsed.
 
-Everything here is linear in the text and safe on a hostile one.
+Everything here takes linear time and is safe on hostile text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
 """One piece of spacing in LaTeX, as a regular expression."""
 
 TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
-"""A command that sets its argument as words."""
+"""A command whose argument is words."""
 
 _LEAD = re.compile(
     r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
@@ -78,7 +78,7 @@ def bare(text: str) -> str:
 
 
 def _unboxed(text: str) -> str:
-    r"""`\boxed{(1,2)} and \boxed{(3,4)}` -> `(1,2) and (3,4)`: every box is a part of the answer."""
+    r"""`\boxed{(1,2)} and \boxed{(3,4)}` -> `(1,2) and (3,4)`: every box is part of the answer."""
     while (start := text.rfind(BOXED)) >= 0:
         end = closing_brace(text, start + len(BOXED) - 1)
         if end < 0:
@@ -98,13 +98,13 @@ def closing_brace(text: str, start: int) -> int:
 
 
 def tight(text: str) -> str:
-    """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma stands without
+    """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma loses its
     braces."""
     return _SPACING.sub("", " ".join(text.replace("{,}", ",").split()))
 
 
 def split_outside(text: str, separator: re.Pattern[str]) -> list[str]:
-    """Parts of the text between the separators that stand in no bracket."""
+    """Parts of the text, split at separators outside brackets."""
     parts, start, depth, i = [], 0, 0, 0
     while i < len(text):
         if not depth and (found := separator.match(text, i)) and found.end() > i:

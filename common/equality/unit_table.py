@@ -1,5 +1,4 @@
-"""Units that can be converted, scale words, and the product of units: numbers and names only, no text is read
-here."""
+"""Convertible units, scale words, and products of units. Tables and arithmetic only; no parsing."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ SCALES = {
     "trillion": 10**12,
     "dozen": 12,
 }
-"""Words that are part of the number. They are never dropped."""
+"""Words that are part of the number, and so are never dropped."""
 
 _FOOT, _POUND, _GALLON = Fraction("0.3048"), Fraction("0.45359237"), Fraction("0.003785411784")
 
@@ -64,7 +63,7 @@ _VOLUMES: dict[str, Fraction | int] = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit. `dimensions`: (name, exponent) pairs in order; None for words that are in no table."""
+    """A unit. `dimensions`: (name, exponent) pairs in order; None for words that the tables lack."""
 
     factor: Fraction
     dimensions: tuple[tuple[str, int], ...] | None
@@ -104,7 +103,7 @@ TABLE = _table()
 
 
 def unit_named(word: str) -> Unit | None:
-    """The unit of a word, singular or plural, any case; None where the table has none."""
+    """The unit of a word, singular or plural, in any case; None for an unknown word."""
     word = word.lower().rstrip(".")
     singular = word.removesuffix("s") if len(word) > 2 else word
     return TABLE.get(word) or TABLE.get(singular)

@@ -1,8 +1,7 @@
-r"""What an answer measures: `2\text{ hours }30\text{ minutes}`, `\$3\text{ million}`, `28 cm^2`.
+r"""Quantities with units: `2\text{ hours }30\text{ minutes}`, `\$3\text{ million}`, `28 cm^2`.
 
-A unit may be left out, on either side. Where both sides name units that can be converted, their sizes count:
-`150\text{ minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word is part of the number
-always.
+Either side may omit its unit. If both sides name convertible units, the quantities must be equal: `150\text{
+minutes}` is `2.5` hours, `28\text{ cents}` is not `\$28`. A scale word is always part of the number.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _NO_UNIT = frozenset(
         "d",
     ]
 )
-"""Words that say more than what is counted. What stands in a text command with one of them is no unit."""
+"""Words that state more than a unit. A text command that contains one is not a unit."""
 
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _BARE_LETTERS = {"m", "g", "s", "h", "L"}
@@ -73,12 +72,12 @@ _BARE_LETTERS = {"m", "g", "s", "h", "L"}
 
 
 MOST_TERMS = 5
-"""Most units in one quantity: weeks, days, hours, minutes, seconds."""
+"""Maximum number of units in one quantity: weeks, days, hours, minutes, seconds."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """One number with its unit. `scale` belongs to the number; `unit` is None where none is named."""
+    """One number with its unit. `scale` is part of the number; `unit` is None without a unit."""
 
     value: str
     scale: int
@@ -86,7 +85,7 @@ class Term:
 
     @property
     def factor(self) -> Fraction:
-        """Size of the unit; 1 where there is none, or none that can be converted."""
+        """Size of the unit; 1 without a convertible unit."""
         return self.unit.factor if self.unit and self.unit.dimensions is not None else Fraction(1)
 
 
@@ -131,7 +130,7 @@ def _sum(terms: tuple[Term, ...], unit: Fraction) -> Total:
 
 
 def _power_left_out(one: Unit, other: Unit) -> bool:
-    """cm for cm²: which power is meant, the problem says."""
+    """Accept cm for cm²: the problem determines the power."""
     dimensions, others = one.dimensions or (), other.dimensions or ()
     if len(dimensions) != 1 or len(others) != 1 or dimensions[0][0] != others[0][0]:
         return False
@@ -156,8 +155,8 @@ def _term(text: str) -> Term:
 
 
 def _without_last_unit(text: str, first: bool) -> str | None:
-    """The text before its last piece of a unit; None where it ends in none. A slash may stand between two
-    pieces."""
+    """The text before its last part of a unit; None where it does not end in one. Parts may be separated by a
+    slash."""
     text = _END_SPACE.sub("", text)
     if text.endswith("/") and not first:
         text = _END_SPACE.sub("", text[:-1])
@@ -171,7 +170,7 @@ def _without_last_unit(text: str, first: bool) -> str | None:
 
 
 def _is_unit(found: re.Match[str]) -> bool:
-    """Whether the words of a text command name what is counted: no digits, and none of the words that say
+    """Whether the words of a text command can be a unit: they have no digits and none of the words that state
     more."""
     words = re.sub(r"\^-?\d", "", found.group(1))
     names = re.findall(r"[A-Za-z]+", words.lower())
@@ -180,7 +179,7 @@ def _is_unit(found: re.Match[str]) -> bool:
 
 
 def _is_plain_unit(found: re.Match[str]) -> bool:
-    """Whether a word without a text command is a unit: one of the tables', after something that it can
+    """Whether a word outside a text command is a unit: a word of the tables, after something that it can
     count."""
     word, before = found.group(1), found.string[: found.start()]
     if len(word) == 1:

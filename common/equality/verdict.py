@@ -1,10 +1,10 @@
-r"""Whether an answer is the gold answer: by text where that is plain, by mathematics where it must be.
+r"""Whether an answer equals the gold answer: by text where that decides, otherwise by mathematics.
 
     gold, answer ─► bare texts ─► equal? numbers? words? ─► verdict
                     └─ what is claimed (statements) ─► in which unit (units) ─► expressions.equal ─► verdict
 
-`quick_verdict` is linear in the text and safe on a hostile one. `math_equal` may run for ever or take all
-memory: only the killable processes of `actors.verifier.pool` call it on a model's answers.
+`quick_verdict` takes linear time and is safe on hostile text. `math_equal` may not end, or may use all
+memory: for a model's answers call it only in the killable processes of `actors.verifier.pool`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from common.equality.units import Total, totals
 from common.equality.words import canonical_words, plain_words, spelt_set
 
 Pairs = list[list[tuple[Total, Total]]]
-"""Every claimed value must be right; it is where one of its pairs (gold, answer) is equal."""
+"""Every claimed value must be right. It is right if one of its pairs (gold, answer) is equal."""
 
 
 def usable_gold(answer: str) -> bool:
     """Whether accuracy can be judged against this gold answer: it parses and equals itself.
 
-    Meant for a data set's own answers, which are trusted to be finite work; a model's answers are not.
+    For the answers of a data set, which are trusted. Not for a model's answers, whose work may be unbounded.
     """
     if not bounded(answer, max_chars=2000):
         return False
@@ -42,7 +42,7 @@ def usable_gold(answer: str) -> bool:
 
 
 def quick_verdict(gold: str, answer: str) -> bool | None:
-    """Right or wrong where that is plain from the text; None where math-verify must decide.
+    """The verdict if the text decides it; None where math-verify must decide.
 
     Plain: equal text but for spacing; two numbers, with their units; words against words; numerals of two
     bases; what claims no value.
@@ -60,7 +60,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
 
 def math_equal(gold: str, answer: str) -> bool:
-    """The judgement of mathematics. Unbounded in time and memory: call it in a process that can be killed."""
+    """The verdict of math-verify. Time and memory are unbounded: call it in a process that can be killed."""
     from common.equality import expressions
 
     verdict = quick_verdict(gold, answer)
@@ -73,7 +73,7 @@ def math_equal(gold: str, answer: str) -> bool:
 
 
 def _by_text(gold: str, answer: str) -> bool | None:
-    # Of the texts with their spacing, which tells a list from a number.
+    # With spacing, which distinguishes a list from a number.
     numbers = canonical_number(gold), canonical_number(answer)
     if numbers[0] is not None and numbers[1] is not None:
         return numbers[0] == numbers[1]
@@ -95,7 +95,7 @@ def _claims(gold: str, answer: str) -> Pairs | None:
 
 
 def _by_number(pairs: list[tuple[Total, Total]]) -> bool | None:
-    """Whether one pair is equal, where both sides of all are plain numbers."""
+    """Whether one pair is equal, if all sides are plain numbers."""
     sums = [(_number(one), _number(other)) for one, other in pairs]
     if any(one is None or other is None for one, other in sums):
         return None

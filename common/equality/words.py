@@ -14,7 +14,7 @@ _ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
 
 
 def canonical_words(text: str) -> str | None:
-    r"""`\text{Evelyn}` -> `evelyn`; None where the text is not one piece of words in a text command."""
+    r"""`\text{Evelyn}` -> `evelyn`; None where the text is not a single text command."""
     found = _WORDS.fullmatch(bare(text))
     return plain_words(found.group(1)) if found else None
 

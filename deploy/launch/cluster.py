@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from common.keys import Keys
 from common.load import differences
 from common.redis import Redis, connect
 from common.state import read_state
+from common.telemetry import SILENT_S, beats
 from deploy.app import APP
 from deploy.launch.best import settle_last
 from deploy.launch.evaluation import evaluate_run
@@ -27,6 +29,7 @@ from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
 from evaluation.model_weights import model_digest
+from learner.ray_job import job_of, refuse_beside_another
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -52,10 +55,7 @@ def train_on_cluster(config: Config) -> None:
     console = Console()
     show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
     url = redis_url(config)
-    check_agreement(config, url)
-    keep_token_private()
-    with starting_ray():
-        ray.init(address="auto", log_to_driver=False, configure_logging=False)
+    _attach(config, url)
     config = settled(config)
     run_dir = Path(config.run.folder) / config.run.name
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
@@ -83,6 +83,21 @@ def train_on_cluster(config: Config) -> None:
     console.print(f"done; model: {run_dir / 'model'}", markup=False)
 
 
+def _attach(config: Config, url: str) -> None:
+    """Join the Ray cluster of this machine as the learner of `config`, whose application it must serve."""
+    import ray
+
+    keep_token_private()
+    with starting_ray():
+        job = job_of(config.run.name)
+        ray.init(address="auto", log_to_driver=False, configure_logging=False, job_config=job)
+    with ExitStack() as leaving:
+        leaving.callback(ray.shutdown)
+        refuse_beside_another(config.run.name)
+        check_agreement(config, url)
+        leaving.pop_all()
+
+
 def check_agreement(config: Config, url: str) -> None:
     """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and
     ConfigError naming every key in which its configuration differs."""
@@ -95,19 +110,27 @@ def check_agreement(config: Config, url: str) -> None:
 
 
 class _Absent(RunError):
-    """No coordinator has written anything."""
+    """No coordinator is at work."""
+
+
+def _coordinated(redis: Redis, keys: Keys) -> bool:
+    """Whether a coordinator is at work now: what an earlier one wrote stays in Redis, and the application may
+    be another run's."""
+    coordinators = beats(redis.hgetall(keys.parts), "coordinator")
+    return any(beat["seen"] > time.time() - SILENT_S for beat in coordinators)
 
 
 def _disagreement(redis: Redis, config: Config) -> HoraError | None:
     keys = Keys(config.run.name)
     theirs, error = redis.get(keys.config), read_state(redis, config.run.name).error
-    if not theirs:
-        return _Absent(
-            f"no coordinator of run {config.run.name!r} has written to this Redis: `serve deploy` the same "
-            f"file first (application {APP!r}), or check run.name and queue.url"
-        )
-    if error:
+    if theirs and error:
         return RunError(f"the coordinator stopped: {error}")
+    if not theirs or not _coordinated(redis, keys):
+        return _Absent(
+            f"no coordinator of run {config.run.name!r} writes to this Redis: `serve deploy` the same file "
+            f"first (application {APP!r}), or check run.name and queue.url; `serve status` says why an "
+            "application was not deployed"
+        )
     changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
     return (
         ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}") if changed else None

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from actors.coordinator.identity import MAY_CHANGE
 from common.config import Config
-from common.errors import ConfigError, RunError
+from common.errors import ConfigError, RunError, any_error_as
 from common.keys import Keys
 from common.load import differences, load
 from common.redis import connect
@@ -233,21 +233,22 @@ def _start_ray(config: Config) -> None:
     import ray
 
     keep_token_private(make=True)
-    try:
-        with starting_ray():
-            ray.init(
-                address="local",
-                num_cpus=_cpus(config),
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                object_store_memory=256 * 2**20,
-            )
-    except Exception as error:  # broad: Ray raises plain Exception when its processes take over 30 s
-        raise RunError(
-            f"Ray did not start on this machine ({error}); if it is busy with other work, try again when it "
+
+    def failed(reason: str) -> RunError:
+        return RunError(
+            f"Ray did not start on this machine ({reason}); if it is busy with other work, try again when it "
             "is less so"
-        ) from error
+        )
+
+    with any_error_as(failed), starting_ray():  # plain Exception when Ray's processes take over 30 s
+        ray.init(
+            address="local",
+            num_cpus=_cpus(config),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=256 * 2**20,
+        )
 
 
 def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Alerts) -> Pace:

@@ -72,14 +72,6 @@ class Chain:
             tuple((a, n) if chance.random() < recall(f"{a}{n}") else (a, n - 1) for a, n in self.steps)
         )
 
-    @property
-    def expected_success(self) -> float:
-        """Share of the author's programs that are right."""
-        product = 1.0
-        for letter, number in self.steps:
-            product *= recall(f"{letter}{number}")
-        return product
-
 
 def completion(program: str) -> str:
     """A whole completion. Without the language's name: every character costs the tiny model a token."""

@@ -39,6 +39,6 @@ def inline_svg(figure: Figure) -> str:
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()
     svg = svg[svg.index("<svg") :]
-    return re.sub(r"(fill|stroke): #000000", r"\1: currentColor", svg).replace(
+    return re.sub(rf"(fill|stroke): {INK}", r"\1: currentColor", svg).replace(
         "<text ", '<text fill="currentColor" '
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Self
 
-from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from vllm.distributed.weight_transfer.base import (
     ParamMeta,
     TrainerInitInfo,
@@ -20,6 +20,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+
+from common.gloo import gloo_group
 
 
 @dataclass
@@ -67,7 +69,7 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
         }
         with ThreadPoolExecutor(max_workers=1) as aside:
             joined = aside.submit(self.client.init_weight_transfer_engine, place)
-            self._group = ProcessGroupGloo(store, 0, info.world_size, join)
+            self._group = gloo_group(store, 0, info.world_size, join, info.master_address)
             joined.result()
         self._group._set_default_timeout(timedelta(seconds=info.limit_s))
 

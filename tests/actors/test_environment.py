@@ -247,6 +247,25 @@ def test_a_lost_turn_that_the_environment_hides_makes_no_episode() -> None:
         run(hides, lost)
 
 
+def test_a_lost_turn_stays_lost_where_the_environment_asks_once_more() -> None:
+    replicas = iter(["there", "gone", "there"])
+
+    async def once(context: Tokens, most: int, version: int) -> Completion:
+        if next(replicas) == "gone":
+            raise ConnectionError("the replica is gone")
+        return said("1")
+
+    async def insists(row: Row, policy: Any, sandbox: Any) -> Episode:
+        await policy.generate()
+        for _ in range(2):
+            with suppress(ConnectionError):
+                await policy.generate({"role": "user", "content": "on"})
+        return Episode({"solved": 1.0})
+
+    with pytest.raises(ConnectionError, match="the replica is gone"):
+        run(insists, once)
+
+
 @pytest.mark.parametrize(
     ("expression", "value"),
     [

@@ -5,7 +5,7 @@ import pytest
 
 from common.config import Config, Data
 from common.config.reward import Reward
-from common.datasets import DataError, find_leaks, gold_answer, load_dataset, load_held_out
+from common.datasets import DataError, equal_problems, gold_answer, load_dataset, load_held_out
 from common.rewards import gold_test
 
 BENCHMARKS = Path(__file__).parents[2] / "evaluation" / "data"
@@ -215,6 +215,7 @@ def test_evaluation_takes_the_held_out_side(tmp_path):
 def test_a_training_prompt_that_is_a_benchmark_prompt_is_found_in_spite_of_spacing_and_case(tmp_path):
     bench = written(tmp_path, [row("1", "What is  $1 + 1$?"), row("2", "Other")], "bench.jsonl")
     train = load_dataset(Data(path=written(tmp_path, [row("1", "new"), row("1", " what is\n$1+1$")])))
-    (leak,) = find_leaks(train.rows, [bench])
-    assert (leak.index, leak.benchmark, leak.row) == (1, bench, 1)
-    assert find_leaks(train.rows[:1], [bench]) == []
+    benchmarks = {"bench": load_dataset(Data(path=bench)).rows}
+    (leak,) = equal_problems(train.rows, benchmarks)
+    assert (leak.index, leak.benchmark, leak.row) == (1, "bench", 1)
+    assert equal_problems(train.rows[:1], benchmarks) == []

@@ -55,7 +55,6 @@ def test_solutions_pass_and_what_is_misremembered_mostly_does_not() -> None:
     source, author = chains(0), random.Random(0)
     forgot = [c for c in (next(source) for _ in range(400)) if c.misremembered(author) != c]
     assert 0.2 < len(forgot) / 400 < 0.6
-    assert sum(c.expected_success == 1 for c in forgot) == 0
 
 
 def test_a_chain_says_what_its_program_does() -> None:

@@ -113,7 +113,7 @@ async def with_deaths(
                 learner.run()
             except Stopped:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  a thread has no caller
                 failures.append(error)
 
         learner.stop.clear()

@@ -110,7 +110,7 @@ class Worker:
             self._say({"id": number, **_ended(made, running)})
         except Misfit as misfit:
             self._say({"id": number, "fault": str(misfit)})
-        except Exception as error:  # an environment may raise anything, and one ends no other
+        except Exception as error:  # noqa: BLE001  an environment may raise anything, and one ends no other
             self._say({"id": number, "fault": f"raises {type(error).__name__}: {error}"[:500]})
         finally:
             for trace in running.traces:
@@ -240,7 +240,7 @@ async def main() -> None:
     os.dup2(2, 1)
     try:
         worker = Worker(json.loads(sys.argv[1]), out)
-    except Exception as error:  # whatever an environment raises when it is loaded is for the user to read
+    except Exception as error:  # noqa: BLE001  whatever it raises at its load is for the user
         print(
             json.dumps({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]}), file=out
         )

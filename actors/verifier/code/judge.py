@@ -1,11 +1,11 @@
-"""In the sandbox, the process of the tests. It never executes a line of the program.
+"""The process of the tests, in the sandbox. It never executes code of the program.
 
-Names that the tests use and do not define stand for the program's; a call goes to its process by value, and
-what comes back is made here of built-in types. So an `os._exit`, an `__eq__` that is always true or a printed
-"pass" reaches no assertion. The verdict is written to this process's own stdout.
+Names that the tests use and do not define refer to the program. Calls are sent to its process by value, and
+results are rebuilt here from built-in types. So an `os._exit`, an `__eq__` that is always true or a printed
+"pass" cannot affect an assertion. The verdict is written to this process's own stdout.
 
-Not judged, and said so: functions as arguments, tests that call nothing, `isinstance` of the program's
-classes, imports that are not Python's own.
+The verdict is `cannot` for functions as arguments, tests that call nothing, `isinstance` with the program's
+classes, and imports outside the standard library.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import os
 import sys
 from typing import Any
 
-from actors.verifier.code.values import LONGEST, Unsendable, decode, encode, line
+from actors.verifier.code.values import LONGEST, Caught, Unsendable, decode, encode, line
 
 ASK, TELL = 3, 4
 FORWARDED = ("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__")
-"""What a test may ask of an object of the program's: a value comes back, never a verdict. Not `__eq__`, nor
-`__contains__`: an object that equals everything would pass."""
+"""Operations on an object of the program that return a value. `__eq__` and `__contains__` are excluded: an
+object that equals everything would pass every test."""
 
 
 class Unanswered(BaseException):
-    """The program ended, or said what is no answer. Not an Exception: tests must not catch it."""
+    """The program exited or sent an invalid reply. A BaseException, so that tests cannot catch it."""
 
 
 class Unjudgeable(BaseException):
-    """The tests ask for what cannot be done."""
+    """The tests use something that is not supported."""
 
 
 class Program:
-    """The other side of the pipes. `calls` counts what was asked of it."""
+    """The program's process, through the pipes. `calls` is the number of calls so far."""
 
     def __init__(self) -> None:
         self._ask, self._tell = os.fdopen(ASK, "wb", buffering=0), os.fdopen(TELL, "rb")
@@ -82,7 +82,7 @@ class Program:
 
 
 class Remote:
-    """Something of the program's: a name it defines, or an object it returned."""
+    """A name that the program defines, or an object that it returned."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -116,22 +116,22 @@ for _name in FORWARDED:
 
 
 class Names(dict):
-    """The names of the tests. One that neither they nor Python define is the program's."""
+    """The namespace of the tests. A name that neither the tests nor Python define refers to the program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(__name__="tests")
         self._program = program
 
     def __missing__(self, name: str) -> Any:
-        if hasattr(builtins, name):  # never the program's: its own `all` would pass every test
+        if hasattr(builtins, name):  # never the program's: its own version of `all` would pass every test
             raise KeyError(name)
         return Remote(self._program, name)
 
 
 def main() -> None:
-    """Judge what stdin describes, and write `[nonce, verdict, reason]`: pass, wrong, or cannot."""
+    """Read a task from stdin and write `[nonce, verdict, reason]`. The verdict is pass, wrong or cannot."""
     task = json.loads(sys.stdin.buffer.read())
-    sys.stdout = sys.stderr  # what tests print is no verdict
+    sys.stdout = sys.stderr  # the verdict alone goes to stdout
     program = Program()
     try:
         program.send(task["program"])
@@ -143,20 +143,24 @@ def main() -> None:
 
 def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
     try:
-        _run(program, tests, entry)
-    except AssertionError as error:
-        return "wrong", f"assertion {error}"
+        with Caught() as caught:
+            _run(program, tests, entry)
     except Unjudgeable as error:
         return "cannot", str(error)
-    except (ImportError, SyntaxError) as error:
-        # The program's own come back as other objects: see `_error`.
-        of_program = getattr(error, "of_program", False)
-        return ("wrong" if of_program else "cannot"), f"{type(error).__name__}: {error}"
     except (SystemExit, KeyboardInterrupt) as error:
         return "cannot", f"the tests end by {type(error).__name__}"
-    except Exception as error:  # a wrong answer can make the tests fail in any way
-        return "wrong", f"{type(error).__name__}: {error}"
+    if caught.error is not None:
+        return _failed(caught.error)
     return ("pass", "") if program.calls else ("cannot", "the tests call nothing that the program defines")
+
+
+def _failed(error: Exception) -> tuple[str, str]:
+    """Verdict for tests that raised `error`. A wrong answer may make them raise any exception."""
+    if isinstance(error, AssertionError):
+        return "wrong", f"assertion {error}"
+    # Of the program's own errors these two come back as other objects: see `_error`.
+    of_tests = isinstance(error, (ImportError, SyntaxError)) and not getattr(error, "of_program", False)
+    return ("cannot" if of_tests else "wrong"), f"{type(error).__name__}: {error}"
 
 
 def _run(program: Program, tests: str, entry: str) -> None:
@@ -169,19 +173,19 @@ def _run(program: Program, tests: str, entry: str) -> None:
 
 
 def _number(value: Any) -> int:
-    """What stands for an argument that has no value of its own."""
+    """The number of a program's object that is passed as an argument."""
     if isinstance(value, Remote) and isinstance(value._target, int):
         return value._target
     raise Unsendable(f"a {type(value).__name__} cannot be passed")
 
 
 def _error(name: Any, text: Any) -> Exception:
-    """The program's exception: a built-in one by name, else RuntimeError; never an AssertionError, which
-    would be the tests' own."""
+    """The program's exception as a built-in one of that name, else RuntimeError. Never AssertionError, which
+    only the tests may raise."""
     known = getattr(builtins, str(name), None)
     plain = isinstance(known, type) and issubclass(known, Exception) and known is not AssertionError
     kind: Any = known if plain else RuntimeError
-    error = kind.__new__(kind)  # without its own arguments, of which some need five
+    error = kind.__new__(kind)  # some built-in exceptions require five arguments
     error.args = (str(text),)
     error.of_program = True
     return error  # type: ignore[no-any-return]

@@ -3,8 +3,9 @@
     completion ─► last code block ─► seen before ───────────────────► verdict
                                      └─ a free runner, in a thread ─► verdict
 
-No block, a program that fails a test, crashes, or is over a limit is wrong. Tests that cannot be run are an
-error with the row's name, never a 0; a sandbox that failed is asked again (`VerifierUnavailable`).
+A completion is wrong if it has no code block, or if its program fails a test, crashes or exceeds a limit.
+Tests that cannot be run are an error that names the row, never a 0. After a failure of the sandbox the caller
+retries (`VerifierUnavailable`).
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class ProgramPool:
         self.judged = 0
 
     async def score(self, answer: Answer) -> float:
-        """Raises ValueError where the row's tests cannot be run, SandboxError where no sandbox can be made
-        here, VerifierUnavailable where one failed: ask again."""
+        """Raises ValueError where the row's tests cannot be run, SandboxError where no sandbox can be created
+        on this machine, and VerifierUnavailable where one failed: retry."""
         program = extract_code(answer.completion)
         if program is None or len(program) > MOST_CHARS:
             return 0.0
@@ -57,7 +58,7 @@ class ProgramPool:
         return await self._verdicts.of(key, partial(self._judge, program, tests, answer))
 
     def close(self) -> None:
-        """End the sandboxes, also busy ones."""
+        """End the sandboxes, including busy ones."""
         self._verdicts.cancel()
         for runner in self._runners:
             runner.close()
@@ -69,7 +70,7 @@ class ProgramPool:
             return await loop.run_in_executor(self._threads, self._run, program, tests, answer)
 
     def _run(self, program: str, tests: RowTests, answer: Answer) -> float:
-        """In a thread. As many run at a time as there are runners at most."""
+        """Runs in a thread. There are never more such threads than runners."""
         runner = self._free()
         try:
             verdict = runner.judge(program, tests)

@@ -1,7 +1,7 @@
-"""In the sandbox, the process of the program: defines what it defines, then answers the calls of the tests.
+"""The process of the program, in the sandbox: executes the program, then serves the calls of the tests.
 
-It is the program's own process: whatever the program does here, also to this module, it does to itself. It
-never holds an expected value; the verdict is made elsewhere.
+The program may change anything here, including this module, and affects only itself. This process never holds
+an expected value, and the verdict is made in another process.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from actors.verifier.code.values import decode, encode, line
+from actors.verifier.code.values import Caught, decode, encode, line
 
 NAME = "program"
-"""Its `__name__`: what a program does as a script alone (`__main__`) is not done."""
+"""The program's `__name__`, so that code for `__main__` does not run."""
 ASK, TELL = 3, 4
 MESSAGE = 500
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -29,11 +29,11 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "__str__": str,
     "__repr__": repr,
 }
-"""What is done with an object by Python and not by a method that it must have."""
+"""Operations that Python performs on an object, which need not have a method of that name."""
 
 
 def main() -> None:
-    """Read the source, then calls `[number, what, target, name, arguments, keywords]`, a line each."""
+    """Read the source, then calls `[number, what, target, name, arguments, keywords]`, one per line."""
     with os.fdopen(ASK, "rb") as ask, os.fdopen(TELL, "wb", buffering=0) as tell:
         module = sys.modules[NAME] = ModuleType(NAME)
         exec(compile(json.loads(ask.readline()), "program.py", "exec"), module.__dict__)
@@ -49,7 +49,7 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
         objects.append(value)
         return len(objects) - 1
 
-    try:
+    with Caught() as caught:
         called = names[target] if isinstance(target, str) else objects[target]
         if name in OPERATIONS:
             called = functools.partial(OPERATIONS[name], called)
@@ -59,7 +59,7 @@ def _answer(message: list, names: dict[str, Any], objects: list[Any]) -> list:
             return [number, "value", encode(called, keep), []]
         values = [decode(one, objects.__getitem__) for one in arguments]
         value = called(*values, **{k: decode(one, objects.__getitem__) for k, one in keywords.items()})
-        # Arguments too: the tests may look at a list that the program changed in place.
+        # Arguments are returned too: the program may have changed a list in place.
         return [number, "value", encode(value, keep), [encode(one, keep) for one in values]]
-    except Exception as error:  # the program's own: the tests decide what it means
-        return [number, "error", type(error).__name__, str(error)[:MESSAGE]]
+    # The program's own: the tests decide what it means.
+    return [number, "error", type(caught.error).__name__, str(caught.error)[:MESSAGE]]

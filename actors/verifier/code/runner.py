@@ -1,7 +1,7 @@
-"""Judges one program against one row's tests, in sandboxes of its own.
+"""Judges one program against one row's tests, in separate sandboxes.
 
-Pairs of stdin and stdout: one process for each pair, up to the first that fails; what is expected stays here.
-Assertions: two processes, the program's and the tests', which talk through pipes (`judge.py`).
+Pairs of stdin and stdout: one process for each pair, until one fails. Expected outputs stay in this process.
+Assertions: two processes, one for the program and one for the tests, connected by pipes (`judge.py`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from common.code import RowTests, same_output
 PRELOAD = (f"{__package__}.judge", f"{__package__}.program")
 JUDGE, PROGRAM = (f"from {module} import main; main()" for module in PRELOAD)
 TRIES = 2
-"""A program that is over its time by the clock runs once more: the machine may have been busy."""
+"""Runs of a program that exceeds its wall-clock time: the machine may have been busy."""
 
 
 class CannotJudge(ValueError):
-    """The tests cannot be run; the program is not to blame."""
+    """The tests cannot be run. This is no fault of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program passed all tests, and why not. `judge_ended`: the tests themselves were over a limit,
-    as the program's answers may have made them; this counts as wrong."""
+    """Whether a program passed all tests, and the reason if not. `judge_ended`: the tests exceeded a limit,
+    which the program's results may have caused; this counts as wrong."""
 
     right: bool
     why: str = ""
@@ -36,8 +36,8 @@ class Verdict:
 
 
 class Runner:
-    """Two sandboxes, the second made when assertions ask for it. Belongs to one thread at a time. Raises
-    SandboxError where none can be made."""
+    """Two sandboxes; the second is created for assertions only. Use from one thread at a time. Raises
+    SandboxError where none can be created."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -83,7 +83,7 @@ class Runner:
         return Verdict(said[1] == "pass", said[2])
 
     def _both(self, program: str, tests: RowTests, nonce: str) -> tuple[Outcome, Outcome]:
-        """How the tests ended, and how the program did, which is ended with them."""
+        """Outcomes of the tests and of the program, which is stopped when the tests end."""
         if self._judge is None:
             self._judge = Sandbox(PRELOAD)
         task = {"program": program, "tests": tests.asserts, "entry": tests.entry, "nonce": nonce}
@@ -104,7 +104,7 @@ class Runner:
 
 
 def ended(outcome: Outcome) -> str:
-    """How a program ended, in a few words, with the end of what it wrote to stderr."""
+    """A short description of how a program ended, with the end of its stderr."""
     words = {
         "time": "over its processor time",
         "wall": "over its time by the clock",

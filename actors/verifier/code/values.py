@@ -1,8 +1,8 @@
-"""Values between the process of the tests and that of the program: JSON with tags, of built-in types alone.
+"""The wire format between the processes of tests and program: tagged JSON of built-in types only.
 
-What arrives was made anew here, so no `__eq__`, no subclass and no other code of the sender's comes with it.
-JSON alone would make lists of tuples, texts of keys, and floats of large numbers. Standard library only, of
-any Python from 3.9: this runs in the sandbox.
+Values are rebuilt by the receiver, so no `__eq__`, subclass or other code of the sender arrives with them.
+Plain JSON would turn tuples into lists, keys into strings and large numbers into floats. Standard library
+only, Python 3.9 or later: this runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -13,20 +13,35 @@ from typing import Any
 
 DEPTH = 60
 LONGEST = 4 << 20
-"""Bytes of one message. A reply is read no further."""
+"""Byte limit of one message."""
 EXACT = 2**53
 COLLECTIONS: dict[str, Callable[[list], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 Keep = Callable[[Any], int]
 
 
+class Caught:
+    """`with Caught() as caught`: an error of the block ends it and is kept. For code of a user, in which
+    anything may fail."""
+
+    error: Exception | None = None
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            self.error = error
+        return self.error is not None
+
+
 class Unsendable(TypeError):
-    """A value that has no form on the wire."""
+    """A value that cannot be encoded."""
 
 
 def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
-    """Plain JSON of a value. What has none is kept by the sender, who gives its number; without `keep` raises
-    Unsendable."""
-    kind = type(value)  # exactly: a subclass of int may say that it equals everything
+    """A value as plain JSON. Any other object stays with the sender, and `keep` returns a number for it;
+    without `keep` raises Unsendable."""
+    kind = type(value)  # exact type: a subclass of int may equal everything
     if value is None or kind is bool or kind is str:
         return value
     if kind is int:
@@ -52,8 +67,8 @@ def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
 
 
 def decode(value: Any, kept: Callable[[int], Any]) -> Any:
-    """The value of plain JSON; `kept` finds or stands for what was kept under a number. Raises ValueError,
-    TypeError, KeyError and the like where it is none that `encode` made."""
+    """The value of plain JSON. `kept` returns the object, or a proxy, for a number. Raises ValueError,
+    TypeError, KeyError and similar errors for JSON that `encode` did not make."""
     kind = type(value)
     if kind is list:
         return [decode(one, kept) for one in value]
@@ -76,5 +91,5 @@ def decode(value: Any, kept: Callable[[int], Any]) -> Any:
 
 
 def line(message: Any) -> bytes:
-    """One message as it is sent."""
+    """One message, encoded with its line end."""
     return json.dumps(message).encode() + b"\n"

@@ -1,7 +1,8 @@
-"""Landlock: which files a program may read, and no TCP port and no signal to a process outside.
+"""Landlock: restricts the files that a program may read, and forbids TCP ports and signals to processes
+outside.
 
-With it a program reads the interpreter's own files and nothing else of the machine: no file of the run, no
-`/proc`. Needs Linux 5.13 and no privilege; later kernels know more rights.
+A program may read the interpreter's files and nothing else: no file of the run, no `/proc`. Needs Linux 5.13
+and no privileges. Later kernels support more rights.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from actors.verifier.sandbox.syscalls import call
 
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""By version of the interface: so many rights on files are known, the lowest bits. All are taken away."""
+"""Number of file rights (the lowest bits) by ABI version. All are withdrawn."""
 TCP, TCP_SINCE = 0b11, 4
 SCOPES, SCOPES_SINCE = 0b11, 6  # abstract sockets, signals
 VERSION, PATH_BENEATH = 1, 1
@@ -23,12 +24,12 @@ LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo")
 
 
 def version() -> int:
-    """The kernel's version of the interface. Raises OSError where there is none or it is off."""
+    """The kernel's Landlock ABI version. Raises OSError where Landlock is missing or disabled."""
     return call("landlock_create_ruleset", None, 0, VERSION)
 
 
 def ruleset() -> int:
-    """A descriptor of the rules, to be used by `restrict` in every program. Raises OSError."""
+    """File descriptor of the ruleset that `restrict` applies in every program. Raises OSError."""
     known = version()
     rights = (1 << FILE_RIGHTS[min(known, max(FILE_RIGHTS))]) - 1
     fields = [rights, *([TCP] if known >= TCP_SINCE else []), *([SCOPES] if known >= SCOPES_SINCE else [])]
@@ -42,7 +43,7 @@ def ruleset() -> int:
 
 
 def restrict(rules: int) -> None:
-    """Put this process, which must have no_new_privs, under the rules for good. Raises OSError."""
+    """Apply the ruleset to this process permanently. It must have set no_new_privs. Raises OSError."""
     call("landlock_restrict_self", rules, 0)
 
 
@@ -50,7 +51,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # not on this machine, so nothing is there to be read
+        return  # missing on this machine
     try:
         call("landlock_add_rule", rules, PATH_BENEATH, struct.pack("=Qi", rights, place), 0)
     finally:

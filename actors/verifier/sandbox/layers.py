@@ -1,4 +1,4 @@
-"""What stands between a program and the machine, one layer behind the other, and what each is for.
+"""The layers of protection between a program and the machine.
 
     namespaces  of the zygote, once: no process, network, or shared memory of the machine is visible
     uid         where the zygote is root, a user for each sandbox: no file, signal or /proc entry of ours
@@ -7,9 +7,9 @@
     landlock    reads the interpreter's files alone
     seccomp     only calls that a single process without a network needs; required
 
-Which hold is found by trying, not by guessing from versions: containers, kernels and security modules refuse
-in their own ways. seccomp with Landlock alone stops every attack of the tests; without seccomp some get
-through all other layers.
+Each layer is tried, not guessed from versions, because containers, kernels and security modules impose
+different restrictions. seccomp and Landlock together stop every attack of the tests; without seccomp some
+attacks pass all other layers.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ PDEATHSIG, NO_NEW_PRIVS = 1, 38  # prctl
 NEW_USER, NEW_PID, NEW_NET, NEW_IPC, NEW_UTS = 0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000
 CAPABILITIES_V3 = 0x20080522
 OWN_USERS, FEW_USERS = 1 << 21, 61_000
-"""First of the users that programs run as: beyond every process id and every user that a distribution gives
-out; where a container maps 65,536 users, the range that Debian leaves free."""
+"""First user id for programs. It is above all process ids and all ids that distributions assign; where a
+container maps 65,536 users, it is in the range that Debian leaves free."""
 MAIN_STACK = 64 << 20
-"""Of the first thread. It is taken as it is used; other threads get 8 MiB (`zygote`)."""
+"""Stack limit of the first thread, allocated on use. Other threads get 8 MiB (`zygote`)."""
 SPARE_THREADS = 256
 Limits = dict[str, float]
 
 
 def held(refused: set[str]) -> dict[str, str]:
-    """By layer: empty where it holds here, else why not. Each is tried in a process of its own."""
+    """For each layer the reason why it does not work here; empty if it does. Each is tried in a separate
+    process."""
     attempts: dict[str, Callable[[], object]] = {
         "namespaces": enter_namespaces,
         "uid": _try_user,
@@ -53,15 +54,15 @@ def held(refused: set[str]) -> dict[str, str]:
 
 
 def machine() -> str:
-    """x86_64 or aarch64. Raises OSError on another kind of processor, whose numbers are not known here."""
+    """x86_64 or aarch64. Raises OSError on another architecture, whose system call numbers are not listed."""
     if platform.machine() not in MACHINES:
         raise OSError(f"no list of system calls for {platform.machine()}")
     return platform.machine()
 
 
 def enter_namespaces() -> None:
-    """New user (unless root), process, network, IPC and host-name namespaces; children are in them. Raises
-    OSError."""
+    """New user (unless root), process, network, IPC and host-name namespaces; child processes are created in
+    them. Raises OSError."""
     uid, gid = os.geteuid(), os.getegid()
     flags = NEW_PID | NEW_NET | NEW_IPC | NEW_UTS | (0 if uid == 0 else NEW_USER)
     if LIBC.unshare(flags) != 0:
@@ -75,7 +76,7 @@ def enter_namespaces() -> None:
 
 
 def own_user() -> int:
-    """A user that no other sandbox of this machine has: from the process id that the machine sees."""
+    """A user id that no other sandbox of this machine has, derived from the process id on the host."""
     with open("/proc/self/uid_map") as file:
         mapped = max(int(first) + int(count) for first, _, count in map(str.split, file))
     wide = OWN_USERS + os.getpid()
@@ -83,29 +84,29 @@ def own_user() -> int:
 
 
 def become(user: int) -> None:
-    """Another user without groups. Raises OSError."""
+    """Switch to this user, without groups. Raises OSError."""
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the parent ends: process `parent`, 0 for one outside of these namespaces. A change of
-    user clears this: call it after."""
+    """Have the kernel kill this process when its parent ends. `parent` is the parent's id, 0 if it is outside
+    these namespaces. Call it after a change of user, which clears it."""
     LIBC.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def limit(limits: Limits, threads: int | None) -> None:
-    """Limits that the kernel keeps. `threads` bounds the processes of this user; None where that is useless
-    (root) and threads are forbidden."""
+    """Set the resource limits. `threads` bounds the processes of this user; None for root, for which the
+    kernel does not count them: then threads are forbidden."""
     seconds = int(-(-limits["seconds"] // 1))
     pairs = {
-        # SIGXCPU first, which a program may catch; a second later SIGKILL. The exact time is compared after.
+        # A program may catch SIGXCPU; SIGKILL follows one second later. The exact time is checked afterwards.
         resource.RLIMIT_CPU: (seconds, seconds + 1),
         resource.RLIMIT_AS: (int(limits["memory"]),) * 2,
-        # stdout and stderr are files in memory: the kernel bounds them, and nobody has to pump a pipe.
+        # stdout and stderr are files in memory: the kernel bounds them, and no pipe has to be read.
         resource.RLIMIT_FSIZE: (int(limits["output"]),) * 2,
         resource.RLIMIT_NOFILE: (int(limits["files"]),) * 2,
         resource.RLIMIT_STACK: (MAIN_STACK,) * 2,
@@ -118,21 +119,21 @@ def limit(limits: Limits, threads: int | None) -> None:
         pairs[resource.RLIMIT_NPROC] = (threads, threads)
     for what, (soft, hard) in pairs.items():
         top = resource.getrlimit(what)[1]
-        if top != resource.RLIM_INFINITY:  # what the host allows less of
+        if top != resource.RLIM_INFINITY:  # the host's limit is lower
             soft, hard = min(soft, top), min(hard, top)
         resource.setrlimit(what, (soft, hard))
 
 
 def threads_of_the_machine() -> int:
-    """Threads that exist now on the whole host, with room for a program's. A loose bound, for a user that is
-    shared: the kernel counts Ray's threads too, and those of the same user in other containers, which cannot
-    be seen from here. A tighter one would refuse honest programs their threads."""
+    """The number of threads on the whole host, plus room for a program. A loose bound for a shared user: the
+    kernel also counts Ray's threads, and those of the same user in other containers, which are not visible
+    here. A tighter bound could deny a correct program its threads."""
     with open("/proc/loadavg") as file:
         return int(file.read().split()[3].partition("/")[2]) + SPARE_THREADS
 
 
 def first_to_be_killed() -> None:
-    """Where memory runs out all the same, the kernel takes this process before any of the run's."""
+    """If memory runs out, let the kernel kill this process before any process of the run."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
@@ -141,12 +142,12 @@ def first_to_be_killed() -> None:
 
 
 def no_capabilities() -> None:
-    """Root's powers go, also those of a user namespace."""
+    """Drop root's capabilities, including those in a user namespace."""
     call("capset", struct.pack("Ii", CAPABILITIES_V3, 0), struct.pack("6I", *[0] * 6))
 
 
 def no_new_privileges() -> None:
-    """No program can give privileges back; Landlock and seccomp ask for it. Raises OSError."""
+    """Set no_new_privs, which Landlock and seccomp require. Raises OSError."""
     if LIBC.prctl(NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "no_new_privs is refused")
 
@@ -172,7 +173,7 @@ def _try_seccomp() -> None:
 
 
 def _tried(attempt: Callable[[], object]) -> str:
-    """Empty where the attempt succeeded, else its error."""
+    """The error of the attempt; empty if it succeeded."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

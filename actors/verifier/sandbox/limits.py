@@ -1,4 +1,4 @@
-"""What a program may use, and what became of it."""
+"""Resource limits of a program, and its outcome."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Literal
 Kind = Literal["ok", "error", "time", "wall", "output"]
 
 WALL = 3.0
-"""Seconds by the clock for each second of processor time: what a busy machine may take away, and no more, for
-a program that sleeps holds its place."""
+"""Wall-clock seconds per second of processor time. Enough for a busy machine, and small because a sleeping
+program occupies a sandbox."""
 WALL_START_S = 2.0
-"""Seconds by the clock on top, for a start on a busy machine."""
+"""Additional wall-clock seconds for the start on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Limits:
 
     @property
     def wall(self) -> float:
-        """Seconds by the clock."""
+        """Wall-clock limit in seconds."""
         return WALL * self.seconds + WALL_START_S
 
 
@@ -35,8 +35,8 @@ class Limits:
 class Outcome:
     """How one program ended.
 
-    `ok`: exit status 0. `error`: another status, or a signal (negative, as in `subprocess`). `time`: over its
-    processor time. `wall`: over its time by the clock, which a busy machine may be to blame for. `output`: it
+    `ok`: exit status 0. `error`: another status, or a signal (negative, as in `subprocess`). `time`: exceeded
+    its processor time. `wall`: exceeded its wall-clock time, perhaps because the machine was busy. `output`:
     filled stdout or stderr.
     """
 

@@ -1,11 +1,11 @@
-"""Runs untrusted programs, one at a time, behind every layer that this machine allows.
+"""Runs untrusted programs, one at a time, with every layer of protection that this machine supports.
 
     box = Sandbox()
     box.run("print(int(input()) + 1)", b"3\n")   # Outcome(kind="ok", out=b"4\n", …)
 
-A program is Python with its standard library. It reads stdin and the interpreter's own files, and writes
-stdout and stderr; there is no folder to write to, no network and no second process. `layers.py` says what
-keeps it there. A sandbox belongs to one thread at a time; use one for each program that is to run at once.
+A program is Python with its standard library. It can read stdin and the interpreter's files, and write to
+stdout and stderr. It has no writable folder, no network and no second process. `layers.py` describes the
+protection. Use a sandbox from one thread at a time, and one sandbox for each concurrent program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,14 +27,14 @@ from actors.verifier.sandbox.zygote import LAUNCH, STOP, serve
 from common.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[__name__.count(".")]
-"""Where our modules are imported from, under the names that they have here."""
+"""Folder from which the zygote imports HORA's modules by these names."""
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
-"""All that a program's environment holds. Each arena of the C library's is 64 MiB of address space."""
+"""A program's whole environment. Each malloc arena takes 64 MiB of address space."""
 SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 START_S = 60.0
-"""A zygote that says nothing for so long does not start on this machine."""
+"""Seconds until a silent zygote counts as failed to start."""
 GRACE_S = 30.0
-"""Beyond a program's limit by the clock: a zygote that has not answered by then is lost."""
+"""Seconds beyond a program's wall-clock limit after which a silent zygote counts as lost."""
 SEALS = 0x2 | 0x4 | 0x8  # F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
 
 
@@ -42,25 +42,25 @@ DEFAULT = Limits()
 
 
 class SandboxError(RunError):
-    """No program can be run safely on this machine; the reason in one line."""
+    """No program can be run safely on this machine. The text is the reason."""
 
 
 class SandboxLost(RuntimeError):
-    """The sandbox itself failed and its program was not judged. Nobody's fault: start another."""
+    """The sandbox itself failed, so the program was not judged. Start another sandbox."""
 
 
 class Sandbox:
-    """One zygote. `preload` names modules of ours that its programs may import; `without` layers that are not
-    to be used (for tests). `layers` says by name why one does not hold, empty where it does.
+    """One zygote. `preload` names modules of ours that its programs may import; `without` names layers to
+    disable (for tests). `layers` has for each layer the reason why it does not work; empty if it does.
 
-    Raises SandboxError where the layers that hold do not suffice.
+    Raises SandboxError where the working layers are not sufficient.
     """
 
     def __init__(self, preload: Sequence[str] = (), without: Collection[str] = ()) -> None:
         self.layers: Mapping[str, str] = {}
         *others, last = interpreters()
         for python in others:
-            with suppress(SandboxError):  # too old, or another reason of its own: the next one may do
+            with suppress(SandboxError):  # too old, for example: try the next one
                 self._open(python, preload, without)
                 return
         self._open(last, preload, without)
@@ -77,13 +77,12 @@ class Sandbox:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-        try:
+        with ExitStack() as otherwise:
+            otherwise.callback(self.close)
             self.layers = self._hello(python)["layers"]
             if why := unsafe(self.layers):
                 raise SandboxError(why)
-        except BaseException:
-            self.close()
-            raise
+            otherwise.pop_all()
 
     def run(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
@@ -95,7 +94,7 @@ class Sandbox:
     def start(
         self, source: str, stdin: bytes = b"", limits: Limits = DEFAULT, pipes: Sequence[int] = ()
     ) -> None:
-        """Begin a program; `wait` for it before the next. Raises SandboxLost."""
+        """Start a program. Call `wait` before the next one. Raises SandboxLost."""
         self._limits = limits
         files = [_sealed(stdin), _memory(), _memory(), _sealed(source.encode("utf-8", "surrogatepass"))]
         self._out, self._err = files[1:3]
@@ -110,7 +109,7 @@ class Sandbox:
             os.close(files[3])
 
     def wait(self) -> Outcome:
-        """How the program ended. Raises SandboxLost."""
+        """Wait for the program and return its outcome. Raises SandboxLost."""
         try:
             answer = self._receive(self._limits.wall + GRACE_S)
             if answer["trouble"]:
@@ -122,14 +121,14 @@ class Sandbox:
         return Outcome(kind, answer["status"], out, err, answer["cpu_s"], answer["wall_s"])
 
     def stop(self) -> None:
-        """End the program that runs; `wait` still tells of it."""
+        """Stop the running program; `wait` still returns its outcome."""
         try:
             self._socket.send(STOP)
         except OSError as error:
             raise SandboxLost(f"the sandbox's process is gone: {error}") from error
 
     def close(self) -> None:
-        """End the zygote, and with it its program."""
+        """Stop the zygote and its program."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -172,7 +171,7 @@ class Sandbox:
 
 
 def unsafe(layers: Mapping[str, str]) -> str:
-    """Why programs must not be run behind these layers alone; empty where they may."""
+    """The reason why these layers are not sufficient; empty if they are."""
     if layers["seccomp"]:
         return (
             f"programs cannot be run safely: seccomp does not hold ({layers['seccomp']}); allow it in the "
@@ -188,8 +187,8 @@ def unsafe(layers: Mapping[str, str]) -> str:
 
 
 def interpreters() -> list[str]:
-    """What programs may run on, the best first: this Python without its virtual environment; for root, before
-    it, those that every user can reach, for programs get a user of their own."""
+    """Interpreters for programs, the best first: this Python without its virtual environment. For root, first
+    those that every user can read, because programs run as another user."""
     ours = os.path.realpath(sys.executable)
     if os.geteuid() != 0:
         return [ours]
@@ -211,7 +210,7 @@ def _memory() -> int:
 
 
 def _sealed(content: bytes) -> int:
-    """A file in memory that nobody can change any more."""
+    """A read-only file in memory."""
     file = _memory()
     view = memoryview(content)
     while view:

@@ -1,7 +1,8 @@
-"""The filter of system calls (seccomp) that a program runs under. This layer is required.
+"""The seccomp filter for the system calls of a program. This layer is required.
 
-What is not named in `syscalls` fails with EPERM: sockets, signals to others, ptrace, mounts, new namespaces,
-io_uring, shared memory, memfds, unlink, chmod, execve. What is newer than the list fails with ENOSYS.
+Calls that `syscalls` does not list fail with EPERM: sockets, signals to others, ptrace, mounts, new
+namespaces, io_uring, shared memory, memfds, unlink, chmod, execve. Calls that are newer than the list fail
+with ENOSYS.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Instruction = bytes
 def program(machine: str, pid: int, threads: bool) -> list[Instruction]:
     """The filter of the process `pid`; without `threads` it cannot start any."""
     start = [
-        # Another architecture's numbers mean other calls: a process that switches is ended.
+        # The numbers of another architecture mean other calls: a process that switches is killed.
         _ins(LOAD, k=ARCH),
         _ins(EQUAL, 1, 0, AUDIT_ARCH[machine]),
         _ins(RETURN, k=KILL_PROCESS),
@@ -51,7 +52,7 @@ def program(machine: str, pid: int, threads: bool) -> list[Instruction]:
 
 
 def install(machine: str, pid: int, threads: bool) -> None:
-    """Put this process, which must have no_new_privs, under the filter for good. Raises OSError."""
+    """Apply the filter to this process permanently. It must have set no_new_privs. Raises OSError."""
     code = program(machine, pid, threads)
     blob = b"".join(code)
     buffer = ctypes.create_string_buffer(blob, len(blob))
@@ -64,12 +65,12 @@ def _special_rules(machine: str, pid: int, threads: bool) -> list[Instruction]:
         # Landlock holds or not: a reward must not depend on the machine.
         "open": _unless_any_bit(1, WRITING, errno.EROFS),
         "openat": _unless_any_bit(2, WRITING, errno.EROFS),
-        # One process for each program: no fork bomb, nothing stays behind, and RLIMIT_AS is the whole memory.
-        # EAGAIN is what fork says where processes have run out.
+        # One process per program: no fork bomb, no leftover process, and RLIMIT_AS bounds the whole memory.
+        # EAGAIN: fork's error for too many processes.
         "clone": _masked(0, CLONE_THREAD | NEW_NAMESPACES, CLONE_THREAD if threads else 1, errno.EAGAIN),
         "fork": [_error(errno.EAGAIN)],
         "vfork": [_error(errno.EAGAIN)],
-        # Its flags are behind a pointer, which no filter can read: libc falls back on clone.
+        # Its flags are behind a pointer, which a filter cannot read. libc falls back to clone.
         "clone3": [_error(errno.ENOSYS)],
         "kill": _one_of(0, (pid,), errno.EPERM),
         "tgkill": _one_of(0, (pid,), errno.EPERM),
@@ -104,7 +105,7 @@ def _error(code: int) -> Instruction:
 
 
 def _argument(place: int) -> Instruction:
-    """The low half of an argument: all that the kernel looks at of an int."""
+    """The low half of an argument, which is all that the kernel reads of an int."""
     return _ins(LOAD, k=ARGUMENTS + 8 * place)
 
 

@@ -106,7 +106,7 @@ ALLOWED: dict[str, tuple[int, int | None]] = {
     "exit_group": (231, 94),
 }
 
-# Allowed for some arguments alone, refused with an error that libc falls back on, or made by the zygote.
+# Allowed for certain arguments only, refused with an error for which libc falls back, or made by the zygote.
 SPECIAL: dict[str, tuple[int, int | None]] = {
     "open": (2, None),
     "openat": (257, 56),
@@ -128,7 +128,7 @@ SPECIAL: dict[str, tuple[int, int | None]] = {
 }
 
 LAST_KNOWN = 450
-"""Calls above were added after this list was made: they do not exist for a program, so libc falls back."""
+"""Calls above this number are newer than the list. A program gets ENOSYS, so libc falls back."""
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 MACHINES = tuple(AUDIT_ARCH)

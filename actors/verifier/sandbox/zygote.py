@@ -1,14 +1,14 @@
-"""The process that programs are forked from: single-threaded, without secrets in its memory or environment.
+"""The process from which programs are forked: single-threaded, without secrets in its memory or environment.
 
     request ─► fork ─► own user ─► limits ─► no privileges ─► Landlock ─► seccomp ─► the program's first line
 
 Started as `python -I -S -c LAUNCH` with an empty environment. A fork costs a third of a new interpreter, and
-leaves no exec to allow. Only the standard library is used here, of any Python from 3.9: where this one cannot
-be read by another user, the system's own interpreter stands in.
+needs no execve. This module uses the standard library only, of Python 3.9 or later: where other users cannot
+read this Python, the system's interpreter is used.
 
 Messages on one SOCK_SEQPACKET socket: first the layers that hold; then per program a request with its
 descriptors (stdin, stdout, stderr, source, and pipes that become 3 and on) and an answer. `STOP` ends the
-program that runs; so does the caller's end, after which this process ends too.
+running program. The end of the caller ends the program and this process.
 """
 
 from __future__ import annotations
@@ -41,37 +41,57 @@ FIXED = 4
 """Descriptors of every request: stdin, stdout, stderr, source."""
 SET_UP_FAILED = 97
 THREAD_STACK = 8 << 20
-"""Not the C library's guess, which is the host's limit of stacks: a few such could be all of a program's
+"""Set explicitly: the C library's default is the host's stack limit, of which a few may exceed a program's
 memory."""
 PRELOADED = (
     *("bisect", "collections", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq"),
     *("itertools", "math", "operator", "random", "re", "string", "threading", "typing"),
 )
-"""Imported once, for what programs import most."""
+"""The modules that programs import most, imported once."""
 
 
 def serve(descriptor: int, preload: list[str], refused: list[str]) -> NoReturn:
     """Answer requests until the caller closes its end."""
     sock = socket.socket(fileno=descriptor)
     held = layers.held(set(refused))
-    user = None if held["uid"] else layers.own_user()  # first: inside, every zygote is process 1
+    user = (
+        None if held["uid"] else layers.own_user()
+    )  # before the namespaces: inside, every zygote is process 1
     if not held["namespaces"]:
         _enter_namespaces(sock)
     for name in (*PRELOADED, *preload):
         importlib.import_module(name)
     sys.path.pop(0)
     threading.stack_size(THREAD_STACK)
-    gc.freeze()  # or every program's collections would copy the memory that it shares with this process
+    gc.freeze()  # otherwise garbage collection in a program would copy the memory shared with this process
     box = _Box(sock, held, user)
     sock.send(json.dumps({"layers": held, "python": sys.executable}).encode())
     while True:
         data, descriptors, _, _ = socket.recv_fds(sock, MOST, 16)
         if not data:
             os._exit(0)
-        if data != STOP:  # one that came too late finds nothing to stop
+        if data != STOP:  # a STOP that came too late has no effect
             source = box.run(json.loads(data), descriptors)
             if source is not None:
                 _run_as_script(source)
+
+
+class _EndOnFailure:
+    """For the set-up of a forked process: after any error it must not continue as a second zygote. The error
+    is written to `said`."""
+
+    def __init__(self, said: int) -> None:
+        self._said = said
+
+    def __enter__(self) -> None:
+        """Nothing to set up."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            try:
+                os.write(self._said, f"{type(error).__name__}: {error}"[:500].encode())
+            finally:
+                os._exit(SET_UP_FAILED)
 
 
 class _Box:
@@ -84,16 +104,14 @@ class _Box:
         self._user = user
 
     def run(self, limits: dict[str, float], descriptors: list[int]) -> bytes | None:
-        """In the zygote: answer how the program ended, and None. In the program: its source."""
+        """In the zygote: send the outcome of the program and return None. In the program: return its
+        source."""
         ready, said = os.pipe()
         zygote, began = os.getpid(), time.monotonic()
         pid = os.fork()
         if pid == 0:
-            try:
+            with _EndOnFailure(said):
                 return self._become_program(limits, descriptors, said, zygote)
-            except Exception as error:  # whatever failed, this must not go on as a second zygote
-                os.write(said, f"{type(error).__name__}: {error}"[:500].encode())
-                os._exit(SET_UP_FAILED)
         for one in (*descriptors, said):
             os.close(one)
         ended_by = self._wait(pid, limits["wall"])
@@ -109,13 +127,13 @@ class _Box:
         }
         try:
             self._sock.send(json.dumps(answer).encode())
-        except OSError:  # the caller is gone
+        except OSError:  # the caller is dead
             os._exit(0)
         return None
 
     def _wait(self, pid: int, wall: float) -> str:
-        """Until the program ends. What ended it: itself, the clock, or its caller, who stopped it or is
-        gone."""
+        """Wait until the program ends. Returns what ended it: itself, the clock, or the caller, which stopped
+        it or is dead."""
         gone = os.pidfd_open(pid)
         try:
             ready, _, _ = select.select([gone, self._sock.fileno()], [], [], wall)
@@ -154,7 +172,7 @@ class _Box:
         return source
 
     def _threads(self, wanted: int) -> int | None:
-        """What RLIMIT_NPROC is to be. The kernel counts by user, and never for root."""
+        """The value for RLIMIT_NPROC. The kernel counts per user, and not at all for root."""
         if self._user is not None:
             return wanted
         if os.geteuid() == 0:
@@ -163,19 +181,20 @@ class _Box:
 
 
 def _enter_namespaces(sock: socket.socket) -> None:
-    """Go on as process 1 of new namespaces. The process outside only waits: when it ends, or this one does,
-    the kernel ends whatever is inside."""
+    """Continue as process 1 of new namespaces. The process outside only waits. When either ends, the kernel
+    kills everything inside."""
     layers.enter_namespaces()
     pid = os.fork()
     if pid:
-        sock.close()  # so that the caller sees the end of the one inside
+        sock.close()  # so that the caller notices the end of the inner process
         os.waitpid(pid, 0)
         os._exit(0)
     layers.die_with(0)
 
 
 def _placed(descriptors: list[int], said: int, rules: int | None) -> tuple[int, int | None]:
-    """The program's descriptors become 0, 1, 2, …; of all others the two that are still needed stay."""
+    """Renumber the program's descriptors to 0, 1, 2, … and close all others except the two that are still
+    needed."""
     import fcntl
 
     high = [fcntl.fcntl(one, fcntl.F_DUPFD, 100) for one in descriptors]
@@ -189,7 +208,7 @@ def _placed(descriptors: list[int], said: int, rules: int | None) -> tuple[int, 
 
 
 def _fresh_streams() -> None:
-    """Python's own streams, over the new descriptors."""
+    """Replace Python's standard streams by streams on the new descriptors."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         stream = open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
         setattr(sys, name, stream)
@@ -197,14 +216,14 @@ def _fresh_streams() -> None:
 
 
 def _run_as_script(source: bytes) -> NoReturn:
-    """Run the program and end as a script does: its threads awaited, its exit functions called, its buffers
-    written. Not by the interpreter's own end, which takes longer than most programs."""
+    """Run the program and exit like a script: join its threads, call its exit functions, flush its buffers.
+    The interpreter's own shutdown is skipped, because it takes longer than most programs."""
     status: object = 0
     try:
         exec(compile(source, "main.py", "exec"), _fresh_main())
     except SystemExit as end:
         status = end.code
-    except BaseException:
+    except BaseException:  # noqa: BLE001  the program may raise anything
         sys.excepthook(*sys.exc_info())
         status = 1
     for thread in threading.enumerate():
@@ -218,7 +237,7 @@ def _run_as_script(source: bytes) -> NoReturn:
 
 
 def _fresh_main() -> dict[str, object]:
-    """A new `__main__`, in which a program is what it would be as a script."""
+    """A new `__main__` module, as for a script."""
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["main.py"]

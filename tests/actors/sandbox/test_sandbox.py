@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -154,10 +155,12 @@ def test_a_program_can_be_stopped(box: Sandbox) -> None:
 
 
 def test_it_refuses_to_start_without_seccomp_and_without_a_hold_on_files() -> None:
+    before = set(psutil.Process().children())
     with pytest.raises(SandboxError, match=r"seccomp does not hold \(switched off\)"):
         Sandbox(without=["seccomp"])
     with pytest.raises(SandboxError, match=r"neither Landlock holds .* nor a user of their own"):
         Sandbox(without=["landlock", "uid"])
+    assert set(psutil.Process().children()) <= before, "what was refused has ended"
 
 
 def test_which_layers_suffice() -> None:
@@ -185,7 +188,8 @@ def test_a_zygote_that_dies_is_no_wrong_answer() -> None:
     try:
         sandbox.start("import time; time.sleep(60)")
         for process in (*sandbox_processes(os.getpid()),):
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # the end of one ends others
+                process.kill()
         with pytest.raises(SandboxLost):
             sandbox.wait()
         with pytest.raises(SandboxLost):

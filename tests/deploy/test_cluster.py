@@ -1,0 +1,38 @@
+"""Whether the application that is served is that of the run to be trained."""
+
+from typing import Any
+
+from common.config import Config
+from common.errors import ConfigError, RunError
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from common.state import changed
+from common.telemetry import heartbeat_now
+from deploy.launch.cluster import _disagreement
+
+
+def served(url: str, name: str) -> tuple[Any, Config]:
+    """Redis and configuration of a run whose coordinator has written its own."""
+    client, config = connect(url), load("tiny", [f"run.name={name}"])
+    client.set(Keys(name).config, config.model_dump_json())
+    return client, config
+
+
+def test_what_an_earlier_coordinator_left_does_not_pass_for_one_at_work(redis_url: str) -> None:
+    client, config = served(redis_url, "left")
+    said = _disagreement(client, config)
+    assert isinstance(said, RunError)
+    assert "no coordinator of run 'left' writes to this Redis" in str(said)
+    heartbeat_now(client, "left", "coordinator/a", {"state": "working"})
+    assert _disagreement(client, config) is None
+
+
+def test_a_coordinator_that_gave_up_and_one_of_other_settings_are_named(redis_url: str) -> None:
+    client, config = served(redis_url, "other")
+    heartbeat_now(client, "other", "coordinator/a", {"state": "working"})
+    said = _disagreement(client, load("tiny", ["run.name=other", "run.seed=7"]))
+    assert isinstance(said, ConfigError)
+    assert "run.seed" in str(said)
+    client.hset(Keys("other").state, mapping=changed(error="no data"))
+    assert str(_disagreement(client, config)) == "the coordinator stopped: no data"
