@@ -19,7 +19,7 @@ from common.datasets import Row, gold_answer
 from common.errors import ConfigError, HoraError
 from common.prompts import make_prompt
 from common.rewards import total
-from common.types import Completion, Prompt
+from common.types import Completion, FinishReason, Prompt
 
 FIELDS = {"problem", "answer", VERSION}
 Complete = Callable[[dict[str, object]], Awaitable[Response]]
@@ -137,6 +137,6 @@ def _refusal(error: Refused) -> Response:
 
 
 def _completion(choice: dict[str, Any], tokens: list[int], logprobs: list[float]) -> Completion:
-    reason = "length" if choice["finish_reason"] == "length" else "stop"
+    reason: FinishReason = "length" if choice["finish_reason"] == "length" else "stop"
     kept, likely = np.asarray(tokens, np.int32), np.asarray(logprobs, np.float32)
     return Completion(choice["text"], kept, likely, reason, ())
