@@ -12,8 +12,8 @@ from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
-from hora_rl.names import OURS
-
+# pip's build has setuptools alone and loads this file by its path: `hora_rl.names` cannot be imported there.
+OURS = ("actors", "allocator", "common", "deploy", "evaluation", "learner")
 PACKAGE = "hora_rl"
 STARTUP = f"import {PACKAGE}\n"
 """A `.pth` file's line: Python runs it at every start (`hora_rl.names` says why)."""

@@ -37,6 +37,17 @@ def test_a_module_is_run_under_either_name() -> None:
     assert "Usage" in done.stdout
 
 
+def test_what_builds_a_wheel_knows_the_same_folders_and_needs_setuptools_alone() -> None:
+    """As pip's isolated build runs it: neither the checkout nor an installed HORA can be imported."""
+    load = f"import runpy; print(*runpy.run_path({str(ROOT / 'hora_rl' / 'build.py')!r})['OURS'])"
+    barred = "import sys; sys.modules['hora_rl'] = None; "
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", barred + load], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert tuple(done.stdout.split()) == OURS
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
