@@ -36,7 +36,8 @@ def test_what_200_steps_of_7b_take_is_said_before_they_start(monkeypatch: pytest
     assert sum(u.gib for u in disk.uses(more, shape)) > sum(parts.values())
 
 
-def test_a_model_whose_size_is_unknown_is_said() -> None:
+def test_a_model_whose_size_is_unknown_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     [said] = disk.forecast(Target(load("qwen2.5-7b", ["model.path=nobody/nothing-here"])))
     assert "size is not known here" in said.says
 
