@@ -93,9 +93,9 @@ def _shares(config: Config, client: redis.Redis) -> list[Share]:
     for name in config.deployments:
         deployment = None if application is None else application.deployments.get(name)
         states = {} if deployment is None else deployment.replica_states
-        up = states.get("RUNNING", 0)
+        up, stopping = states.get("RUNNING", 0), states.get("STOPPING", 0)
         each = {"CPU": getattr(config, name).cpus, "GPU": gpus if name == "generator" else 0.0}
-        found.append(Share(name, sum(states.values()), up, each))
+        found.append(Share(name, sum(states.values()) - stopping, up, each))
     alive = any(p.silent_s < SILENT_S for p in read_run(client, config.run.name).of("learner"))
     ranks = config.learner.workers
     return [
