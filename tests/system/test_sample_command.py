@@ -49,6 +49,7 @@ def test_counts_of_this_machine_become_a_plan(tmp_path: Path) -> None:
     assert max(r["hits"] for r in rows) > uniform["hits"]
 
 
+@pytest.mark.slow
 def test_prompts_of_several_data_sources_are_judged_by_their_own_rewards(tmp_path: Path) -> None:
     (tmp_path / "own_rewards.py").write_text("def always(answer):\n    return 1.0\n")
     config = yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text())
