@@ -1,7 +1,6 @@
 """The smallest environment over the whole stack: the tiny model learns to guess, a replica of environments is
 killed meanwhile, and the audit finds nothing."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.jsonl import lines
 from tests.system.conftest import PARTS, LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
@@ -39,10 +39,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
         yield run
     finally:
         run.end()
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_hits_rise(finished: LiveRun) -> None:

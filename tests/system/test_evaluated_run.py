@@ -14,6 +14,7 @@ import yaml
 from deploy.runs.audit_run import audit_run
 from evaluation.report.runs_report import write_report
 from evaluation.results import Result, read_result
+from tests.support.jsonl import lines
 
 STEPS, EVERY, PROMPTS, GROUP = 6, 2, 8, 6
 
@@ -103,10 +104,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def results(run: Path) -> dict[int, Result]:
     found = map(read_result, (run / "evaluation").glob("*-step*.json"))
     return {r.step: r for r in found}
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_run_is_evaluated_before_after_and_between(finished: tuple[Path, str]) -> None:

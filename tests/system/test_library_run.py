@@ -1,15 +1,14 @@
 """The whole stack trains on an environment of the library `verifiers`: the tiny model learns a game of
 several turns that knows nothing of us."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.load import load
 from deploy.tasks.library_rows import write_rows
+from tests.support.jsonl import lines
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers
 from tests.system.conftest import LiveRun
 
@@ -36,10 +35,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
             yield run
         finally:
             run.end()
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_it_learns(finished: LiveRun) -> None:

@@ -1,7 +1,6 @@
 """The likelihood objective on the whole stack: four rounds that stop at a hit, trained on hits alone, nothing
 lost."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 from deploy.runs.audit_run import audit_run
 from evaluation.pass_at_k import pass_at_k
 from evaluation.run_folders import load_run
+from tests.support.jsonl import lines
 
 STEPS = 16
 SETTINGS = {
@@ -39,10 +39,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = subprocess.run(command, capture_output=True, text=True, timeout=1100, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "likelihood"
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_four_rounds_spend_the_budget_exactly_and_the_audit_is_clean(run: Path) -> None:

@@ -16,7 +16,8 @@ from deploy.runs.audit_run import audit_run
 from deploy.runs.export_run import export_run
 from learner.engine import load_model
 from learner.lora import merge
-from tests.system.test_whole_loop import GROUP, PROMPTS, STEPS, hora, lines
+from tests.support.jsonl import lines
+from tests.system.test_whole_loop import GROUP, PROMPTS, STEPS, hora
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 LORA = ("learner.lora.rank=8", "learner.lora.alpha=16", "learner.optimizer.learning_rate=0.001")

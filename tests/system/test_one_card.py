@@ -10,7 +10,7 @@ import pytest
 
 from common.load import load
 from deploy.runs.audit_run import audit_run
-from tests.system.test_whole_loop import lines
+from tests.support.jsonl import lines
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
 

@@ -17,6 +17,7 @@ from common.redis import connect
 from deploy.launch.redis_server import RedisServer
 from deploy.runs.audit_run import audit_run
 from tests.support.held import rollouts_held
+from tests.support.jsonl import lines
 
 STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
 
@@ -45,10 +46,6 @@ def hora(tmp_path: Path, *more: str, command: str = "run") -> subprocess.Complet
     return subprocess.run(
         ask, capture_output=True, text=True, timeout=1100, env={**os.environ, "COLUMNS": "120"}
     )
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
