@@ -20,6 +20,7 @@ from common.errors import ConfigError, HoraError
 from common.prompts import make_prompt
 from common.rewards import total
 from common.types import Completion, FinishReason, Prompt
+from common.user_code import is_user_function
 
 FIELDS = {"problem", "answer", VERSION}
 Complete = Callable[[dict[str, object]], Awaitable[Response]]
@@ -114,7 +115,7 @@ class Trial:
         reward, environment = self._config.reward, self._config.environment.path
         if environment is not None:
             return f"no reward: rollouts of this run are episodes of {environment}, and this is one turn"
-        needs = [name for name in reward.names if ":" in name or name == "code_tests"]
+        needs = [name for name in reward.names if is_user_function(name) or name == "code_tests"]
         if needs:
             return f"no reward: {needs[0]} needs a row of the data"
         return None
