@@ -21,11 +21,12 @@ from ray.serve.handle import DeploymentHandle
 
 from actors.coordinator.ranking import Rank, ranked, unranked
 from actors.coordinator.sampling import Generate, Score
+from actors.generator.pin import only_on
 from actors.verifier.code.pool import limits_of
 from actors.verifier.code.runner import TRIES
 from common.config import Config
 from common.config.reward import EPISODE
-from common.errors import NoRoom, RunError, StaleWeights
+from common.errors import NoRoom, PinLost, RunError, StaleWeights
 from common.rewards import group_functions, tests_of
 from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from common.user_code import is_user_function
@@ -44,17 +45,25 @@ def generator_calls(
     temperature: float | None = None,
     *,
     weights_come: bool = True,
+    session: str = "",
 ) -> Generate:
     """`generate` on weights of at least `min_version`. Without a learner that sends them (`weights_come`) a
-    replica that holds less is a failed try."""
+    replica that holds less is a failed try. Requests of one `session` go to one replica, their repetitions to
+    any; requests for a pinned replica to that one, and they raise PinLost where it is not pinned any more."""
     method = handle.options(method_name="generate")
+    first = handle.options(method_name="generate", session_id=session) if session else method
     degrees = config.rollout.temperature if temperature is None else temperature
 
     async def generate(request: SamplingRequest) -> list[Completion]:
         lean = replace(request, prompt=replace(request.prompt, row={}))  # no generator needs the row
 
+        to_pinned = None
+        if request.pinned is not None:
+            replica = request.pinned.replica.partition("/")[2]
+            to_pinned = handle.options(method_name="generate", session_id=only_on(replica))
+
         async def ask(before: int) -> list[Completion]:
-            return await method.remote(lean, min_version, degrees)
+            return await (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
 
         what = f"generating {request.n} completions of prompt {request.prompt.index}"
         # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
@@ -206,13 +215,15 @@ async def retry(
 ) -> T:
     """First answer of `ask(number of earlier calls)`, tried up to `attempts` times of `limit_s` seconds, with
     growing pauses. A full replica does not count as a try, nor with `patient` do stale weights. Cancelling
-    this call cancels the try. Raises RunError after the last try.
+    this call cancels the try. Raises RunError after the last try, and PinLost at once.
     """
     attempt = 1
     for before in count():
         try:
             async with asyncio.timeout(limit_s):
                 return await ask(before)
+        except PinLost as lost:
+            raise PinLost(str(lost)) from None  # not Ray's class, which would not survive another call
         # Broad: sampling and scoring have no side effects, so whatever a replica, the network or Serve raises
         # is worth another try, up to `attempts`.
         except (Exception, asyncio.CancelledError) as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from allocator.checks import check_budget, check_counts, check_prior, check_trials
+from allocator.arguments import check_budget, check_counts, check_prior, check_trials
 from allocator.posterior import Int
 from allocator.problem import Problem, Tier, divide_at_least, serve
 from allocator.rules import get_rule

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from allocator.checks import check_budget, check_counts, check_prior, check_trials
+from allocator.arguments import check_budget, check_counts, check_prior, check_trials
 from allocator.problem import Problem, divide
 from allocator.rules import get_rule
 from allocator.rules.base import Division, Gain, Rule, Sampled

@@ -13,8 +13,8 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm.model_executor.model_loader.weight_checksum import compute_tensor_digests
 
-from actors.generator.weight_hash import TensorHash
 from benchmarks.publication import seconds, show
+from common.weight_hash import TensorHash
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from actors.coordinator.memory import KEEP_FREED_MEMORY, freeze_heap
+from actors.coordinator.malloc import KEEP_FREED_MEMORY, freeze_heap
 from common.config import Config
 from common.load import load
 from deploy.launch.redis_server import RedisServer

@@ -15,9 +15,9 @@ import time
 import numpy as np
 
 from actors.environment.conversation import Conversation
+from actors.environment.episode_runner import run_episode
 from actors.environment.policy import Policy
 from actors.environment.protocol import Episode, Speaker, Tools
-from actors.environment.runner import run_episode
 from actors.environment.template import Template
 from common.config import Config
 from common.datasets import Row

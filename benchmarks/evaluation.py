@@ -30,7 +30,7 @@ from common.types import Prompt
 from deploy.launch.evaluation import in_flight, load_benchmark
 from evaluation.benchmarks import find_benchmark
 from evaluation.evaluate import evaluate
-from evaluation.sampling import request_seed
+from evaluation.sample_loop import request_seed
 
 WARM_UP = 16
 

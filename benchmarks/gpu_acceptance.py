@@ -87,7 +87,7 @@ def rate(work: Callable[[], object], size: int, device: torch.device) -> float:
 
 def ceilings(sizes: Sizes) -> Iterator[Line]:
     """What copies and hashes can reach at all; nothing is expected of them but the order."""
-    from actors.generator.weight_hash import TensorHash
+    from common.weight_hash import TensorHash
 
     source = torch.ones(sizes.copied // 4, device=sizes.device)
     kept = torch.empty(sizes.copied // 4, pin_memory=sizes.device.type == "cuda")
@@ -206,16 +206,28 @@ def adapter(sizes: Sizes) -> Iterator[Line]:
     yield Line("LoRA step", still and result.norm > 0, figure, "the base stands still")
 
 
+def shared(sizes: Sizes) -> Iterator[Line]:
+    """A second process copies weights that this one shares."""
+    from benchmarks.gpu_shared import shared_weights
+
+    for found in shared_weights(sizes.copied, sizes.device):
+        yield Line(*found)
+
+
 def engine_side(sizes: Sizes) -> Iterator[Line]:
     """vLLM's part, where it is installed."""
+    name, expected = "vLLM's packed transfer", "every tensor as it was"
     if find_spec("vllm") is None or sizes.device.type != "cuda":
         why = "vllm is not installed" if find_spec("vllm") is None else "needs a GPU"
-        yield Line("vLLM's packed transfer, sleep and wake", None, why)
-        return
-    yield Line("vLLM's packed transfer, sleep and wake", None, "run `make test-gpu`, which starts engines")
+        yield Line(name, None, why)
+    else:
+        from benchmarks.gpu_packed import packed_transfer
+
+        yield Line(name, *packed_transfer(sizes.copied, sizes.device), expected)
+    yield Line("vLLM's sleep and wake", None, "run `make test-gpu`, which starts engines")
 
 
-CHECKS = (ceilings, head, attention, steps, wide, adapter, engine_side)
+CHECKS = (ceilings, head, attention, steps, wide, adapter, shared, engine_side)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -41,7 +41,7 @@ from common.types import Group, Origin
 from learner.batch import micro_batches
 from learner.engine import Engine
 from learner.extensions import compile_extensions
-from learner.rollouts import RolloutFiles
+from learner.rollout_writer import RolloutFiles
 from learner.train import samples_at
 from tests.support.groups import group, rollout
 

@@ -20,7 +20,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,11 +173,21 @@ def soak(config: Config, tokens: int, console: Console) -> list[Growth]:
 
 
 def grown(rows: list[dict[str, float]]) -> list[Growth]:
-    """Of the samples in the second half of the steps; not of the last, when parts end."""
+    """Of the samples in the second half of the steps, where each has the quantity; not of the last, when
+    parts end."""
     last = rows[-1]["step"]
     late = [row for row in rows if last / 2 <= row["step"] < last]
     steps = np.array([row["step"] for row in late])
-    return [growth(name, steps, np.array([row[name] for row in late])) for name in late[0] if name != "step"]
+    names = [name for name in late[0] if name != "step" and all(name in row for row in late)]
+    return [growth(name, steps, np.array([row[name] for row in late])) for name in names]
+
+
+def table_of(found: Sequence[Growth]) -> Table:
+    table = Table("quantity", "half way", "end", "per 1,000 steps", "")
+    for row in found:
+        gain = f"{row.slope:+.2f} ± {row.plus_minus:.2f}"
+        table.add_row(row.what, f"{row.first:.1f}", f"{row.last:.1f}", gain, "grows" if row.grows else "")
+    return table
 
 
 def main() -> None:
@@ -191,11 +201,7 @@ def main() -> None:
     options = parser.parse_args()
     console, began = Console(), time.monotonic()
     found = soak(config_of(options), options.tokens, console)
-    table = Table("quantity", "half way", "end", "per 1,000 steps", "")
-    for row in found:
-        gain = f"{row.slope:+.2f} ± {row.plus_minus:.2f}"
-        table.add_row(row.what, f"{row.first:.1f}", f"{row.last:.1f}", gain, "grows" if row.grows else "")
-    console.print(table)
+    console.print(table_of(found))
     rollouts = options.steps * options.prompts * options.group
     console.print(
         f"{options.steps} steps, {rollouts:,} rollouts in {time.monotonic() - began:.0f} s on "

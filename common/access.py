@@ -1,4 +1,4 @@
-"""Who may ask: whoever sends the run's token, of which the run's state holds a digest."""
+"""Access is by the run's token, of which the run's state holds a digest."""
 
 from __future__ import annotations
 

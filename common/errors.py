@@ -54,6 +54,10 @@ class NoRoom(RuntimeError):
     """A replica is full. No part failed; the request waits for a place."""
 
 
+class PinLost(RuntimeError):
+    """The replica that answers is not kept at the version that an evaluation counts on."""
+
+
 @contextmanager
 def any_error_as(
     make: Callable[[str], Exception], but: type[Exception] | tuple[type[Exception], ...] = ()

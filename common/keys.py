@@ -85,6 +85,16 @@ class Keys:
         return self._key("state")
 
     @property
+    def hold(self) -> str:
+        """string that expires: while it is there, the learner does not begin its first step."""
+        return self._key("hold")
+
+    @property
+    def pin(self) -> str:
+        """string that expires: JSON of the replica that an evaluation keeps at a version."""
+        return self._key("pin")
+
+    @property
     def weights(self) -> str:
         """string: JSON manifest of the newest published weights."""
         return self._key("weights")

@@ -1,7 +1,8 @@
 """RUN/rollouts: the rollouts that were trained on, one Parquet file per optimizer step, one row per rollout.
 
-The learner writes a file when its step is trained (`learner/rollouts.py`); `evaluation/rollouts.py` reads
-them. The rows of a prompt follow each other, Phase A first, in the order in which they were drawn.
+The learner writes a file when its step is trained (`learner/rollout_writer.py`);
+`evaluation/rollout_table.py` reads them. The rows of a
+prompt follow each other, Phase A first, in the order in which they were drawn.
 """
 
 from __future__ import annotations

@@ -27,6 +27,10 @@ HISTORY = 100_000
 FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
 SILENT_S = 10.0
 """A part without a heartbeat for this long counts as down."""
+LEADER = "learner/0"
+"""The part that drives the learner's steps."""
+STEPPING, TO_SLEEP = "training", "waiting for the generators to sleep"
+"""States of the learner in a step, and before one for which engines sleep."""
 TELEMETRY = 3
 """Heartbeat schema version; bump it on incompatible changes."""
 

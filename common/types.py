@@ -67,6 +67,14 @@ class Origin:
     scored: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The generator replica (`generator/ID`) that an evaluation keeps at `version`."""
+
+    replica: str
+    version: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
     """One of several turns of a rollout: `sampled` tokens of its `tokens`, after those of the turns before.
@@ -229,10 +237,12 @@ BELOW_TRAINING = 2**40
 class SamplingRequest:
     """Ask for `n` completions of one prompt. `seed` makes a retry draw the same samples from the same
     weights; of requests that wait in an engine, those of the lowest `priority` come first. `max_tokens`
-    bounds each completion below rollout.max_response_tokens; 0: nothing does."""
+    bounds each completion below rollout.max_response_tokens; 0: nothing does. `pinned`: only this replica
+    may answer, while it is pinned at this version."""
 
     prompt: Prompt
     n: int
     seed: int
     priority: int = 0
     max_tokens: int = 0
+    pinned: Pinned | None = None

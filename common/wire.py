@@ -27,6 +27,8 @@ MAX_ROUNDS = MAX_ROLLOUTS  # a round has a rollout at least
 MAX_TURNS = 4_096
 MAX_TEXT = 1_024
 MAX_REWARDS = 64
+TOKENS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
+LOWEST = np.finfo(np.float32).min
 
 
 def encode_group(group: Group) -> bytes:
@@ -85,16 +87,18 @@ def decode_group(
     if sum(r.phase == "A" for r in group.rollouts) != group.pre_rollouts:
         raise WireError(f"{where}: must hold exactly G0 = {group.pre_rollouts} rollouts of Phase A")
     given = (turn.given for r in group.rollouts for turn in r.turns)
+    end = 2**31 if vocabulary is None else vocabulary
     for tokens in (group.prompt_tokens, *(r.tokens for r in group.rollouts), *given):
-        top = int(tokens.max()) if len(tokens) else 0
-        if len(tokens) and (int(tokens.min()) < 0 or (vocabulary is not None and top >= vocabulary)):
+        # Read as unsigned, a negative id is above every vocabulary.
+        if len(tokens) and int(tokens.view(np.uint32).max()) >= end:
             raise WireError(f"{where}: a token id is outside the vocabulary of {vocabulary}")
     return group
 
 
 def _pack(value: dict[str, object], rollouts: Sequence[Rollout]) -> bytes:
     # Allocate all of it at once: growing copies the content each time.
-    room = 4096 + sum(9 * len(r.tokens) + 512 + 4 * r.given + 24 * len(r.turns) for r in rollouts)
+    room = 4096 + sum(9 * len(r.tokens) + 512 for r in rollouts)
+    room += sum(4 * len(turn.given) + 24 for r in rollouts for turn in r.turns)
     return cast(bytes, msgpack.packb(value, use_bin_type=True, buf_size=room))
 
 
@@ -134,27 +138,28 @@ def _group_out(g: Group) -> dict[str, object]:
         "sampling": g.sampling,
         "size_as_if": g.size_as_if,
         **({"source": g.source} if g.source else {}),
-        "prompt": _buffer(g.prompt_tokens, "<i4"),
+        "prompt": _buffer(g.prompt_tokens, TOKENS),
         "rollouts": [_rollout_out(r) for r in g.rollouts],
     }
 
 
 def _rollout_out(r: Rollout) -> dict[str, object]:
-    later: dict[str, object] = {"round": r.round} if r.round > 1 else {}
-    if r.turns:
-        later["turns"] = [[t.sampled, _buffer(t.given, "<i4"), t.anew] for t in r.turns]
-    if (o := r.origin) is not None:
-        later["origin"] = [o.replica, o.queued, o.first_token, o.done, o.scored]
-    return {
-        "tokens": _buffer(r.tokens, "<i4"),
-        "logprobs": _buffer(r.logprobs, "<f4"),
+    out: dict[str, object] = {
+        "tokens": _buffer(r.tokens, TOKENS),
+        "logprobs": _buffer(r.logprobs, LOGPROBS),
         "finish": r.finish_reason,
         "phase": r.phase,
         "rewards": {name: float(value) for name, value in r.rewards.items()},
         "success": r.success,
         "spans": [[s.version, s.start, s.end] for s in r.spans],
-        **later,
     }
+    if r.round > 1:
+        out["round"] = r.round
+    if r.turns:
+        out["turns"] = [[t.sampled, _buffer(t.given, TOKENS), t.anew] for t in r.turns]
+    if (o := r.origin) is not None:
+        out["origin"] = [o.replica, o.queued, o.first_token, o.done, o.scored]
+    return out
 
 
 def _ranked_out(group: Group) -> dict[str, list[float]]:
@@ -185,7 +190,7 @@ def _with_ranks(group: Group, raw: object) -> Group:
     return replace(group, rollouts=(*first, *later), ranked=tuple(raw))
 
 
-def _buffer(array: Tokens | LogProbs, dtype: str) -> memoryview:
+def _buffer(array: Tokens | LogProbs, dtype: np.dtype) -> memoryview:
     return np.ascontiguousarray(array, dtype=dtype).data
 
 
@@ -237,12 +242,12 @@ def _rollout_in(raw: object, where: str) -> Rollout:
     if not isinstance(raw, dict):
         raise WireError(f"{where}: a {type(raw).__name__}, not a map")
     tokens = _tokens(raw.get("tokens"), "tokens", where)
-    logprobs = _array(raw.get("logprobs"), "logprobs", np.dtype("<f4"), where).astype(np.float32, copy=False)
+    logprobs = _array(raw.get("logprobs"), "logprobs", LOGPROBS, where).astype(np.float32, copy=False)
     if not len(tokens):
         raise WireError(f"{where}: no tokens")
     if len(logprobs) != len(tokens):
         raise WireError(f"{where}: {len(logprobs)} log-probs for {len(tokens)} tokens")
-    if not np.isfinite(logprobs).all() or (logprobs > 0).any():
+    if not (logprobs.min() >= LOWEST and logprobs.max() <= 0):  # both are NaN where one is
         raise WireError(f"{where}: log-probs must be finite and at most 0")
     phase = cast(Phase, _one_of(raw.get("phase"), ("A", "B"), "phase", where))
     return Rollout(
@@ -328,7 +333,7 @@ def _array(raw: object, field: str, dtype: np.dtype, where: str) -> np.ndarray:
 
 
 def _tokens(raw: object, field: str, where: str) -> Tokens:
-    return _array(raw, field, np.dtype("<i4"), where).astype(np.int32, copy=False)
+    return _array(raw, field, TOKENS, where).astype(np.int32, copy=False)
 
 
 def _int(value: object, field: str, where: str = "group") -> int:

@@ -19,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 
 from actors.coordinator.deployment import Coordinator
-from actors.coordinator.memory import KEEP_FREED_MEMORY
+from actors.coordinator.malloc import KEEP_FREED_MEMORY
 from actors.endpoint.deployment import Endpoint
 from actors.environment.deployment import Environment
 from actors.generator.router import RESERVED, BalanceRouter
@@ -35,6 +35,10 @@ from learner.ray_job import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0
+QUIET: dict[str, object] = {"enable_access_log": False}
+"""Serve would log every call twice, in files that grow with the run."""
+ROUTING_S = 1.0
+"""So often Serve asks a replica whether it is pinned. Until routers know, it refuses what is not for it."""
 ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
 
 
@@ -60,7 +64,11 @@ def build_run(config: Config, *, drain: bool) -> Application:
     coordinator = _coordinator(config).bind(plain, url, policy, verifier)
     # An open page holds a stream; Serve's default of five requests would soon block all others.
     ingress = serve.deployment(
-        Ingress, name="ingress", ray_actor_options={"num_cpus": 0}, max_ongoing_requests=1000
+        Ingress,
+        name="ingress",
+        logging_config=QUIET,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=1000,
     )
     return ingress.bind(plain, url, coordinator)
 
@@ -83,6 +91,7 @@ def endpoint_of(config: Config) -> Application:
     endpoint = serve.deployment(
         Endpoint,
         name="endpoint",
+        logging_config=QUIET,
         ray_actor_options={"num_cpus": config.serve.cpus},
         max_ongoing_requests=1000,
         health_check_period_s=5.0,
@@ -104,7 +113,8 @@ def build_sampler(config: Config) -> Application:
     plain = config.model_dump(mode="json")
     url = redis_url(config)
     policy = _policy(config, plain, url, drain=False)
-    root = serve.deployment(Sampler, name="sampler", ray_actor_options={"num_cpus": 0})
+    options = {"num_cpus": 0}
+    root = serve.deployment(Sampler, name="sampler", logging_config=QUIET, ray_actor_options=options)
     return root.bind(policy, _verifier(config).bind(plain, url))
 
 
@@ -126,9 +136,12 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     return serve.deployment(
         Generator,
         name="generator",
+        logging_config=QUIET,
         num_replicas=generator.replicas,
         max_ongoing_requests=generator.max_requests + RESERVED,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_routing_stats_period_s=ROUTING_S
+        ),
         ray_actor_options={"num_cpus": generator.cpus, "num_gpus": gpus},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,
@@ -152,6 +165,7 @@ def environment_deployment(config: Config) -> serve.Deployment:
     return serve.deployment(
         Environment,
         name="environment",
+        logging_config=QUIET,
         max_ongoing_requests=requests,
         ray_actor_options={"num_cpus": environment.cpus},
         health_check_period_s=2.0,
@@ -166,6 +180,7 @@ def _verifier(config: Config) -> serve.Deployment:
     return serve.deployment(
         Verifier,
         name="verifier",
+        logging_config=QUIET,
         num_replicas=config.verifier.replicas,
         max_ongoing_requests=256,
         ray_actor_options={"num_cpus": config.verifier.cpus},
@@ -179,6 +194,7 @@ def _coordinator(config: Config) -> serve.Deployment:
     return serve.deployment(
         Coordinator,
         name="coordinator",
+        logging_config=QUIET,
         num_replicas=config.coordinator.replicas,
         ray_actor_options={
             "num_cpus": config.coordinator.cpus,

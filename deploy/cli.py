@@ -240,8 +240,8 @@ def study(
     """Compare arms of an experiment over seeds at equal compute. The same command continues after an
     interruption."""
     from deploy.launch.signals import stopped_by_signals
+    from deploy.study.cell_runner import study as run_study
     from deploy.study.loop_runner import study_loop
-    from deploy.study.runner import study as run_study
 
     with stopped_by_signals():
         complete = (study_loop if loop else run_study)(file, out, parallel)

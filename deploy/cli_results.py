@@ -70,7 +70,7 @@ def rollouts(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Read what a run was trained on: prompts, completions, rewards. The newest step first."""
-    from deploy.runs.rollouts import Choice, order_of, show_rollouts
+    from deploy.runs.rollout_list import Choice, order_of, show_rollouts
 
     order = order_of(longest=longest, least_likely=least_likely)
     choice = Choice(step, prompt, success, phase, source, order, limit)

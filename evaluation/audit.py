@@ -169,7 +169,7 @@ def _claims(facts: RunRecords) -> dict[str, set[tuple[str, int]]]:
 
 
 def _batches(facts: RunRecords) -> list[str]:
-    """A group is of one batch, whoever says so."""
+    """A group belongs to one batch in all records."""
     said: dict[str, dict[int, str]] = defaultdict(dict)
     for where, claims in _claims(facts).items():
         for group, batch in claims:

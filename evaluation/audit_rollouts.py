@@ -7,7 +7,7 @@ from pathlib import Path
 
 from common.rollout_files import KEPT, files_of
 from evaluation.audit import RunRecords
-from evaluation.rollouts import read_rollouts
+from evaluation.rollout_table import read_rollouts
 
 
 def rollout_rows(facts: RunRecords, run: Path) -> list[str]:

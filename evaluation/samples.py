@@ -21,7 +21,7 @@ CHUNK = 1 << 16
 
 
 class SampleFileError(ConfigError):
-    """A sample file that cannot be gone on with: names the file, the difference and the remedy."""
+    """A sample file that cannot be continued: names the file, the difference and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

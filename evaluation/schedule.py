@@ -1,8 +1,7 @@
 """Which evaluation during training comes next. Pure: versions and steps in, a decision out.
 
 An evaluation is due at every multiple of `evaluation.every`, and begins when the weights after that step are
-published. The generators go on to newer weights meanwhile, so a result names the versions it met. One that
-has begun is finished, however long it takes, before another begins.
+published. One that has begun is finished, however long it takes, before another begins.
 """
 
 from __future__ import annotations
@@ -33,6 +32,12 @@ def next_evaluation(
     under_way = [s for s in due if s in begun]
     step = max(under_way) if under_way else due[-1]
     return Next(step, tuple(s for s in due if s < step))
+
+
+def upcoming(every: int, steps: int, version: int) -> int | None:
+    """The step whose evaluation becomes due after `version`; None where training ends before."""
+    step = (version // every + 1) * every
+    return step if step < steps else None
 
 
 def is_late(every: int, step: int, version: int) -> bool:

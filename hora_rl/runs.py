@@ -26,7 +26,7 @@ from common.config import Config
 from common.errors import RunError
 from common.load import dump_yaml, load
 from deploy import cli
-from evaluation.rollouts import read_rollouts
+from evaluation.rollout_table import read_rollouts
 from evaluation.run_folders import RunFolderError, load_run, records
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Results:
         return pd.DataFrame(rows, columns=["benchmark", "step", "k", "pass_at_k", "low", "high"])
 
     def rollouts(self, **wanted: Any) -> pd.DataFrame:
-        """One row a rollout: `wanted` as in `evaluation.rollouts.read_rollouts` (step, prompt, success)."""
+        """One row a rollout: `wanted` as in `evaluation.rollout_table.read_rollouts`."""
         return read_rollouts(self.folder, **wanted).to_pandas()
 
 

@@ -28,10 +28,11 @@ from common.errors import ConfigError
 from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.entropy import EntropyControl, threshold
+from learner.load_by_part import load_by_part
 from learner.logprobs import Policy, without_dropout
 from learner.lora import add_adapter, without_adapter
+from learner.micro_batch_loss import Task
 from learner.optimizer import ClippedAdamW, schedule
-from learner.task import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,11 +76,9 @@ class Engine:
         )
         self._stage = effective_stage(config)
         self._lora = config.learner.lora
-        self._policy = Policy(self._trainable(load_model(config)))
+        self._policy = Policy(self._trainable(self._load()))
         self._reference = (
-            Policy(load_model(config)).to(self.device).eval()
-            if config.learner.objective.kl and self._lora is None
-            else None
+            self._frozen_policy() if config.learner.objective.kl and self._lora is None else None
         )
         self._policy.head.entropy_gradient = config.learner.objective.rewards_entropy
         self._entropy = EntropyControl(config.learner.objective)
@@ -107,6 +106,26 @@ class Engine:
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         check_agreement(config, self._policy, self._engine, self.device)
+
+    def _load(self) -> PreTrainedModel:
+        """The initial policy; under ZeRO-3 sharded already, where it can be loaded by part."""
+        config, hf = self._config, None
+        if self._stage == 3:
+            refuse_to_train(config)
+            hf = load_by_part(config, DTYPES[config.model.dtype], deepspeed_config(config), self.device)
+        return load_model(config) if hf is None else for_training(hf, config)
+
+    def _frozen_policy(self) -> Forward:
+        """The reference of a KL term; under ZeRO-3 sharded like the policy."""
+        import deepspeed
+
+        policy = Policy(self._load()).requires_grad_(False).eval()
+        if self._stage != 3:
+            return policy.to(self.device)
+        sharded: Forward = deepspeed.initialize(
+            model=policy, config=deepspeed_config(self._config), dist_init_required=False
+        )[0]
+        return sharded
 
     def _trainable(self, hf: PreTrainedModel) -> PreTrainedModel:
         if self._lora is not None:
@@ -323,10 +342,15 @@ def load_model(config: Config, attention: str | None = None) -> PreTrainedModel:
         raise ConfigError(
             f"learner.attention ({learner.attention}): {' '.join(str(error).split())[:300]}"
         ) from None
-    if learner.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    model.config.use_cache = False
-    return without_dropout(model)
+    return for_training(model, config)
+
+
+def for_training(hf: PreTrainedModel, config: Config) -> PreTrainedModel:
+    """`hf` without cache and dropout, with gradient checkpointing as the configuration says."""
+    if config.learner.gradient_checkpointing:
+        hf.gradient_checkpointing_enable()
+    hf.config.use_cache = False
+    return without_dropout(hf)
 
 
 def deepspeed_config(config: Config) -> dict[str, object]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-import torch
 
 from common import logs
 from common.config import Config
@@ -87,6 +86,8 @@ def gpu_share(config: Config, resources: Mapping[str, float]) -> float:
 def backend(resources: Mapping[str, float]) -> str:
     """The process group's: NCCL where there are real cards. Ray may have a resource GPU without one; it names
     the type of those that it found."""
+    import torch
+
     found = any(name.startswith("accelerator_type:") for name in resources)
     return "nccl" if torch.cuda.is_available() or (found and resources.get("GPU", 0) > 0) else "gloo"
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import redis
-import torch
 
 from common.config import Config
 from common.files import replacing, sync
@@ -19,7 +18,7 @@ from common.rewards import total
 from common.state import changed
 from common.telemetry import count_now, record_step
 from common.types import Group
-from learner.rollouts import RolloutFiles
+from learner.rollout_writer import RolloutFiles
 from learner.trackers import trackers
 
 
@@ -92,6 +91,8 @@ def records_of(step: int, mine: Sequence[Group], config: Config, world: int) -> 
     own = [group_record(step, g, config) for g in mine]
     if world == 1:
         return own
+    import torch
+
     every: list[list[GroupRecord]] = [[] for _ in range(world)]
     torch.distributed.all_gather_object(every, own)
     return [record for records in every for record in records]

@@ -24,6 +24,7 @@ from common.keys import Keys
 from common.queue import Consumer, Entry, Ledger, Row
 from common.staleness import Ready, select_for_step
 from common.state import read_state
+from common.telemetry import Heart
 from common.types import Group
 from common.wire import decode_group
 from learner.admission import Foreign, Vocabulary, admitted
@@ -276,3 +277,10 @@ def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
         shares[rank].append(i)
         loads[rank] += rows[i].cost
     return [[rows[i] for i in sorted(share)] for share in shares]
+
+
+def wait_while_held(client: redis.Redis, run: str, heart: Heart) -> None:
+    """Wait while the launcher measures the initial policy: a first step would change the weights under it."""
+    while client.exists(Keys(run).hold):
+        heart.tell(state="ready", waiting_for="the evaluation of the initial policy")
+        time.sleep(POLL_S)

@@ -28,7 +28,7 @@ from common.keys import Keys
 from common.prompts import fingerprint, load_tokenizer
 from common.redis import connect
 from common.state import changed, read_state
-from common.telemetry import Heart
+from common.telemetry import STEPPING, Heart
 from common.types import Group
 from common.weight_versions import advance, available
 from learner.admission import Vocabulary
@@ -43,9 +43,11 @@ from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
 from learner.metrics import step_metrics
 from learner.records import Records, records_of
-from learner.rollouts import RolloutFiles
-from learner.steps import Planner, Reader
+from learner.rollout_writer import RolloutFiles
+from learner.shared_card import SharedCard
+from learner.steps import Planner, Reader, wait_while_held
 from learner.totals import Totals, over_ranks
+from learner.weights.broadcast import BroadcastClient
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
@@ -72,6 +74,7 @@ class Parts:
     world: int
     heart: Heart
     drift: DriftLimit
+    card: SharedCard
     published: int = 0  # newest version that replicas can get; repeated steps below it are not published
     republished: int = 0  # how often rank 0 has asked all ranks to publish again
 
@@ -93,6 +96,7 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
 
 def _train(parts: Parts, start: int) -> None:
     config, run_dir, bad_in_a_row = parts.config, parts.run_dir, 0
+    wait_while_held(parts.redis, config.run.name, parts.heart)
     _keep_candidate(parts, start)
     for step in range(start, config.learner.steps):
         update = train_step(parts, step)
@@ -143,7 +147,7 @@ def train_step(parts: Parts, step: int) -> Update:
     waited = 0.0
     if parts.planner is not None:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
-        _beat(parts, step, "training")
+        _beat(parts, step, STEPPING)
     groups = parts.reader.read(step, partial(_publish_with_rank_0, parts, step))
     samples = samples_at(config, groups, step, totals_at(parts, groups))
     packed = config.learner.attention == "flash_attention_2"
@@ -151,17 +155,19 @@ def train_step(parts: Parts, step: int) -> Update:
     flops = parts.shape.flops(samples)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     packing["packing/micro_batches_max"] = float(len(micro))
+    fell_asleep = parts.card.take(step, lambda: parts.published, partial(_help_replicas, parts, step))
     update = parts.engine.step(micro, partial(_fresh, parts, step, packed))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
     sums = _over_ranks(parts, {**update.sums, **packing})
     parts.drift.check(step, sums)
+    parts.card.give()
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)
         parts.published = step + 1
     seconds = time.monotonic() - began
     times = {"time/wait": waited, "time/forward_backward": update.seconds, "time/step": seconds}
-    _record(parts, step, groups, update, sums, times)
+    _record(parts, step, groups, update, sums, times | fell_asleep)
     return update
 
 
@@ -204,7 +210,7 @@ def _record(
         log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
     parts.records.step(step, trained, known, groups)
-    _beat(parts, step + 1, "training")
+    _beat(parts, step + 1, STEPPING)
 
 
 def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
@@ -266,21 +272,9 @@ def _prepare(
     start = checkpoints.restore(engine)
     _note_refused(heart, checkpoints, start)
     publisher = Publisher(config, engine, client, run_dir, rank)
-    planner = records = None
-    if rank == 0:
-        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-        planner = Planner(
-            client,
-            config,
-            Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
-            start,
-            # In millions of FLOPs, to be short in the ledger. Groups without signal cost nothing.
-            lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
-        )
-        rollouts = RolloutFiles(config, tokenizer, run_dir, start)
-        records = Records(config, client, run_dir, start, rollouts)
-        replace_text(run_dir / "learner.json", json.dumps({"device": engine.device_name, "ranks": world}))
-        client.hset(Keys(config.run.name).state, mapping=changed(step=start, folder=str(run_dir.resolve())))
+    planner, records = (
+        _plan_and_records(config, client, engine, shape, run_dir, start) if rank == 0 else (None, None)
+    )
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config,
@@ -297,19 +291,47 @@ def _prepare(
         world,
         heart,
         DriftLimit(config.weights.drift_limit),
+        SharedCard(config, heart, BroadcastClient(config.weights.update_limit_s)),
     )
+    parts.card.give()
     starting("the newest weights to be published")
-    parts.published = engine.agree(available(client, config) if rank == 0 else 0)
+    _publish_newest(parts, start)
+    return parts, start
+
+
+def _plan_and_records(
+    config: Config, client: redis.Redis, engine: Engine, shape: Shape, run_dir: Path, start: int
+) -> tuple[Planner, Records]:
+    """What rank 0 has beside its share of the steps."""
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    planner = Planner(
+        client,
+        config,
+        Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
+        start,
+        # In millions of FLOPs, to be short in the ledger. Groups without signal cost nothing.
+        lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
+    )
+    rollouts = RolloutFiles(config, tokenizer, run_dir, start)
+    device = {"device": engine.device_name, "ranks": torch.distributed.get_world_size()}
+    replace_text(run_dir / "learner.json", json.dumps(device))
+    client.hset(Keys(config.run.name).state, mapping=changed(step=start, folder=str(run_dir.resolve())))
+    return planner, Records(config, client, run_dir, start, rollouts)
+
+
+def _publish_newest(parts: Parts, start: int) -> None:
+    """Replicas get the weights after `start` steps, if they do not hold them. A collective."""
+    config, client, engine = parts.config, parts.redis, parts.engine
+    parts.published = engine.agree(available(client, config) if parts.rank == 0 else 0)
     parts.republished = engine.agree(read_state(client, config.run.name).republished)
-    if rank == 0:
+    if parts.rank == 0:
         # The learner before this one may have died between announcing a version and recording it as
         # published.
         advance(client, config.run.name, parts.published)
     if parts.published < start:
-        publisher.publish(start)
-        publisher.wait()
+        parts.publisher.publish(start)
+        parts.publisher.wait()
         parts.published = start
-    return parts, start
 
 
 def _note_refused(heart: Heart, checkpoints: Checkpoints, start: int) -> None:
@@ -338,6 +360,11 @@ def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
 def _wait(parts: Parts, planner: Planner, step: int) -> None:
     missing, batch = planner.missing(step)
     parts.heart.tell(state="waiting", step=step, missing=missing, batch=batch)
+    _help_replicas(parts, step)
+
+
+def _help_replicas(parts: Parts, step: int) -> None:
+    """Bring the weights of version `step` to replicas that lack them. Rank 0 alone calls it."""
     parts.publisher.refresh()
     if parts.publisher.is_damaged():
         log.error("a replica found the newest weights damaged; publishing them again", version=step)

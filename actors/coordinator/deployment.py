@@ -22,7 +22,7 @@ from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.identity import mixture_of
 from actors.coordinator.leases import Leases
-from actors.coordinator.memory import freeze_heap
+from actors.coordinator.malloc import freeze_heap
 from actors.coordinator.prompt_features import prior_of
 from actors.coordinator.ranking import LastTexts
 from actors.coordinator.scheduler import Coordination, Services

@@ -54,13 +54,14 @@ async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) 
         "time": now,
         "depth": depth_of(length, steps, state.durable_step, config.rollout.prompts_per_batch),
         "version": state.version,
-        "oldest_replica": _oldest_replica(parts, now),
+        "oldest_replica": oldest_replica(parts, now),
         **{flow: int(total or 0) for flow, total in zip(FLOWS, totals, strict=True)},
     }
     await client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
 
 
-def _oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
-    """The oldest weight version that a living generator holds; None while there is none."""
-    living = (b for b in beats(parts, "generator") if now - b["seen"] < SILENT_S)
+def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
+    """The oldest weight version that a living generator holds, except one that an evaluation keeps there;
+    None while there is none."""
+    living = (b for b in beats(parts, "generator") if now - b["seen"] < SILENT_S and "pinned" not in b)
     return min((beat.get("version", 0) for beat in living), default=None)

@@ -49,7 +49,7 @@ class Sampler:
 
 @asynccontextmanager
 async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
-    """`sample` with these drawings under way at once: whoever asks for one of them gets its result instead of
+    """`sample` with these drawings under way at once: asking for one of them gives its result instead of
     another.
 
     Drawings that nobody asked for are cancelled at the end of the block, and their errors are dropped.

@@ -6,6 +6,7 @@ it had an effect.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -66,6 +67,15 @@ class Asked:
     version: int
 
 
+def _is_text(value: object) -> bool:
+    """Whether UTF-8 can carry `value`: JSON allows lone surrogates (`"\\ud800"`), our channels do not."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
 def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], request_id: str) -> Asked:
     """The checked request. `stops` are the tokens that end a completion of this run. Raises Refused with
     status 400."""
@@ -75,6 +85,10 @@ def checked(raw: object, kind: Kind, limits: Serve, stops: tuple[int, ...], requ
     for name in body:
         if name not in FIELDS[kind]:
             raise Refused(400, f"field {name!r:.60} is not served here", name[:60])
+        if not _is_text(body[name]):
+            raise Refused(
+                400, f"{name} holds a lone surrogate, which is no character, or is nested too deeply", name
+            )
     _numbers(body, limits)
     prompts = 1 if kind == "chat" else _prompts(body.get("prompt"))
     n = cast(int, body.get("n", 1))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
-from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.sampling import Score
 from actors.endpoint.guard import problem
@@ -18,9 +17,12 @@ from common.config import Config
 from common.datasets import Row, gold_answer
 from common.errors import ConfigError, HoraError
 from common.prompts import make_prompt
-from common.rewards import total
+from common.rewards import group_functions, total
 from common.types import Completion, FinishReason, Prompt
 from common.user_code import is_user_function
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 FIELDS = {"problem", "answer", VERSION}
 Complete = Callable[[dict[str, object]], Awaitable[Response]]
@@ -84,7 +86,10 @@ class Trial:
             raise Refused(400, f"field {min(map(str, other))!r:.60} is not served here")
         try:
             answer = gold_answer(raw.get("answer"))
-            row = Row(0, raw["problem"], answer, {})
+            data = self._config.data
+            row = Row(
+                0, raw["problem"], answer, {data.prompt_field: raw["problem"], data.answer_field: answer}
+            )
             prompt = make_prompt(self._tokenizer, 0, row, self._config.data, self._source)
         except (ConfigError, ValueError) as error:
             raise Refused(400, " ".join(str(error).split())[:300]) from None
@@ -99,25 +104,27 @@ class Trial:
         self, prompt: Prompt, completion: Completion, raw: dict[str, Any]
     ) -> tuple[dict[str, Any], str]:
         """Rewards and success, and why there are none."""
-        if (reason := self._unjudged()) is not None:
-            return {}, reason
-        if raw.get("answer") is None:
-            return {}, "no reward: it takes the right answer"
         try:
+            if (reason := self._unjudged(raw.get("answer"))) is not None:
+                return {}, f"no reward: {reason}"
             (scored,) = await self._score(prompt, [completion])
         except HoraError as error:
             return {}, f"no reward: {error}"
         reward = total(scored.rewards, self._config.reward.weights)
         return {"rewards": scored.rewards, "reward": reward, "success": scored.success}, ""
 
-    def _unjudged(self) -> str | None:
-        """Why a problem and its answer are not enough for this run's rewards."""
+    def _unjudged(self, answer: object) -> str | None:
+        """Why this is not enough for the run's rewards. A reward of the user's own gets a row with the
+        columns of problem and answer alone. Raises ConfigError where one cannot be loaded."""
         reward, environment = self._config.reward, self._config.environment.path
         if environment is not None:
-            return f"no reward: rollouts of this run are episodes of {environment}, and this is one turn"
-        needs = [name for name in reward.names if is_user_function(name) or name == "code_tests"]
-        if needs:
-            return f"no reward: {needs[0]} needs a row of the data"
+            return f"rollouts of this run are episodes of {environment}, and this is one turn"
+        if "code_tests" in reward.names:
+            return "code_tests needs a row of the data"
+        if groups := group_functions(self._config):
+            return f"{groups[0]} compares the completions of a group, and this is one"
+        if answer is None and not all(map(is_user_function, reward.names)):
+            return "it takes the right answer"
         return None
 
 

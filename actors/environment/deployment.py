@@ -63,9 +63,14 @@ class Environment:
     ) -> list[Completion] | Failed:
         """`request.n` episodes on the prompt's row, on weights of version `min_version` or newer."""
 
-        def turns(version: int) -> Generate:
+        def turns(version: int, episode: str) -> Generate:
             return generator_calls(
-                self._generator, self._config, version, temperature, weights_come=weights_come
+                self._generator,
+                self._config,
+                version,
+                temperature,
+                weights_come=weights_come,
+                session=episode,
             )
 
         try:

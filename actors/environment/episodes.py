@@ -6,15 +6,15 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import structlog
-from transformers import PreTrainedTokenizerBase
 
 from actors.coordinator.sampling import Generate
 from actors.environment.conversation import Conversation
+from actors.environment.episode_runner import run_episode
 from actors.environment.policy import Policy, Sample
 from actors.environment.protocol import EpisodeFunction, Tools
-from actors.environment.runner import run_episode
 from actors.environment.template import Template
 from common.config import Config
 from common.datasets import Row
@@ -22,8 +22,13 @@ from common.errors import EnvironmentFault, HoraError, RunError
 from common.prompts import opening
 from common.types import Completion, Failed, Prompt, SamplingRequest, Tokens
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 log = structlog.get_logger(__name__)
 Count = Callable[[str, int], None]
+Turns = Callable[[int, str], Generate]
+"""(least weight version, episode) -> single turns."""
 
 
 class Episodes:
@@ -44,12 +49,9 @@ class Episodes:
         self._places = asyncio.Semaphore(config.environment.episodes)
         self.running = 0
 
-    async def make(
-        self, request: SamplingRequest, version: int, turns: Callable[[int], Generate]
-    ) -> list[Completion] | Failed:
-        """`request.n` episodes on weights of version `version` or newer. `turns(version)` samples single
-        turns; its errors end the request. A HoraError is returned as Failed, because a retry would not
-        help."""
+    async def make(self, request: SamplingRequest, version: int, turns: Turns) -> list[Completion] | Failed:
+        """`request.n` episodes on weights of version `version` or newer. The errors of `turns` end the
+        request. A HoraError is returned as Failed, because a retry would not help."""
         episodes = [
             asyncio.ensure_future(self._until_made(request, i, version, turns)) for i in range(request.n)
         ]
@@ -62,12 +64,14 @@ class Episodes:
                 episode.cancel()
 
     async def _until_made(
-        self, request: SamplingRequest, number: int, version: int, turns: Callable[[int], Generate]
+        self, request: SamplingRequest, number: int, version: int, turns: Turns
     ) -> Completion:
-        """One episode. Each new attempt has other seeds. Raises RunError after environment.attempts tries."""
+        """Episode `number` of a request, from the request's seed plus this number: it is the same however
+        episodes are cut into requests. Each new attempt has other seeds. Raises RunError after
+        environment.attempts tries."""
         prompt, attempts = request.prompt, self._config.environment.attempts
         for attempt in range(attempts):
-            sample = _sample(request, f"{number}:{attempt}", turns)
+            sample = _sample(request, f"{request.seed + number}:{attempt}", turns)
             try:
                 async with self._places:
                     return await self._one(prompt, sample, version)
@@ -99,15 +103,15 @@ class Episodes:
         return made
 
 
-def _sample(request: SamplingRequest, name: str, turns: Callable[[int], Generate]) -> Sample:
-    """Turns of the episode `name` of a request. The seed of a turn is a pure function of request, episode and
-    turn, so a retry with the same weights samples the same tokens."""
+def _sample(request: SamplingRequest, name: str, turns: Turns) -> Sample:
+    """Turns of the episode `name` of a request. The seed of a turn is a pure function of episode and turn, so
+    a retry with the same weights samples the same tokens."""
     turn = 0
 
     async def sample(context: Tokens, most: int, version: int) -> Completion:
         nonlocal turn
         turn += 1
-        digest = hashlib.blake2b(f"{request.seed}:{name}:{turn}".encode(), digest_size=6).digest()
+        digest = hashlib.blake2b(f"{name}:{turn}".encode(), digest_size=6).digest()
         single = replace(
             request,
             prompt=replace(request.prompt, tokens=context, row={}),
@@ -115,7 +119,7 @@ def _sample(request: SamplingRequest, name: str, turns: Callable[[int], Generate
             seed=int.from_bytes(digest, "big"),
             max_tokens=most,
         )
-        (answer,) = await turns(version)(single)
+        (answer,) = await turns(version, name)(single)
         return answer
 
     return sample

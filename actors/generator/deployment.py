@@ -17,7 +17,9 @@ import structlog
 from ray import serve
 
 from actors.generator.held_weights import HeldWeights
+from actors.generator.pin import PINNED, keep_pin
 from actors.generator.places import Places
+from actors.generator.sleep import keep_watch, wait_for_card
 from common import logs
 from common.config import Config
 from common.errors import StaleWeights, UnhealthyError
@@ -46,6 +48,9 @@ class Generator:
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")
         self._redis = connect_async(redis_url)
         self._name = f"generator/{serve.get_replica_context().replica_id.unique_id}"
+        sleeps = self._config.generator.sleep != "none"
+        if sleeps:
+            await wait_for_card(self._redis, self._config.run.name)
         self._engine = vllm_engine.Engine(self._config, self._name.partition("/")[2])
         self._weights = HeldWeights(self._config, self._engine, self._redis, self._name)
         self._places = Places(
@@ -60,12 +65,19 @@ class Generator:
                 await self._weights.catch_up()
         beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
         self._beat = asyncio.get_running_loop().create_task(beating)
+        pinning = keep_pin(self._weights.note_pin, self._redis, self._config.run.name)
+        self._pin = asyncio.get_running_loop().create_task(pinning)
+        if sleeps:
+            watching = keep_watch(self._weights, self._redis, self._config.run.name)
+            self._watch = asyncio.get_running_loop().create_task(watching)
 
     async def generate(
         self, request: SamplingRequest, min_version: int, temperature: float
     ) -> list[Completion]:
         """Sample on weights of version `min_version` or newer. Raises StaleWeights when they do not come in
-        time, and NoRoom when this replica already serves as many requests as it may."""
+        time, NoRoom when this replica already serves as many requests as it may or is pinned for an
+        evaluation, and PinLost for a request of an evaluation that counts on another pin."""
+        self._weights.pin.check(request)
         try:
             with self._places.held(request):
                 await self._weights.reach(min_version)
@@ -98,10 +110,11 @@ class Generator:
 
     # The learner broadcasts these: a roll call, and the calls of vLLM's weight-sync client.
 
-    async def answer_roll_call(self) -> dict[str, Any]:
-        """Name and version of a healthy replica; raises for an unhealthy one."""
+    async def answer_roll_call(self, coming: int) -> dict[str, object]:
+        """Name and version of a healthy replica, and whether it is pinned, before version `coming` is sent;
+        raises for an unhealthy one."""
         await self.check_health()
-        return {"replica": self._name, "version": self._weights.version}
+        return self._weights.roll_call(coming)
 
     async def init_weight_transfer_engine(
         self, info: dict[str, Any], members: tuple[str, ...], group: str
@@ -113,6 +126,15 @@ class Generator:
 
     async def finish_weight_update(self, version: str) -> dict[str, Any]:
         return self._weights.confirm(int(version))
+
+    async def sleep(self, version: int) -> str:
+        """Free the card for a step of the learner from weights `version`; the name of this replica."""
+        await self._weights.sleep(version)
+        return self._name
+
+    async def record_routing_stats(self) -> dict[str, bool]:
+        """For `actors.generator.router`; Serve asks once a second."""
+        return {PINNED: self._weights.pin.version is not None}
 
     async def check_health(self) -> None:
         await check_or_exit(self._weights, self._engine)
@@ -133,6 +155,10 @@ class Generator:
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
             self._beat.cancel()
+        if hasattr(self, "_pin"):
+            self._pin.cancel()
+        if hasattr(self, "_watch"):
+            self._watch.cancel()
         if hasattr(self, "_engine"):
             self._engine.shutdown()
 

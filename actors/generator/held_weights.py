@@ -3,11 +3,13 @@ made the replica unhealthy.
 
 Weights arrive in two ways with the same end. The learner pushes each version to all replicas. A replica that
 missed one pulls the newest announced version itself before it serves (`file`), or waits until the learner
-forms a group with it (`gloo`, `nccl`).
+forms a group with it (`gloo`, `nccl`) or says again where the weights lie (`ipc`).
+
+A replica that an evaluation has pinned loads none of them (`actors.generator.pin`).
 
 A failed or overdue update makes the replica unhealthy. There are two exceptions, which leave it as it was and
-serving: an update that broke off before a worker loaded anything (`file`, `gloo`), and a file that differs
-from its announcement.
+serving: an update that broke off before a worker loaded anything (`file`, `gloo`, `ipc`), and a file that
+differs from its announcement.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from typing import Any, Protocol
 
 import structlog
 
+from actors.generator.pin import Pin
 from common.config import Config
 from common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from common.redis import AsyncRedis
+from common.types import Pinned
 from common.weight_versions import check_file, mark_of, newest
 
 log = structlog.get_logger(__name__)
@@ -46,6 +50,8 @@ class WeightEngine(Protocol):
     async def init_transfer(self, info: Mapping[str, object]) -> None: ...
     async def receive(self, info: Mapping[str, object]) -> None: ...
     async def install(self, version: int) -> Installed: ...
+    async def sleep(self) -> None: ...
+    async def wake(self) -> None: ...
 
 
 class HeldWeights:
@@ -64,6 +70,8 @@ class HeldWeights:
         self._installed, self._notice = Installed(0.0, "", 0.0), ""
         self._damaged: tuple[int, str] | None = None  # version and mark of a file that was not as announced
         self.version = 0
+        self.pin = Pin(name, config.weights.update_limit_s)
+        self.asleep_since: float | None = None  # seconds since the epoch
         self.failure: str | None = None
 
     async def join(self, info: Mapping[str, Any], members: tuple[str, ...], group: str) -> None:
@@ -88,6 +96,8 @@ class HeldWeights:
         and `nccl` it is for the members of `group`."""
         if self._transport == "file":
             await self._whole(self._load(info))
+        elif self._transport == "ipc":
+            await self._whole(self._load_shared(info, version))
         else:
             await self._whole(self._load_from(group, info, version))
 
@@ -98,7 +108,7 @@ class HeldWeights:
             if self._transport == "file":
                 await self.catch_up()
             if self.version < version:
-                if time.monotonic() > deadline:
+                if self.pin.version is not None or time.monotonic() > deadline:
                     raise StaleWeights(
                         f"{self._name} holds version {self.version}, the request needs {version}"
                     )
@@ -112,9 +122,46 @@ class HeldWeights:
         if self._damaged != (manifest.version, mark_of(manifest.path)):  # that file was read already
             await self._whole(self._load(manifest.update_info()))
 
+    async def sleep(self, version: int) -> None:
+        """Have the engine free its memory, at `version` or newer: only a newer one then wakes it, and no
+        update to `version` that is late. Raises StaleWeights when `version` does not come in time."""
+        await self.reach(version)
+        await self._whole(self._sleep())
+
+    async def wake(self, since: float) -> None:
+        """Wake an engine that has slept since `since` and was not put to sleep again."""
+        async with self._update:
+            if self.asleep_since == since:
+                await self._guarded("waking", self._engine.wake())
+                self.asleep_since = None
+
+    def roll_call(self, coming: int) -> dict[str, object]:
+        """Name, version, and whether it stays at that version. One that does not is counted on for the
+        update to version `coming`, if it holds less."""
+        if not self._update.locked():
+            self.pin.begin(self.version)
+        pinned = self.pin.version is not None
+        if not pinned and self.version < coming:
+            self.pin.promise()
+        return {"replica": self._name, "version": self.version, "pinned": pinned}
+
+    async def note_pin(self, asked: Pinned | None) -> None:
+        """Follow the lease in force. A replica that is free again pulls the newest version, or is sent it
+        with the learner's next roll call."""
+        was = self.pin.version
+        self.pin.ask(asked)
+        if not self._update.locked():
+            self.pin.begin(self.version)
+        if was is not None and self.pin.version is None and self._transport == "file":
+            try:
+                await self.catch_up()
+            except RuntimeError as error:  # where it left the replica healthy, a request tries it again
+                log.warning("a released replica has no newer weights yet", reason=str(error)[:300])
+
     def confirm(self, wanted: int) -> dict[str, Any]:
-        """What is held. Raises StaleWeights when that is less than `wanted`."""
-        if self.version < wanted:
+        """What is held. Raises StaleWeights when that is less than `wanted`, except while pinned."""
+        self.pin.updated()
+        if self.version < wanted and self.pin.version is None:
             raise StaleWeights(f"{self._name} holds version {self.version}, not {wanted}")
         return {
             "replica": self._name,
@@ -128,9 +175,18 @@ class HeldWeights:
             "version": self.version,
             **asdict(self._installed),
             "checksum": self._installed.checksum[:16],
-            "state": "failed" if self.failure else "serving",
+            "state": self._condition(),
+            **({} if self.pin.version is None else {"pinned": self.pin.version}),
+            **({"released": True} if self.pin.released else {}),
             **({"damaged": self._damaged, "notice": self._notice} if self._damaged else {}),
         }
+
+    def _condition(self) -> str:
+        if self.failure:
+            return "failed"
+        if self.pin.version is not None:
+            return f"pinned at v{self.pin.version} for an evaluation"
+        return "asleep" if self.asleep_since else "serving"
 
     def check(self) -> None:
         """Raise UnhealthyError when an update failed."""
@@ -144,10 +200,20 @@ class HeldWeights:
         task.add_done_callback(self._updates.discard)
         await asyncio.shield(task)
 
+    async def _sleep(self) -> None:
+        async with self._update:
+            await self._guarded("falling asleep", self._engine.sleep())
+            self.asleep_since = time.time()
+
     async def _load(self, info: Mapping[str, Any]) -> None:
         async with self._update:
-            if int(info["version"]) > self.version:
+            if int(info["version"]) > self.version and self.pin.version is None:
                 await self._install(await self._checked(info), int(info["version"]))
+
+    async def _load_shared(self, info: Mapping[str, Any], version: int) -> None:
+        async with self._update:
+            if version > self.version and (self.pin.version is None or info["last"]):
+                await self._install(info, version)
 
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
@@ -160,6 +226,8 @@ class HeldWeights:
         installed = await self._guarded("loading weights", self._engine.install(version))
         # Views compare replicas by version and checksum, so the two always belong together.
         self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
+        self.asleep_since = None  # loading wakes an engine
+        self.pin.installed(version)
 
     async def _checked(self, info: Mapping[str, Any]) -> dict[str, Any]:
         """What the workers need to read the announced file, which is in the page cache then. Raises
@@ -183,8 +251,8 @@ class HeldWeights:
         """The result of `work`, one phase of an update, which has a deadline. A replica that fails a phase is
         unhealthy.
 
-        `may_break_off`: over files or Gloo one worker that fails in time has left the model as it was. One
-        failed join may be a dead learner's invitation. Two in a row mean that this replica is faulty.
+        `may_break_off`: over files, Gloo or shared memory one worker that fails in time has left the model as
+        it was. One learner that is not reached may have died. Two in a row mean that this replica is faulty.
         """
         task = asyncio.ensure_future(work)
         try:

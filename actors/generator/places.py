@@ -13,7 +13,8 @@ from common.types import BELOW_TRAINING, SamplingRequest
 @dataclass(slots=True)
 class Places:
     """`requests` requests, among them at most `aside` completions that wait behind training's; and beside
-    them at most `served` completions of the endpoint's.
+    them at most `served` completions of the endpoint's. A replica that is pinned for an evaluation gives it
+    all requests.
 
     vLLM's priority orders the waiting line alone: what runs keeps its place. Without a limit an evaluation
     could hold all places when a batch of training arrives.
@@ -33,7 +34,8 @@ class Places:
         larger than `aside`."""
         if self.sampling >= self.requests:
             raise NoRoom(f"{self.name} has {self.sampling} requests")
-        n = request.n if request.priority >= BELOW_TRAINING else 0
+        behind = request.priority >= BELOW_TRAINING and request.pinned is None
+        n = request.n if behind else 0
         if n and self.sampling_aside and self.sampling_aside + n > self.aside:
             raise NoRoom(f"{self.name} samples {self.sampling_aside} completions of an evaluation")
         self.sampling += 1

@@ -33,11 +33,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from actors.generator.adapter import NOWHERE, POLICY
 from actors.generator.held_weights import Installed
-from actors.generator.progress import Progress
+from actors.generator.stall import Progress
 from actors.generator.timeline import Sequences, origin_of
 from common.adapters import read_adapter
 from common.config import Config, Lora
-from common.errors import UnhealthyError
+from common.errors import ConfigError, UnhealthyError
 from common.prompts import load_tokenizer
 from common.stop_tokens import silent_tokens, spoken, stop_tokens
 from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 ARRIVAL_S = 0.02
+BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "nccl", "ipc": "shared"}
+"""Transport and the name of its engine in vLLM. vLLM's own `ipc` would unpickle what it receives."""
 STILL_S = 120.0  # an engine with open requests and without a token for so long is hung
 
 
@@ -95,6 +97,7 @@ class Engine:
         self._progress = Progress()
         self.load = Load(progress=self._progress)
         self.paused_since: float | None = None
+        self._asleep = False
         self._joining = False
         _set_cpu_limits(config)
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
@@ -204,10 +207,16 @@ class Engine:
             await asyncio.sleep(ARRIVAL_S)
 
     async def install(self, version: int) -> Installed:
-        """Load the received weights and label all later tokens `version`; running sequences are kept."""
-        if self.paused_since is None:
+        """Load the received weights and label all later tokens `version`; running sequences are kept. An
+        engine that sleeps wakes: its weights first, and its KV cache after they are replaced and labelled,
+        because with that it decodes again."""
+        since = time.monotonic()
+        if self._asleep:
+            await self._llm.wake_up(["weights"])
+        elif self.paused_since is None:
             await self.pause()
-        since = self.paused_since
+        else:
+            since = self.paused_since
         if self._adapter is None:
             await self._llm.finish_weight_update(weight_version=str(version))
         else:
@@ -217,16 +226,38 @@ class Engine:
         checksum = await self.checksum()
         checksum_s = time.monotonic() - began
         await self.resume()
-        return Installed(0.0 if since is None else time.monotonic() - since, checksum, checksum_s)
+        return Installed(time.monotonic() - since, checksum, checksum_s)
 
     async def pause(self) -> None:
         """Stop decoding and keep the running sequences."""
         self.paused_since = time.monotonic()
         await self._llm.pause_generation(mode="keep", clear_cache=self._config.generator.clear_cache)
 
+    async def sleep(self) -> None:
+        """Stop decoding and free the memory of weights and KV cache, for whoever shares the card. Running
+        sequences are kept, and requests that come meanwhile wait.
+
+        The weights go to the host (level 1). Dropping them (level 2) would need someone who has them all
+        again: nobody sends the base of an adapter, and without a new version nobody sends any.
+        """
+        if self._asleep:
+            return
+        self.paused_since = time.monotonic()
+        await self._llm.sleep(level=1, mode="keep")
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Continue on the weights that the engine fell asleep with."""
+        if self._asleep:
+            await self._llm.wake_up(["weights"])
+            await self.resume()
+
     async def resume(self) -> None:
-        await self._llm.resume_generation()
-        self.paused_since = None
+        if not self._asleep:
+            await self._llm.resume_generation()
+        elif not await self._llm.wake_up(["kv_cache"]):
+            raise UnhealthyError("the vLLM engine does not wake up")
+        self._asleep, self.paused_since = False, None
         self._progress.moved()
 
     async def label(self, version: int) -> None:
@@ -245,6 +276,19 @@ class Engine:
 
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=5.0)
+
+
+def sleep_settings(config: Config) -> dict[str, Any]:
+    """What vLLM is told for an engine that frees memory when it sleeps. Raises ConfigError where it cannot:
+    it would report to be asleep, and hold its memory."""
+    if config.generator.sleep != "step":
+        return {}
+    if not current_platform.is_sleep_mode_available():
+        raise ConfigError(
+            "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
+            f"({current_platform.device_type}): set generator.sleep: none"
+        )
+    return {"enable_sleep_mode": True}
 
 
 def adapter_settings(config: Config) -> dict[str, object] | None:
@@ -310,10 +354,11 @@ def engine_args(config: Config) -> AsyncEngineArgs:
         # after them.
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
+        weight_transfer_config=WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
         worker_extension_cls=f"{__package__}.worker_extension.WorkerExtension",
         enable_log_requests=False,
         **with_adapter,
+        **sleep_settings(config),
         **(whole_prompts if current_platform.is_cpu() else on_gpu),
     )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from actors.generator.adapter import adapter_tensors, put_adapter, put_zero_adapter
-from actors.generator.weight_hash import TensorHash
 from common.adapter_names import WEIGHTS
+from common.weight_hash import TensorHash
 
 Part = Literal["model", "adapter"]
 

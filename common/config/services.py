@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
 
 from common.config.base import Count, Seconds, Section
 
@@ -44,6 +46,49 @@ class Generator(Section):
         description="At an update drop KV entries of old weights and recompute them: later tokens then "
         "depend on the new weights alone. False is cheaper and keeps them.",
     )
+    sleep: Literal["none", "step", "rehearsal"] = Field(
+        "none",
+        description="`step`: while the learner steps on the card that both share, the engine frees it: its "
+        "weights wait in pinned host memory, its KV entries are recomputed. `rehearsal`: the same order of "
+        "steps without freeing anything, for a machine whose engine cannot sleep, such as one without GPUs.",
+    )
+
+    @model_validator(mode="after")
+    def _sleeps_alone(self) -> Self:
+        replicas, parallel = self.replicas, self.tensor_parallel
+        if self.sleep != "none" and replicas * parallel > 1:
+            raise ValueError(
+                f"generator.sleep ({self.sleep}) is for one card that a replica and the learner share, and "
+                f"generator.replicas {replicas} · generator.tensor_parallel {parallel} need "
+                f"{replicas * parallel}: set both to 1, or generator.sleep: none"
+            )
+        if self.sleep != "none" and not self.clear_cache:
+            raise ValueError(
+                f"generator.sleep ({self.sleep}) drops the KV cache, and generator.clear_cache (false) keeps "
+                "it: set generator.clear_cache: true, or generator.sleep: none"
+            )
+        return self
+
+    def check_sharing(self, staleness: int, ranks: int, transport: str) -> None:
+        """Raise ValueError where the engine could not sleep while the learner steps."""
+        if self.sleep == "none":
+            return
+        sleeps = f"generator.sleep ({self.sleep})"
+        if staleness:
+            raise ValueError(
+                f"{sleeps} stops generation while the learner steps, and rollout.max_staleness ({staleness}) "
+                "lets it go on: set rollout.max_staleness: 0, or generator.sleep: none"
+            )
+        if ranks > 1:
+            raise ValueError(
+                f"{sleeps} is for one card that a replica and the learner share, and learner.workers is "
+                f"{ranks}: set it to 1, or generator.sleep: none"
+            )
+        if transport == "nccl":
+            raise ValueError(
+                f"{sleeps} is for one card, and weights.transport (nccl) joins processes on different "
+                "cards: use file, gloo or ipc, or generator.sleep: none"
+            )
 
 
 class Coordinator(Section):

@@ -66,13 +66,24 @@ class Evaluation(Section):
         description="Optimizer steps between evaluations during training, in `hora run` and `hora train`, on "
         "the generators that train, behind the rollouts of training. none: before and after `hora run` only.",
     )
+    pin: bool = Field(
+        True,
+        description="Where at least two generator replicas serve, one of them stays at one version of the "
+        "weights for an evaluation during training, and samples nothing else meanwhile. false, or one "
+        "replica: all replicas sample it behind training, and its result names the versions that it met.",
+    )
     max_sequences: Count = Field(
         32,
-        description="Most completions of an evaluation during training that one replica samples at a time.",
+        description="Most completions of an evaluation during training that one replica samples at a time "
+        "while it also samples for training.",
     )
     prompts: Count = Field(100, description="Problems of one evaluation.")
     samples: Count = Field(64, description="N: completions per problem.")
     k: tuple[int, ...] = Field((1, 8, 64), min_length=1, description="K of Pass@K; each at most N.")
+
+    def pins(self, replicas: int) -> bool:
+        """Whether one of so many generator replicas stays at a version for an evaluation."""
+        return self.pin and replicas > 1
 
     @field_validator("k")
     @classmethod

@@ -27,7 +27,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config,
 from common import arithmetic
 from deploy.demo.measure import measure
 from deploy.demo.tokenizer import make_tokenizer
-from deploy.tasks.memory import recall as remembered
+from deploy.tasks.author import recall as remembered
 
 MAX_TOKENS = 512
 STEPS = 700

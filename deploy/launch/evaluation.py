@@ -4,9 +4,10 @@ benchmarks."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -29,20 +30,29 @@ from evaluation.benchmarks import Benchmark, held_out
 from evaluation.evaluate import Counts, evaluate
 from evaluation.model_weights import model_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
-from evaluation.sampling import Progress as Reading
+from evaluation.sample_loop import Progress as Reading
 from learner.records import log_evaluation
 
+Run = Callable[[Coroutine[Any, Any, Counts]], Counts]
+"""Runs an evaluation to its end."""
 
-def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Console) -> None:
+
+def is_missing(config: Config, run_dir: Path, step: int) -> bool:
+    """Whether the run has held-out problems, and no result of weights of version `step` on them."""
+    if config.evaluation.path is None:
+        return False
+    return not (run_dir / "evaluation" / f"{held_out(config).name}-step{step}.json").exists()
+
+
+def evaluate_run(
+    config: Config, url: str, run_dir: Path, step: int, console: Console, run: Run = asyncio.run
+) -> None:
     """The run's held-out problems on weights of version `step`; RUN/evaluation/<name>-step<step>.json.
 
     Does nothing when the run has no held-out problems or has this evaluation. Generators hold only the newest
     weights: when these are past `step`, one line reports that its evaluation is left out.
     """
-    if (
-        config.evaluation.path is None
-        or (run_dir / "evaluation" / f"{held_out(config).name}-step{step}.json").exists()
-    ):
+    if not is_missing(config, run_dir, step):
         return
     held = newest_version(config, url)
     if held > step:
@@ -54,7 +64,8 @@ def evaluate_run(config: Config, url: str, run_dir: Path, step: int, console: Co
         )
         return
     problems = run_problems(config, console)
-    result = sample(config, held_out(config), problems, run_dir / "evaluation", step, console, version=step)
+    folder = run_dir / "evaluation"
+    result = sample(config, held_out(config), problems, folder, step, console, version=step, run=run)
     record_result(config, url, run_dir, result)
 
 
@@ -135,6 +146,7 @@ def sample(
     console: Console,
     *,
     version: int,
+    run: Run = asyncio.run,
 ) -> Result:
     """Draw the missing samples on all replicas and write the result. An interrupted call is resumed.
 
@@ -146,7 +158,7 @@ def sample(
         task = bar.add_task(
             f"{benchmark.title}, step {step}", total=len(problems) * benchmark.samples, figures=""
         )
-        counts = asyncio.run(
+        counts = run(
             evaluate(
                 problems,
                 generate,
@@ -228,8 +240,12 @@ def on_version(generate: Generate, version: int) -> Generate:
 def in_flight(config: Config) -> int:
     """Requests in flight: twice the number that all replicas sample at once, so that none is idle while
     answers are judged."""
-    per_replica = -(-2 * config.generator.max_sequences // config.rollout.samples_per_request)
-    return min(per_replica, config.generator.max_requests) * config.generator.replicas
+    return in_flight_on(config, config.rollout.samples_per_request) * config.generator.replicas
+
+
+def in_flight_on(config: Config, size: int) -> int:
+    """As `in_flight`, for one replica and requests of `size` completions."""
+    return min(-(-2 * config.generator.max_sequences // size), config.generator.max_requests)
 
 
 def read_run_results(config: Config, run_dir: Path) -> list[Result]:
@@ -255,7 +271,16 @@ def about_sampling(config: Config) -> dict[str, object]:
         "max_response_tokens": config.rollout.max_response_tokens,
         "success": config.evaluated.reward.success,
         "success_at": config.evaluated.reward.success_at,
+        **_about_episodes(config),
     }
+
+
+def _about_episodes(config: Config) -> dict[str, object]:
+    """The settings of a run's episodes; nothing for completions."""
+    if config.environment.path is None:
+        return {}
+    keys = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
+    return {"environment": config.environment.model_dump(mode="json", include=keys)}
 
 
 def figures(p: Reading) -> str:

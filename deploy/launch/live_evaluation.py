@@ -1,11 +1,12 @@
-"""Pass@K during training: held-out problems on the generators that train, behind the rollouts of training.
+"""Pass@K during training: held-out problems on the generators that train.
 
-    version reaches a multiple of evaluation.every ─► requests of the lowest priority, a few places a replica
-        ─► samples on disk ─► result ─► every view, and learner.keep_best
+    version reaches a multiple of evaluation.every ─► a replica stays at it (`deploy.launch.pinning`)
+        ─► requests for that one ─► samples on disk ─► result ─► every view, and learner.keep_best
 
-Training is not stopped and no replica is set aside, so weights change under an evaluation. Its requests ask
-for weights of its step or newer, and its result names the oldest and the newest version that it met. It works
-in a thread of the launcher; training knows nothing of it.
+Training is not stopped. Where no replica can be spared, all of them sample an evaluation: its requests have
+the lowest priority and a few places of each replica, they ask for weights of its step or newer, and weights
+change meanwhile. A result names the oldest and the newest version that it sampled. It works in a thread of
+the launcher; training knows nothing of it.
 """
 
 from __future__ import annotations
@@ -24,28 +25,30 @@ from rich.console import Console
 
 from actors.coordinator.sampling import Generate, Score
 from common.config import Config
-from common.errors import HoraError
+from common.errors import HoraError, PinLost
 from common.keys import Keys
 from common.redis import AsyncRedis, connect_async
 from common.state import read_state_async
 from common.telemetry import keep_beating
-from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest
+from common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
 from deploy.launch.best import settle_best
 from deploy.launch.evaluation import (
     about_sampling,
     application_calls,
+    in_flight_on,
     read_run_results,
     record_result,
     run_problems,
     samples_file,
     write_counts,
 )
+from deploy.launch.pinning import Pinning
 from evaluation.benchmarks import held_out
 from evaluation.evaluate import Counts, evaluate
 from evaluation.results import Result
+from evaluation.sample_loop import Progress
 from evaluation.samples import newest_version
-from evaluation.sampling import Progress
-from evaluation.schedule import is_late, next_evaluation
+from evaluation.schedule import is_late, next_evaluation, upcoming
 
 log = structlog.get_logger(__name__)
 POLL_S = 1.0
@@ -56,8 +59,11 @@ Calls = Callable[[Config, int], tuple[Generate, Score]]
 
 
 @contextmanager
-def evaluating(config: Config, url: str, run_dir: Path, console: Console) -> Iterator[None]:
+def evaluating(
+    config: Config, url: str, run_dir: Path, console: Console, first: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """While the block runs, evaluate the run every `evaluation.every` steps; nothing where that is not set.
+    Begins when `first` returns.
 
     An evaluation under way at the end of the block is broken off, and its samples are kept.
     """
@@ -65,7 +71,12 @@ def evaluating(config: Config, url: str, run_dir: Path, console: Console) -> Ite
         yield
         return
     live = LiveEvaluation(config, url, run_dir, console)
-    thread = threading.Thread(target=live.run, name="evaluation", daemon=True)
+
+    def run() -> None:
+        first()
+        live.run()
+
+    thread = threading.Thread(target=run, name="evaluation", daemon=True)
     thread.start()
     try:
         yield
@@ -110,6 +121,7 @@ class LiveEvaluation:
                 return
             self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         client = connect_async(self._url)
+        self._pins = Pinning(self._config, client, self._say)
         beating = asyncio.create_task(keep_beating(client, self._config.run.name, PART, lambda: self._state))
         try:
             await self._work(client)
@@ -118,18 +130,20 @@ class LiveEvaluation:
         finally:
             beating.cancel()
             with suppress(redis.exceptions.RedisError):
+                await self._pins.release()
                 await client.hdel(Keys(self._config.run.name).parts, PART)
             await client.aclose()
 
     async def _work(self, client: AsyncRedis) -> None:
         problems = await asyncio.to_thread(run_problems, self._config, self._console)
         self._results = read_run_results(self._config, self._run_dir)
-        while True:
+        while not self._stopped:  # on Python 3.11 a call of Redis may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
             self._settle(version)
             if step is None:
                 self._state = {"state": "waiting for the next evaluation"}
+                await self._reserve(version)
                 await asyncio.sleep(POLL_S)
             else:
                 await self._evaluate(client, problems, step, version)
@@ -144,13 +158,23 @@ class LiveEvaluation:
             self._leave_out(found.left_out, "newer weights were published before it could begin")
         return found.step
 
+    async def _reserve(self, version: int) -> None:
+        """Choose the replica of the next evaluation before its weights are there, so that it stays at
+        them."""
+        ahead = upcoming(self._every, self._config.learner.steps, version)
+        if ahead is not None:
+            await self._pins.ask(ahead)
+
     async def _evaluate(self, client: AsyncRedis, problems: list[Prompt], step: int, version: int) -> None:
-        """One evaluation, to its result; an error of it is one line, and training goes on."""
+        """One evaluation, to its result; an error of it is one line, and training continues."""
         self._forget_newer(step, version)
         self._state = {"state": f"evaluating step {step}", "step": step}
+        pinned = await self._pins.hold(step)
+        if self._stopped:
+            return
         watching = asyncio.create_task(self._watch(client, step))
         try:
-            counts = await self._draw(problems, step)
+            counts = await self._draw(problems, step, pinned)
         except (HoraError, OSError) as error:
             self._passed.add(step)
             self._say(f"step {step} is not evaluated: {error}")
@@ -165,6 +189,7 @@ class LiveEvaluation:
             self._settle(await self._version(client))
         finally:
             watching.cancel()
+            await self._pins.release()
 
     def _record(self, problems: list[Prompt], step: int, counts: Counts) -> Result:
         config, folder = self._config, self._folder
@@ -173,36 +198,53 @@ class LiveEvaluation:
         record_result(config, self._url, self._run_dir, result)
         return result
 
-    async def _draw(self, problems: Sequence[Prompt], step: int) -> Counts:
+    async def _draw(self, problems: Sequence[Prompt], step: int, pinned: Pinned | None) -> Counts:
         config, places = self._config, self._config.evaluation.max_sequences
         generate, score = self._calls(config, step)
-
-        async def behind_training(request: SamplingRequest) -> list[Completion]:
-            return await generate(replace(request, priority=BELOW_TRAINING))
-
         size = min(config.rollout.samples_per_request, places)
+        behind = max(1, places // size) * config.generator.replicas
         return await evaluate(
             problems,
-            behind_training,
+            self._preferring_pinned(generate, asyncio.Semaphore(behind)),
             score,
             self._benchmark.samples,
             self._samples(step),
             about={"benchmark": self._benchmark.name, "step": step, **about_sampling(config)},
             seed=config.run.seed,
             samples_per_request=size,
-            in_flight=max(1, places // size) * config.generator.replicas,
+            in_flight=in_flight_on(config, size) if pinned else behind,
             progress=self._show,
         )
+
+    def _preferring_pinned(self, generate: Generate, behind: asyncio.Semaphore) -> Generate:
+        """`generate` on the pinned replica while there is one, then on all of them behind training, with as
+        many requests at a time as `behind` admits."""
+
+        async def sample(request: SamplingRequest) -> list[Completion]:
+            low = replace(request, priority=BELOW_TRAINING)
+            while (held := self._pins.held) is not None:
+                try:
+                    return await generate(replace(low, pinned=held))
+                except PinLost:  # or Serve took another replica, and the pin holds
+                    await self._pins.renew()
+                    await asyncio.sleep(POLL_S)
+            async with behind:
+                return await generate(low)
+
+        return sample
 
     def _show(self, progress: Progress) -> None:
         done = f"{progress.done} of {progress.total} samples"
         shown = {"done": progress.done, "total": progress.total}
-        text = f"evaluating step {self._state.get('step')}: {done}"
+        at = f" at v{self._pins.held.version}" if self._pins.held else ""
+        text = f"evaluating step {self._state.get('step')}{at}: {done}"
         self._state = {**self._state, **shown, "state": text}
 
     async def _watch(self, client: AsyncRedis, step: int) -> None:
-        """Say so when the next evaluation becomes due, and let go of weights that none will measure."""
-        while True:
+        """Keep the pin. Say so when the next evaluation becomes due, and let go of weights that none will
+        measure."""
+        while self._state.get("step") == step:
+            await self._pins.renew()
             version = await self._version(client)
             self._settle(version, step)
             if is_late(self._every, step, version) and step not in self._told:

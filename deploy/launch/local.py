@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +29,11 @@ from common.load import differences, load
 from common.redis import connect
 from deploy.launch.best import settle_last
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from deploy.launch.first_evaluation import evaluating_first
 from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
-from deploy.launch.ray_node import watched_node
+from deploy.launch.ray_node import LOGS_OF_RAY, watched_node
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import refuse_leftovers, run_redis
 from deploy.launch.signals import starting_ray
@@ -81,7 +82,6 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
     ):
         with stack(config, run_dir, console, file=file) as url:
-            evaluate_run(config, url, run_dir, 0, console)
             pace = _train(config, url, run_dir, console, alerts)
             evaluate_run(config, url, run_dir, config.learner.steps, console)
             settle_last(config, run_dir, console)
@@ -174,6 +174,8 @@ def stack(
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault(*SERVE_CALLBACK)
+    for setting in LOGS_OF_RAY.items():
+        os.environ.setdefault(*setting)
     import ray
     from ray import serve
 
@@ -255,9 +257,11 @@ def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Al
     from learner import launch
 
     with (
-        progress(config, url, console, alerts) as pace,
+        evaluating_first(config, url, run_dir, console) as first,
+        progress(config, url, console, alerts, first.run) as pace,
         telling_unplaced(config, url),
-        evaluating(config, url, run_dir, console),
+        evaluating(config, url, run_dir, console, first.wait),
+        closing(first),
     ):
         launch.run(config, url, str(run_dir))
     return pace

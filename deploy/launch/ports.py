@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from common.errors import RunError
 
-# Above Ray's workers, and below the range from which Linux serves whoever asks for any port, as Ray's daemons
+# Above Ray's workers, and below the range from which Linux gives any free port, as Ray's daemons
 # do by the dozen: a port of that range that is free now may be taken before Serve binds it.
 CANDIDATES = range(20_000, 32_768)
 

@@ -17,6 +17,12 @@ from deploy.runs.record import RunFile
 
 WATCH_S = 0.1
 NEEDED = ("raylet", "gcs_server")
+LOGS_OF_RAY = {
+    "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_event_stats_print_interval_ms": "600000",
+}
+"""Ray's defaults write statistics of each process every minute, and keep 3 GiB of each log file."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The file with Ray's token: whoever reads it can start programs on the cluster. Ray writes it with the
+"""The file with Ray's token: who reads it can start programs on the cluster. Ray writes it with the
 rights that the umask leaves, which on most machines lets everybody read it."""
 
 from __future__ import annotations

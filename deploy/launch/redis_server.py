@@ -28,7 +28,7 @@ from urllib.parse import quote, urlencode
 import structlog
 from redis.exceptions import BusyLoadingError
 
-from actors.coordinator.memory import KEEP_FREED_MEMORY
+from actors.coordinator.malloc import KEEP_FREED_MEMORY
 from common.errors import RunError
 from common.files import replace_text
 from common.kept_secret import kept_secret

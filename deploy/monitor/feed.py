@@ -58,7 +58,7 @@ class Feed:
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
-        self._event = Event(0, None, "the first reading is under way")
+        self._event = Event(0, None, "the first snapshot is under way")
         self._text = self._event.to_json()
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None

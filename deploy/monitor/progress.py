@@ -99,13 +99,24 @@ def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Even
 
 
 @contextmanager
-def progress(config: Config, url: str, console: Console, alerts: Alerts | None = None) -> Iterator[Pace]:
+def progress(
+    config: Config,
+    url: str,
+    console: Console,
+    alerts: Alerts | None = None,
+    first: Callable[[], object] = lambda: None,
+) -> Iterator[Pace]:
     """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
-    its pace. `alerts` receives every warning that is shown."""
+    its pace. `alerts` receives every warning that is shown. `first` is done and shown before."""
     done, pace, tell = threading.Event(), Pace(), Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
     states = _snapshots(config, url, done, pace)
-    thread = threading.Thread(target=show, args=(states, config.learner.steps, tell, pace), daemon=True)
+
+    def run() -> None:
+        first()
+        show(states, config.learner.steps, tell, pace)
+
+    thread = threading.Thread(target=run, name="progress", daemon=True)
     thread.start()
     try:
         yield pace

@@ -1,8 +1,8 @@
-"""The reading as Prometheus metrics, through Ray's own metrics: `hora_<what>_<unit>`, exported as
+"""The snapshot as Prometheus metrics, through Ray's own metrics: `hora_<what>_<unit>`, exported as
 `ray_hora_...`.
 
-Set in one place, from the one reading, once a second. Totals are kept in Redis and exported as counters: a
-process adds what came since its own first reading, so a restart of it is an ordinary counter reset.
+Set in one place, from the one snapshot, once a second. Totals are kept in Redis and exported as counters: a
+process adds what came since its own first snapshot, so a restart of it is an ordinary counter reset.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "hora_replica_version": ("Weight version of a generator replica.", ("replica",)),
     "hora_replica_requests": ("Requests of a generator replica.", ("replica", "state")),
     "hora_replica_cache_ratio": ("Used share of a replica's KV cache.", ("replica",)),
-    "hora_replicas_behind": ("Replicas behind by more than the staleness bound.", ()),
+    "hora_replicas_behind": (
+        "Replicas behind by more than the staleness bound, without one that is pinned for an evaluation.",
+        (),
+    ),
+    "hora_replica_pinned": ("1 while a generator replica is pinned for an evaluation.", ("replica",)),
     "hora_verifier_answers_per_second": ("Answers that a verifier replica judged.", ("replica",)),
     "hora_verifier_waiting_answers": ("Answers that wait in a verifier replica.", ("replica",)),
     "hora_verifier_killed_answers": (
@@ -120,7 +124,7 @@ class Exporter:
 
 
 def gauges(state: RunState) -> Iterator[Value]:
-    """Every gauge of one reading: name, tags besides `run`, value."""
+    """Every gauge of one snapshot: name, tags besides `run`, value."""
     yield "hora_queue_groups", {}, state.queue_depth
     yield "hora_queue_capacity_groups", {}, state.queue_capacity
     yield "hora_queue_oldest_seconds", {}, state.oldest_group_s
@@ -154,7 +158,7 @@ def gauges(state: RunState) -> Iterator[Value]:
 
 
 def counters(state: RunState) -> Iterator[Value]:
-    """Every total of one reading."""
+    """Every total of one snapshot."""
     for what in ("groups", "rollouts", "tokens"):
         for direction in ("in", "out"):
             yield f"hora_{what}", {"direction": direction}, state.totals[f"{what}_{direction}"]
@@ -191,8 +195,9 @@ def _parts(state: RunState) -> Iterator[Value]:
     behind = 0
     for part in state.of("generator"):
         version = part.state.get("version", 0)
-        behind += state.version - version > state.max_staleness and part.silent_s < SILENT_S
+        behind += part.behind(state.version) > state.max_staleness and part.silent_s < SILENT_S
         yield "hora_replica_version", {"replica": part.name}, version
+        yield "hora_replica_pinned", {"replica": part.name}, int("pinned" in part.state)
         yield "hora_replica_cache_ratio", {"replica": part.name}, part.state.get("cache", 0.0)
         for what in ("running", "waiting"):
             yield "hora_replica_requests", {"replica": part.name, "state": what}, part.state.get(what, 0)

@@ -56,6 +56,12 @@ class Part:
     silent_s: float
     state: dict[str, Any]
 
+    def behind(self, version: int) -> int:
+        """How many versions a generator lacks; 0 for one that an evaluation keeps where it is, or has just
+        released."""
+        kept = "pinned" in self.state or "released" in self.state
+        return 0 if kept else version - int(self.state.get("version", 0))
+
 
 @dataclass(frozen=True, slots=True)
 class Gate:
@@ -76,7 +82,8 @@ class RunState:
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer
     steps are done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last
     step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
-    `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
+    `controls`: whether a token for pause and resume was issued. `endpoint`: whether the run serves its
+    policy. `gate`: the warm-up gate while it is shut.
     `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds
     the shares for each c. `evaluations[v]` holds pass@k by name for weight version v.
@@ -93,6 +100,7 @@ class RunState:
     max_staleness: int
     paused: bool
     controls: bool
+    endpoint: bool
     unplaced: str
     error: str | None
     rule: str
@@ -172,7 +180,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     version, parts = raw.state.version, _parts(raw.parts, now)
     learner = numbers(raw.last[0][1][b"metrics"]) if raw.last else {}
     last_step_s = _age(raw.last[0][0], now) if raw.last else None
-    reading = RunState(
+    snapshot = RunState(
         run=run,
         time=now,
         **_progress(config, raw.state),
@@ -192,8 +200,8 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         parts=parts,
         sparks=_sparks(samples),
     )
-    found = warnings(reading, config.telemetry.stall_s, config.weights.drift_alarm)
-    return replace(reading, warnings=tuple(found))
+    found = warnings(snapshot, config.telemetry.stall_s, config.weights.drift_alarm)
+    return replace(snapshot, warnings=tuple(found))
 
 
 def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
@@ -237,6 +245,7 @@ def _plan(config: Config) -> dict[str, Any]:
     """Settings that do not change during a run."""
     return {
         "steps": config.learner.steps,
+        "endpoint": config.serve.endpoint,
         "max_staleness": config.rollout.max_staleness,
         "rule": config.allocation.rule,
         "prompts_per_batch": config.rollout.prompts_per_batch,

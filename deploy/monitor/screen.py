@@ -1,4 +1,4 @@
-"""One reading drawn for a terminal: a screen of at least 80 columns, or a single line. Pure."""
+"""One snapshot drawn for a terminal: a screen of at least 80 columns, or a single line. Pure."""
 
 from __future__ import annotations
 
@@ -220,7 +220,10 @@ def _table(kind: str, names: Sequence[str]) -> Table:
 def _generator(part: Part, state: RunState) -> list[Text]:
     said = part.state
     return [
-        Text(f"v{said.get('version', '?')}", "red" if _behind(part, state) else ""),
+        Text(
+            f"v{said.get('version', '?')}" + (" pinned" if "pinned" in said else ""),
+            "red" if _behind(part, state) else "",
+        ),
         Text(str(said.get("running", ""))),
         Text(str(said.get("waiting", ""))),
         Text(f"{said.get('cache', 0):.0%}"),
@@ -238,7 +241,7 @@ def _verifier(part: Part, _state: RunState) -> list[Text]:
 
 
 def _behind(part: Part, state: RunState) -> bool:
-    return state.version - part.state.get("version", 0) > state.max_staleness
+    return part.behind(state.version) > state.max_staleness
 
 
 def _troubled(part: Part, state: RunState) -> bool:

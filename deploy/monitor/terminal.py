@@ -1,4 +1,4 @@
-"""`hora monitor`: the reading of a run in a terminal, as one JSON object, or as plain lines in a pipe."""
+"""`hora monitor`: the snapshot of a run in a terminal, as one JSON object, or as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def monitor(
     file: RunFile | None = None,
     read: Read = read_run,
 ) -> None:
-    """Show `run` as `read` finds it until Ctrl-C or its end, whose last reading stays on the screen; one
-    reading with `once` or `json_`.
+    """Show `run` as `read` finds it until Ctrl-C or its end, whose last snapshot stays on the screen; one
+    snapshot with `once` or `json_`.
 
     `file` is the run's record, where there may be one: of a run whose Redis ended with it, it knows how.
 
@@ -86,7 +86,7 @@ def serve_page(
 
 
 def _settled(client: Redis, run: str, read: Read) -> RunState:
-    """A reading with rates in it: where nobody watches yet, the first sample is a second away."""
+    """A snapshot with rates in it: where nobody watches yet, the first sample is a second away."""
     state = read(client, run)
     if not state.sparks["depth"] and state.status == "running":
         time.sleep(1.1)
@@ -97,7 +97,7 @@ def _settled(client: Redis, run: str, read: Read) -> RunState:
 def _watch(
     client: Redis, url: str, run: str, console: Console, file: RunFile | None, read: Read
 ) -> tuple[RunState, str | None]:
-    """The last reading, and how the run ended where only its record says so."""
+    """The last snapshot, and how the run ended where only its record says so."""
     state, problem = read(client, run), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while problem or state.status not in ENDED:

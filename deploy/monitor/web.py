@@ -28,7 +28,7 @@ from common.redis import Redis
 from common.state import changed, read_state
 from deploy.monitor.feed import Feed, Observer, Read
 from deploy.monitor.hosts import Guard
-from deploy.monitor.rollouts import add_rollouts, folder_of
+from deploy.monitor.rollouts_page import add_rollouts, folder_of
 from deploy.monitor.run_state import RunState, read_run
 
 PAGE = Path(__file__).with_name("page.html")
@@ -122,7 +122,7 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
 
     @app.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
     async def events() -> StreamingResponse:
-        """A reading every second, as server-sent events: {"state": RunState | null, "problem": sentence |
+        """A snapshot every second, as server-sent events: {"state": RunState | null, "problem": sentence |
         null}."""
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(_stream(feed, version), media_type="text/event-stream", headers=headers)

@@ -16,12 +16,13 @@ from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, services, sources, task
-from deploy.preflight.arithmetic import said
 from deploy.preflight.driver import driver
 from deploy.preflight.findings import Check, Finding, Target
+from deploy.preflight.isolation import sandbox
 from deploy.preflight.memory import card_memory, model_shape, run_target
-from deploy.preflight.rollouts import rollouts
-from deploy.preflight.sandbox import sandbox
+from deploy.preflight.rollout_disk import rollouts
+from deploy.preflight.sharing import shared_weights
+from deploy.preflight.step_costs import said
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """Quick checks that apply on every machine."""
@@ -48,6 +49,8 @@ CHECKS: tuple[Check, ...] = (
     services.redis_server,
     driver,
     machine.gpu_count,
+    machine.engine_sleep,
+    shared_weights,
     services.ray_token,
     services.ray_cluster,
     card_memory,

@@ -202,13 +202,30 @@ def evaluation(target: Target) -> Iterator[Finding]:
         "evaluation",
         f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
         f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
-        f"behind these, at most {settings.max_sequences} at a time on a replica{best}",
+        f"{_where_evaluated(config)}{best}",
     )
-    if mine > theirs:
+    pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
+    if mine * (others if pinned else 1) > theirs:
         yield Finding(
             "warn",
             "evaluation",
-            f"it samples more than is trained in evaluation.every = {settings.every} steps, so it may take "
-            "longer than the time between two, and some will be left out",
+            f"{'one replica' if pinned else 'it'} samples more than "
+            f"{'each other one trains' if pinned else 'is trained'} in evaluation.every = {settings.every} "
+            "steps, so it may take longer than the time between two, and some will be left out",
             "raise evaluation.every, or lower evaluation.prompts or evaluation.samples",
         )
+
+
+def _where_evaluated(config: Config) -> str:
+    """Which replicas sample an evaluation during training, and so how many versions it meets."""
+    settings, replicas = config.evaluation, config.generator.replicas
+    if settings.pins(replicas):
+        return (
+            f"on one of generator.replicas = {replicas}, which stays at one version and samples nothing for "
+            "training meanwhile"
+        )
+    why = f"generator.replicas = {replicas}" if settings.pin else "evaluation.pin = false"
+    return (
+        f"behind these, at most {settings.max_sequences} at a time on a replica; {why}, so no replica stays "
+        "at one version and each result names the versions that it met"
+    )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from common.load import ROOT
 from deploy.preflight import machine
 from deploy.preflight.findings import Finding, Target, must, should
@@ -17,6 +15,8 @@ OLDEST = {13: 580, 12: 525, 11: 450}
 
 def driver(target: Target) -> Iterator[Finding]:
     """Nothing on a machine without a driver."""
+    import torch
+
     found = machine.ask_driver("driver_version")
     if found:
         yield judge(found[0], cuda_version(), works=torch.cuda.is_available())
@@ -37,6 +37,8 @@ def judge(version: str, cuda: str, *, works: bool) -> Finding:
 
 def cuda_version() -> str:
     """The installed torch's, or where that has none the pinned GPU set's."""
+    import torch
+
     toolkit = machine.pinned(ROOT / "requirements" / "gpu.txt").get("cuda-toolkit", "")
     return torch.version.cuda or ".".join(toolkit.split(".")[:2])
 

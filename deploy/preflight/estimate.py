@@ -7,7 +7,7 @@ Bytes are GiB. The learner's part, in 16 bits (in float32 weights, gradients and
     + activations + logits of one chunk + context
 
 P: parameters, A: those that are trained. A generator's: weights 2 · P, KV cache, activations, context; the
-weights over its tensor-parallel ranks.
+weights over its tensor-parallel ranks. With weights.transport: ipc each of both has 2 · A more.
 """
 
 from __future__ import annotations
@@ -81,19 +81,27 @@ def rank_need(shape: ModelShape, config: Config) -> Need:
     trained = shape.adapter or shape.parameters
     whole = shape.parameters + shape.adapter
     reference = shape.parameters if learner.objective.kl and not shape.adapter else 0
+    copies = (whole + reference) / (world if stage == 3 else 1)
     moments = (12 if width == 2 else 8) * trained / (world if stage >= 1 else 1)
     buckets = 2 * min(trained, BUCKET) * width if stage >= 1 else 0
     return Need(
         "learner rank",
         {
-            "weights": width * (whole / (world if stage == 3 else 1) + reference) / GIB,
+            "weights": width * copies / GIB,
             "gradients": (4 * trained / (world if stage >= 2 else 1) + buckets) / GIB,
             "optimizer": 0.0 if learner.offload_optimizer else moments / GIB,
             "activations": activation_bytes(shape, config) / GIB,
             "logits": 3 * 4 * learner.logit_chunk * shape.vocabulary / GIB,
+            **_shared(shape, config),
             "context": CONTEXT_GIB,
         },
     )
+
+
+def _shared(shape: ModelShape, config: Config) -> dict[str, float]:
+    """With `weights.transport: ipc` the learner's copy of a version, and each replica's own while it loads
+    it."""
+    return {"shared weights": published_gib(shape, config)} if config.weights.transport == "ipc" else {}
 
 
 def activation_bytes(shape: ModelShape, config: Config) -> float:
@@ -126,9 +134,28 @@ def generator_need(shape: ModelShape, config: Config, kv_gib: float) -> Need:
             "weights": weights / config.generator.tensor_parallel / GIB,
             "KV cache": kv_gib,
             "engine": ENGINE_GIB,
+            **_shared(shape, config),
             "context": CONTEXT_GIB,
         },
     )
+
+
+def on_one_card(rank: Need, generator: Need, config: Config) -> float:
+    """GiB that both take on the card that they share: their sum. With `generator.sleep` the larger of two
+    moments: a step beside an engine that sleeps, and generation beside a learner that waits."""
+    if config.generator.sleep != "step":
+        return rank.gib + generator.gib
+    return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
+
+
+def asleep_gib(generator: Need) -> float:
+    """What an engine that sleeps keeps on its card."""
+    return generator.parts["engine"] + generator.parts["context"]
+
+
+def waiting_gib(rank: Need) -> float:
+    """What a learner rank keeps on its card between steps."""
+    return rank.gib - rank.parts["activations"] - rank.parts["logits"]
 
 
 def checkpoint_gib(shape: ModelShape, config: Config) -> float:

@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,8 +47,8 @@ PINNED = [
 
 def python(target: Target) -> Iterator[Finding]:
     version = platform.python_version()
-    fix = "the pinned packages are for 3.11: PYTHON=python3.11 make setup"
-    yield must(version.startswith("3.11."), "Python", version, fix)
+    fix = "the pinned packages are for 3.11 to 3.13: PYTHON=python3.11 make setup"
+    yield must((3, 11) <= sys.version_info[:2] <= (3, 13), "Python", version, fix)
 
 
 def versions(target: Target) -> Iterator[Finding]:
@@ -93,6 +94,13 @@ def gpu_count(target: Target) -> Iterator[Finding]:
     yield should(have > 0 or dtype == "float32", "model.dtype", dtype, "slow on most CPUs: use float32")
 
 
+def engine_sleep(target: Target) -> Iterator[Finding]:
+    """Whether vLLM's engine can free memory on this machine."""
+    if target.config.generator.sleep == "step" and not target.on_cluster:
+        fix = "vLLM frees an engine's memory on GPUs alone, and this machine has none: generator.sleep: none"
+        yield must(bool(gpus()), "generator.sleep", "step", fix)
+
+
 def enough_gpus(target: Target, have: float, who: str) -> Finding:
     """`have` GPUs against those of the configuration; none are needed where it can run on CPUs."""
     generator, learner = target.config.generator, target.config.learner
@@ -135,6 +143,7 @@ def memory_gib(target: Target) -> float:
     once = weights * (1 + (1 + optimizer) * learner.checkpoint_aside) * full
     if gpus():
         once += weights * optimizer * learner.offload_optimizer * full
+        once += weights * (config.generator.sleep == "step")  # pinned
     else:
         replica += config.generator.kv_cache_gib + weights
         rank += (4 if full else 1.5) * weights

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from common.config import Config
 from deploy.preflight import machine
 from deploy.preflight.estimate import (
@@ -15,6 +13,7 @@ from deploy.preflight.estimate import (
     checkpoint_gib,
     generator_need,
     least_kv_gib,
+    on_one_card,
     published_gib,
     rank_need,
 )
@@ -29,6 +28,7 @@ KEYS = (
 
 def model_shape(config: Config) -> ModelShape | None:
     """The shape of `model.path`, without its weights; None where its configuration cannot be read here."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     trusted = config.model.trust_remote_code
@@ -71,9 +71,11 @@ def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
     rank, generator = needs(config, shape)
     together = len(cards) == 1 or shares_a_card(config)
     need = [rank, generator] if together else [max((rank, generator), key=lambda n: n.gib)]
-    card, total = min(cards, key=lambda c: c.gib), sum(n.gib for n in need)
+    card = min(cards, key=lambda c: c.gib)
+    total = on_one_card(rank, generator, config) if together else need[0].gib
+    in_turn = ", not at the same time," if together and config.generator.sleep == "step" else ""
     says = (
-        f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB = {total:.1f} GiB on one "
+        f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on one "
         f"{card.name} of {card.gib:.1f} GiB, of which {card.gib * (1 - SPARE):.1f} can be given out"
     )
     return must(total <= card.gib * (1 - SPARE), "GPU memory", says, f"change {KEYS}, or use another card")
@@ -104,6 +106,9 @@ def table(target: Target, shape: ModelShape) -> str:
         ),
         ("disk, checkpoints", one * kept, f"{kept} of {one:.2f} at a time, in {Path(config.run.folder)}"),
     ]
+    if config.generator.sleep == "step":
+        weights = generator.parts["weights"]
+        rows.insert(3, ("host, engine asleep", weights, f"weights {weights:.2f}, pinned"))
     lines = [f"\n  {name:<24}{gib:>9.2f}  {what}" for name, gib, what in rows]
     trained = f", trains {shape.adapter / 1e6:.1f} million" if shape.adapter else ""
     return f"{shape.parameters / 1e6:,.1f} million parameters{trained}, estimated GiB:" + "".join(lines)

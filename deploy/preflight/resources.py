@@ -19,7 +19,9 @@ from deploy.preflight.estimate import (
     generator_need,
     kv_token_bytes,
     least_kv_gib,
+    on_one_card,
     rank_need,
+    waiting_gib,
 )
 
 if TYPE_CHECKING:
@@ -93,17 +95,19 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     if plan.config.weights.transport == "nccl":
         raise ConfigError(
             "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file, "
-            "or gloo"
+            "gloo or ipc"
         )
     plan.put("generator", replicas=1, gpus=0.5)
     plan.put("learner", workers=1, gpus=0.5)
     usable = card.gib * (1 - SPARE)
     least = least_kv_gib(shape, plan.config)
-    if rank_need(shape, plan.config).gib + generator_need(shape, plan.config, least).gib > usable:
+    smallest = generator_need(shape, plan.config, least)
+    if on_one_card(rank_need(shape, plan.config), smallest, plan.config) > usable:
         plan.put("learner", gradient_checkpointing=True)
-    fixed = generator_need(shape, plan.config, 0.0).gib
-    left = usable - rank_need(shape, plan.config).gib - fixed
-    if left < least:
+    rank, fixed = rank_need(shape, plan.config), generator_need(shape, plan.config, 0.0).gib
+    beside = waiting_gib(rank) if plan.config.generator.sleep == "step" else rank.gib
+    left = usable - beside - fixed
+    if on_one_card(rank, smallest, plan.config) > usable:
         return  # the check of memory says what is missing, with every part
     useful = (
         plan.config.generator.max_sequences * plan.config.longest * kv_token_bytes(shape, plan.config) / GIB
@@ -116,6 +120,12 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
 
 def _halve(plan: _Plan, cards: Sequence[Card], shape: ModelShape) -> None:
     parallel = plan.config.generator.tensor_parallel
+    if plan.config.generator.sleep == "step":
+        raise ConfigError(
+            f"generator.sleep (step) is for one card that generator and learner share, and this machine has "
+            f"{len(cards)}: set generator.sleep: none, which gives each cards of its own, or show one card "
+            "(CUDA_VISIBLE_DEVICES)"
+        )
     plan.put("generator", replicas=max(1, len(cards) // 2 // parallel))
     taken = plan.config.generator.replicas * parallel
     if taken >= len(cards):

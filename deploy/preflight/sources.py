@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from common.config import Config
 from common.datasets import Dataset, load_dataset, load_held_out
@@ -15,6 +14,9 @@ from common.prompts import load_tokenizer, render
 from common.rewards import gold_test
 from deploy.preflight.findings import Finding, Target, ok, plural
 from evaluation.benchmarks import known_leaks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SHOWN = 5
 """Rows of one kind that are named; the rest is counted."""

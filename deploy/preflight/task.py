@@ -14,9 +14,9 @@ from common.equality import quick_verdict
 from common.prompts import load_tokenizer, render_text
 from common.rewards import gold_test
 from common.stop_tokens import named, stop_tokens
+from deploy.preflight.code_task import programs
 from deploy.preflight.findings import Finding, Target, ok
 from deploy.preflight.judged import judge, quoted, shown
-from deploy.preflight.programs import programs
 
 ROWS = 64
 """Rows among which a wrong answer is looked for."""

@@ -11,15 +11,15 @@ import numpy as np
 from common.config import Config
 from common.errors import ConfigError
 from common.load import load
-from deploy.preflight.arithmetic import (
+from deploy.preflight.estimate import GIB, ModelShape
+from deploy.preflight.memory import model_shape
+from deploy.preflight.step_costs import (
     COPY_BYTES,
     MEAN,
     WANTED_MFU,
     StepArithmetic,
     arithmetic,
 )
-from deploy.preflight.estimate import GIB, ModelShape
-from deploy.preflight.memory import model_shape
 from evaluation.report.predicted import Predicted, PredictedRow
 from evaluation.run_folders import Array, load_run
 from learner.flops import peak_flops

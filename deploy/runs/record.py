@@ -31,10 +31,11 @@ from common.files import replace_text
 from common.kept_secret import kept_secret
 from common.keys import Keys
 from common.load import dump_yaml, load
+from common.processes import this_machine
 from common.redis import connect, has_password
 from common.state import changed
 from deploy.monitor.progress import working
-from deploy.runs.process import age_s, same_boot, start_ticks, this_machine
+from deploy.runs.process_identity import age_s, same_boot, start_ticks
 
 log = structlog.get_logger(__name__)
 State = Literal["running", "finished", "failed", "stopped"]
@@ -47,8 +48,8 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 class RunRecord:
     """The content of run.json. Times are seconds since the epoch. `reason` is why the run ended, `resume` the
     command that continues it, and `seen` the time of the launcher's last sign of life. `machine` and `ticks`
-    identify the process across restarts (`deploy/runs/process.py`). `silent_s` is the age of the record when
-    it was read, `weights` a fingerprint of the initial policy's weights."""
+    identify the process across restarts (`deploy/runs/process_identity.py`). `silent_s` is the age of the
+    record when it was read, `weights` a fingerprint of the initial policy's weights."""
 
     run: str
     state: State

@@ -23,7 +23,7 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     """Train the missing cells of the study, `parallel` at a time (default: a processor each), and report on
     all.
 
-    False when a cell failed. An interrupted study goes on with the cells that have no curves yet.
+    False when a cell failed. An interrupted study continues with the cells that have no curves yet.
     """
     console, plan = Console(), load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()

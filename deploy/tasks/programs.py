@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.code import FENCE
-from deploy.tasks.memory import recall
+from deploy.tasks.author import recall
 
 OPERATIONS = {"a": "x+={}", "s": "x-={}", "m": "x*={}", "d": "x//={}", "r": "x%={}"}
 WORDS = {

@@ -126,8 +126,10 @@ def _page(
             "",
             *_comparisons(explored, rules),
         ]
-    lines += ["", "## Half time and end", "", *_moments([*compared, *explored], rules)]
-    lines += ["", "## Other sets, areas", "", *_other_sets([*compared, *explored], rules)]
+    every = [*compared, *explored]
+    lines += ["", "## Half time and end", "", *_moments(every, rules)]
+    if every[0].sets:
+        lines += ["", "## Other sets, areas", "", *_other_sets(every, rules)]
     lines += ["", "## Arms", "", *_levels(curves, rules)]
     return [*lines, *_caveats(curves, rules), *_missing(curves, planned, rules)]
 

@@ -31,9 +31,11 @@ class BroadcastClient:
     def __init__(self, limit_s: float) -> None:
         self._limit = limit_s
 
-    def roll_call(self) -> dict[str, int]:
-        """The healthy replicas that answer now, each with the version it holds."""
-        return {answer["replica"]: answer["version"] for answer in self._all("answer_roll_call")}
+    def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
+        """The healthy replicas that answer now, each with the version it holds, before version `coming` is
+        sent. Those that an evaluation keeps at a version are among them only with `pinned`."""
+        answers = self._all("answer_roll_call", coming)
+        return {a["replica"]: a["version"] for a in answers if pinned or not a["pinned"]}
 
     def join(self, info: dict[str, Any], members: tuple[str, ...], group: str) -> None:
         """Have the replicas `members` join the transfer group `group`, each at its place among them. The
@@ -46,13 +48,18 @@ class BroadcastClient:
 
     def confirm(self, version: int) -> list[Confirmation]:
         """The replicas that hold `version` or a newer one."""
-        confirmed: list[Confirmation] = self._all("finish_weight_update", str(version))
+        answers: list[Confirmation] = self._all("finish_weight_update", str(version))
+        confirmed = [c for c in answers if c["version"] >= version]  # a pinned replica holds less
         sums = {c["checksum"] for c in confirmed if c["version"] == version and c["checksum"]}
         if len(sums) > 1:
             log.error(
                 "replicas of one version hold different weights", version=version, checksums=sorted(sums)
             )
         return confirmed
+
+    def sleep(self, version: int) -> list[str]:
+        """Have the replicas free their cards at weights `version`; the names of those that did."""
+        return self._all("sleep", version)
 
     def _all(self, method: str, *args: Any) -> list[Any]:
         import ray

@@ -29,18 +29,15 @@ from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, We
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from common.config import Config
-from common.keys import Keys
-from common.telemetry import beats
 from learner.weights.broadcast import BroadcastClient, Confirmation
 from learner.weights.gloo_transport import GlooTrainerInitInfo
 from learner.weights.host_copy import Snapshot
+from learner.weights.lagging import Lagging
 
 log = structlog.get_logger(__name__)
 ATTEMPTS = 3
 # A replica that dies after the roll call makes the others wait this long, and they do not decode meanwhile.
 JOIN_S = 30.0
-RESEND_S = 5.0  # shortest time between two broadcasts of one version
-LAG_S = 1.0  # difference of clocks of two machines
 
 
 class _Source(WeightSource):
@@ -92,15 +89,13 @@ class TransferGroup:
         broadcast: BroadcastClient,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._config, self._broadcast, self._clock = config, broadcast, clock
-        self._redis = client
-        self._parts = Keys(config.run.name).parts
+        self._config, self._broadcast = config, broadcast
+        self._lagging = Lagging(config, client, clock)
         self._limit = config.weights.update_limit_s
         self._nccl = config.weights.transport == "nccl"
         self._engine: Any = None
         self._members: tuple[str, ...] = ()
         self._name = ""
-        self._sent_at = 0.0
 
     def send(self, weights: Snapshot) -> list[Confirmation]:
         """Broadcast to the running replicas that hold less; the answers of those that hold it now. A group
@@ -119,15 +114,12 @@ class TransferGroup:
                     "a broadcast broke off", version=weights.version, attempt=attempt, error=str(error)[:300]
                 )
         # Replicas that still hold less are sent it again while the learner waits for their rollouts.
-        self._sent_at = self._clock()
+        self._lagging.sent()
         return confirmed
 
     def is_behind(self, version: int) -> bool:
         """Whether a replica with a heartbeat since the last broadcast holds less than `version`."""
-        if self._clock() < self._sent_at + RESEND_S:
-            return False
-        replicas = beats(self._redis.hgetall(self._parts), "generator")
-        return any(r["version"] < version for r in replicas if r["seen"] > self._sent_at + LAG_S)
+        return self._lagging.behind(version)
 
     @contextmanager
     def _over_nccl(self, weights: Snapshot) -> Iterator[None]:
@@ -139,9 +131,9 @@ class TransferGroup:
             yield
 
     def _lacking(self, version: int) -> tuple[str, ...]:
-        """The running replicas that hold less. A learner that repeats steps after a crash must not take the
-        others back to an older version."""
-        held = self._broadcast.roll_call()
+        """The running replicas that hold less and may take it. A learner that repeats steps after a crash
+        must not take the others back to an older version."""
+        held = self._broadcast.roll_call(version, pinned=self._lagging.is_last(version))
         return tuple(sorted(name for name, of in held.items() if of < version))
 
     def _send(self, weights: Snapshot, members: tuple[str, ...]) -> list[Confirmation]:

@@ -7,7 +7,7 @@ import pytest
 
 from actors import calls
 from actors.calls import retry
-from common.errors import NoRoom, RunError, StaleWeights
+from common.errors import NoRoom, PinLost, RunError, StaleWeights
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +57,16 @@ def test_weights_that_are_not_there_yet_are_waited_for_only_where_somebody_sends
     assert asyncio.run(answer) == "answer"
     with pytest.raises(RunError, match="failed 2 times; last: StaleWeights"):
         asyncio.run(retry(Replica(stale).ask, "generating", attempts=2, limit_s=1.0))
+
+
+def test_a_pin_that_is_lost_goes_through_at_once_as_our_own_error() -> None:
+    class Raised(PinLost):
+        """As Ray raises it, with the replica's stack trace."""
+
+    replica = Replica([NoRoom("full"), Raised("not pinned at version 4"), "answer"])
+    with pytest.raises(PinLost, match="not pinned at version 4") as lost:
+        asyncio.run(retry(replica.ask, "generating", attempts=9, limit_s=1.0, patient=True))
+    assert lost.type is PinLost
 
 
 def test_our_own_cancellation_goes_through_at_once() -> None:

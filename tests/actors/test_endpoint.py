@@ -239,3 +239,9 @@ def test_the_endpoint_has_places_of_its_own_on_a_replica() -> None:
         assert places.sampling == 0, "none of training's is taken"
     with places.held_to_serve(4):
         pass
+
+
+@pytest.mark.parametrize("stop", ["\ud800", ["x", "\ud800"]])
+def test_text_that_utf8_cannot_carry_is_refused(stop: object) -> None:
+    with pytest.raises(Refused, match="stop holds a lone surrogate"):
+        checked({"prompt": "a", "stop": stop}, "completion", Serve(), (1,), "x")

@@ -13,6 +13,7 @@ from common.load import load
 from common.prompts import load_tokenizer, render
 from common.types import Completion
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
+from tests.support.endless import N, never_end
 
 
 @pytest.mark.system
@@ -40,6 +41,10 @@ def test_every_completion_says_where_and_when_it_was_sampled() -> None:
             assert shortest.origin is not None
             assert longest.origin is not None
             assert shortest.origin.done < longest.origin.done, "each has its own times"
+            for j in (0, 5):
+                (alone,) = await engine.generate(prompt, 1, seed=1 + j, temperature=2.0)
+                assert alone.tokens.tolist() == whole[j].tokens.tolist()
+                assert alone.logprobs == pytest.approx(whole[j].logprobs, abs=1e-4)
         finally:
             engine.shutdown()
 
@@ -53,7 +58,7 @@ def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
 ) -> None:
     from actors.generator import vllm_engine as module
 
-    config = load("tiny", [])
+    config = load("tiny", ["rollout.max_response_tokens=400"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
 
     async def run() -> None:
@@ -64,7 +69,8 @@ def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
             monkeypatch.setattr(module, "STILL_S", 1.0)
             await asyncio.sleep(1.5)
             await engine.check_health()  # idle
-            answer = asyncio.create_task(engine.generate(prompt, 8, seed=1, temperature=1.0))
+            never_end(monkeypatch)
+            answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
             while not engine.load.running:
                 await asyncio.sleep(0)
             await engine.pause()
@@ -74,8 +80,38 @@ def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
             with pytest.raises(UnhealthyError):
                 await engine.check_health()
             await engine.resume()
-            assert {c.finish_reason for c in await answer} == {"stop"}
+            assert {c.finish_reason for c in await answer} == {"length"}
             await engine.check_health()
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+def test_a_call_that_is_cancelled_leaves_no_sequence_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    from actors.generator.vllm_engine import Engine
+
+    config = load("tiny", ["rollout.max_response_tokens=400"])
+    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+
+    async def run() -> None:
+        engine = Engine(config)
+        try:
+            await engine.label(3)
+            kept = await engine.generate(prompt, 2, seed=1, temperature=1.0)
+            never_end(monkeypatch)
+            answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
+            while engine.load.running < N:
+                await asyncio.sleep(0)
+            answer.cancel()
+            await asyncio.wait([answer])
+            assert answer.cancelled()
+            monkeypatch.undo()
+            again = await engine.generate(prompt, 2, seed=1, temperature=1.0)
+            assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in kept]
+            assert engine.load.running + engine.load.waiting <= 2, "the sequences of the call ended with it"
         finally:
             engine.shutdown()
 

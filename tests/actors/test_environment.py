@@ -11,12 +11,12 @@ import pytest
 
 from actors.environment.calculator import calculator, evaluate
 from actors.environment.conversation import Conversation
+from actors.environment.episode_runner import run_episode
 from actors.environment.guess import guess
 from actors.environment.policy import Policy
 from actors.environment.protocol import Episode, EpisodeOver
 from actors.environment.python_tool import python_tool
 from actors.environment.registry import load_environment
-from actors.environment.runner import run_episode
 from actors.environment.template import Template
 from actors.environment.tools import SandboxTools
 from common.config import Config

@@ -20,10 +20,10 @@ from actors.environment.protocol import Episode, EpisodeFunction
 from actors.environment.watchdog import Watchdog
 from common.config import Config
 from common.datasets import Row
-from common.errors import RunError
+from common.errors import PinLost, RunError
 from common.load import load
 from common.prompts import load_tokenizer, make_prompt
-from common.types import Completion, Failed, Prompt, SamplingRequest, Scored, VersionSpan
+from common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
 from tests.support.coordination import config_of, every_promise_was_kept, with_deaths
 from tests.support.simulated import Fleet
 
@@ -44,24 +44,34 @@ class Turns:
 
     def __init__(self) -> None:
         self.asked: list[SamplingRequest] = []
+        self.episodes: Counter[str] = Counter()
 
-    def __call__(self, version: int) -> Callable[[SamplingRequest], Any]:
+    def __call__(self, version: int, episode: str) -> Callable[[SamplingRequest], Any]:
         async def generate(request: SamplingRequest) -> list[Completion]:
             self.asked.append(request)
+            self.episodes[episode] += 1
             await asyncio.sleep(0)
             return [digit(request.seed, version)]
 
         return generate
 
 
-def made(function: EpisodeFunction, turns: Any, n: int = 4, **settings: object) -> tuple[Any, Counter[str]]:
+def made(
+    function: EpisodeFunction,
+    turns: Any,
+    n: int = 4,
+    seed: int = 11,
+    pinned: Pinned | None = None,
+    **settings: object,
+) -> tuple[Any, Counter[str]]:
     config = load("tiny-guess", [f"environment.{k}={v}" for k, v in settings.items()])
     counts: Counter[str] = Counter()
 
     async def inside() -> Any:
         episodes = Episodes(config, TOKENIZER, function, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
         prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
-        found = await episodes.make(SamplingRequest(prompt, n, seed=11, priority=3), 0, turns)
+        asked = SamplingRequest(prompt, n, seed=seed, priority=3, pinned=pinned)
+        found = await episodes.make(asked, 0, turns)
         assert episodes.running == 0
         return found
 
@@ -73,9 +83,17 @@ def test_each_turn_of_each_episode_has_a_seed_and_a_limit_of_its_own() -> None:
     found, counts = made(guess, turns)
     assert len(found) == 4
     assert len({r.seed for r in turns.asked}) == len(turns.asked) == counts["episode_turns"]
+    assert sorted(turns.episodes.values()) == sorted(len(m.turns) or 1 for m in found)
     assert {(r.n, r.priority, r.max_tokens) for r in turns.asked} == {(1, 3, 1)}
     again, _ = made(guess, Turns())
     assert [c.tokens.tolist() for c in found] == [c.tokens.tolist() for c in again], "a retry draws the same"
+
+
+def test_an_episode_is_the_same_however_episodes_are_cut_into_requests() -> None:
+    whole, _ = made(guess, Turns(), n=4, seed=11)
+    parts = [c for n, seed in ((3, 11), (1, 14)) for c in made(guess, Turns(), n=n, seed=seed)[0]]
+    assert [c.tokens.tolist() for c in whole] == [c.tokens.tolist() for c in parts]
+    assert len({tuple(c.tokens.tolist()) for c in whole}) > 1
 
 
 def test_an_episode_that_fails_is_sampled_again_and_its_siblings_are_kept() -> None:
@@ -112,13 +130,28 @@ def test_after_all_tries_the_reason_is_one_line_and_no_answer() -> None:
 
 
 def test_what_stops_the_policy_for_good_stops_the_episodes() -> None:
-    def turns(version: int) -> Any:
+    def turns(version: int, episode: str) -> Any:
         async def generate(request: SamplingRequest) -> list[Completion]:
             raise RunError("generating failed 20 times")
 
         return generate
 
     assert made(guess, turns)[0] == Failed("generating failed 20 times")
+
+
+def test_all_turns_of_an_evaluation_are_for_its_pinned_replica_and_end_with_its_pin() -> None:
+    pinned, turns = Pinned("generator/a", 4), Turns()
+    made(guess, turns, pinned=pinned)
+    assert {r.pinned for r in turns.asked} == {pinned}
+
+    def lost(version: int, episode: str) -> Any:
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            raise PinLost("generator/a is not pinned at version 4")
+
+        return generate
+
+    with pytest.raises(PinLost, match="generator/a is not pinned"):
+        made(guess, lost, pinned=pinned)
 
 
 class EpisodeFleet(Fleet):
@@ -138,7 +171,7 @@ class EpisodeFleet(Fleet):
         return await guess(replace(row, answer=str(row.index % 7)), policy, sandbox)
 
     async def __call__(self, request: SamplingRequest, version: int) -> list[Completion]:
-        def turns(least: int) -> Any:
+        def turns(least: int, episode: str) -> Any:
             async def generate(single: SamplingRequest) -> list[Completion]:
                 await asyncio.sleep(self._chance.random() * 0.005)
                 if self._chance.random() < 0.02:

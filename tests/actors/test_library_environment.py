@@ -46,7 +46,9 @@ class Turns:
         self._chance, self.sampled = random.Random(seed), []
         self._words = sorted(set(range(len(TOKENIZER))) - set(TOKENIZER.all_special_ids))
 
-    def __call__(self, version: int) -> Any:
+    def __call__(self, version: int, episode: str) -> Any:
+        del episode
+
         async def generate(request: SamplingRequest) -> list[Completion]:
             n = min(request.max_tokens or 1, 7)
             tokens = np.asarray(self._chance.choices(self._words, k=n), np.int32)

@@ -3,11 +3,15 @@ not."""
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.calls import verifier_calls
+from actors.endpoint.deployment import TRIES, hasty
 from actors.endpoint.trial import Trial
+from actors.verifier.pool import VerifierPool
 from common.config import Config
 from common.load import load
 from common.types import Completion, Prompt, Scored
@@ -64,6 +68,70 @@ def test_without_a_reward_it_says_why(settings: tuple[str, ...], note: str) -> N
     status, found, _ = tried(raw, load("tiny", settings))
     assert (status, found["note"]) == (200, note)
     assert not {"reward", "rewards", "success"} & set(found), "no reward is not a reward of 0"
+
+
+OWN = """
+def ends_well(problem, completion, gold):
+    return float(completion.endswith(f"<answer>{gold}</answer>"))
+
+def brief(answer):
+    return {"tokens": answer.tokens, "asked": float(answer.row["problem"] == "37+58=?")}
+
+def column(answer):
+    return answer.row["tests"]
+
+def ranks(answers):
+    return [0.0 for _ in answers]
+"""
+
+
+def judged_by(names: str, raw: dict[str, Any]) -> Any:
+    """The answer of a run whose rewards are these, by a real pool of verifiers."""
+    settings = [f"reward.weights={{{names}}}", f"reward.success={names.split(':')[0]}:ends_well"]
+    config = hasty(load("tiny", [*settings, "allocation.warmup.enabled=false"]))
+
+    async def inside() -> Any:
+        pool = VerifierPool(config.reward, 1)
+
+        class Handle:
+            def options(self, **_: str) -> Any:
+                return self
+
+            async def remote(self, items: list[Any]) -> list[dict[str, float]]:
+                return await pool.score_batch(items)
+
+        try:
+            trial = Trial(config, TOKENIZER, complete, verifier_calls(Handle(), config))  # type: ignore[arg-type]
+            return json.loads(bytes((await trial.answer(raw)).body))
+        finally:
+            pool.close()
+
+    return asyncio.run(inside())
+
+
+def test_rewards_of_the_users_own_in_the_working_folder_judge_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_trial_rewards.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)  # as Ray's workers have the working folder
+    well = "own_trial_rewards:ends_well: 1.0"
+    found = judged_by(f"{well}, 'own_trial_rewards:brief[tokens]': 0.5", PROBLEM)
+    count = len(found["tokens"])
+    assert found["rewards"]["own_trial_rewards:brief[tokens]"] == count
+    assert (found["reward"], found["success"], found["note"]) == (1.0 + 0.5 * count, True, "")
+    found = judged_by(well, {"problem": "37+58=?"})
+    assert (found["reward"], found["success"]) == (0.0, False), (
+        "one of the user's own may do without an answer"
+    )
+    found = judged_by(f"{well}, 'own_trial_rewards:column': 0.5", PROBLEM)
+    assert "no reward: verifying 1 completions" in found["note"]
+    assert f"failed {TRIES} times" in found["note"], "a client waits for the answer"
+    assert "own_trial_rewards:column' raised KeyError: 'tests'" in found["note"]
+    found = judged_by(f"{well}, 'own_trial_rewards:ranks': 0.5", PROBLEM)
+    assert found["note"] == (
+        "no reward: own_trial_rewards:ranks compares the completions of a group, and this is one"
+    )
+    assert "reward" not in found
 
 
 def test_verifiers_that_are_away_are_no_wrong_answer() -> None:

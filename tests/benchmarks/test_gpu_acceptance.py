@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.gpu_acceptance import Line
 
@@ -49,9 +50,41 @@ def test_every_check_runs_on_cpu_with_torch_transformers_deepspeed_and_pydantic_
         "attention kernel",
         "ZeRO-3 on one rank, norm",
         "gather",
+        "shared weights, three versions",
+        "shared weights, a reader that is killed",
+        "shared weights, another version or card",
     ):
         assert name in named
     assert "SKIP LoRA step: peft is not installed" in lines
+
+
+def test_what_vllm_packs_is_unpacked_over_a_communicator_that_stands_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check itself, with streams that wait for nothing: vLLM's own need a GPU."""
+    from contextlib import nullcontext
+
+    from vllm.distributed.weight_transfer import packed_tensor
+
+    from benchmarks import gpu_packed
+
+    class Stream:
+        def synchronize(self) -> None: ...
+
+    monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, count: (Stream(),) * count)
+    monkeypatch.setattr(packed_tensor.torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(packed_tensor.torch.cuda, "stream", lambda stream: nullcontext())
+    passed, figure = gpu_packed.packed_transfer(2**20, torch.device("cpu"))
+    assert passed
+    assert int(figure.partition(" ")[0]) >= 4
+    broken = gpu_packed.StandIn.broadcast
+    monkeypatch.setattr(
+        gpu_packed.StandIn,
+        "broadcast",
+        lambda self, tensor, src: (broken(self, tensor, src), tensor.zero_() if not self.sends else None),
+    )
+    passed, _ = gpu_packed.packed_transfer(2**20, torch.device("cpu"))
+    assert not passed
 
 
 def test_a_line_says_what_failed_and_what_was_expected() -> None:

@@ -240,6 +240,7 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
         (lambda r: first(r, tokens=b"\0" * 16), "5 log-probs for 4 tokens"),
         (lambda r: first(r, logprobs=np.full(5, 0.1, "<f4").tobytes()), "finite and at most 0"),
         (lambda r: first(r, logprobs=np.full(5, np.nan, "<f4").tobytes()), "finite and at most 0"),
+        (lambda r: first(r, logprobs=np.full(5, -np.inf, "<f4").tobytes()), "finite and at most 0"),
         (lambda r: first(r, spans=[[0, 0, 4]]), "spans cover 4 of 5 tokens"),
         (lambda r: first(r, spans=[[5, 0, 2], [4, 2, 5]]), "versions never falling"),
         (lambda r: first(r, spans=[[0, 1, 5]]), "spans must follow each other"),

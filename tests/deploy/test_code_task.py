@@ -11,10 +11,10 @@ import pytest
 from actors.verifier.sandbox.sandbox import Sandbox, SandboxError
 from common.config import Config
 from common.errors import ConfigError
-from deploy.preflight import sandbox as preflight_sandbox
+from deploy.preflight import isolation as preflight_sandbox
 from deploy.preflight.checks import CHECKS, examine
 from deploy.preflight.findings import Finding, Target
-from deploy.preflight.sandbox import sandbox
+from deploy.preflight.isolation import sandbox
 from deploy.preflight.sources import data
 from deploy.preflight.task import task
 from tests.deploy.test_task import save_model

@@ -1,14 +1,17 @@
 """Which deployments an application has: environments where one is named, the endpoint where it is asked
 for."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from ray import serve
+from ray.serve import Application
 
 from common.errors import ConfigError
 from common.load import load
-from deploy.app import build_endpoint, environment_deployment
+from deploy.app import build_endpoint, build_run, build_sampler, endpoint_of, environment_deployment
 from deploy.preflight.checks import target_of
 
 
@@ -34,6 +37,25 @@ def test_a_serve_file_without_the_endpoints_application_is_refused(tmp_path: Pat
 def test_an_endpoint_that_is_off_is_not_built() -> None:
     with pytest.raises(ConfigError, match=r"serve.endpoint is false, and an application serves the endpoint"):
         build_endpoint(load("tiny").model_dump(mode="json"))
+
+
+@pytest.mark.parametrize("preset", ["tiny", "tiny-guess"])
+def test_no_deployment_logs_its_calls(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run of weeks there are many millions."""
+    monkeypatch.setenv("HORA_REDIS_URL", "redis://127.0.0.1:1")
+    config = load(preset)
+    built = (build_run(config, drain=False), build_sampler(config), endpoint_of(config))
+    found = {d.name: d for root in built for d in deployments(root)}
+    assert {"ingress", "coordinator", "generator", "verifier", "sampler", "endpoint"} <= set(found)
+    assert not [d.name for d in found.values() if d.logging_config["enable_access_log"]]
+
+
+def deployments(application: Application) -> Iterator[serve.Deployment]:
+    bound = application._bound_deployment
+    yield bound
+    for argument in (*bound.init_args, *bound.init_kwargs.values()):
+        if isinstance(argument, Application):
+            yield from deployments(argument)
 
 
 def test_environments_are_scaled_where_they_may_be() -> None:

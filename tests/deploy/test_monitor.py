@@ -13,6 +13,7 @@ import zlib
 import pytest
 from rich.console import Console
 
+from actors.coordinator.history_writer import oldest_replica
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect
@@ -127,6 +128,27 @@ def test_evaluations_during_training_are_a_curve_and_name_the_weights_they_met(r
     exported = {(n, *tags.values()): value for n, tags, value in gauges(state)}
     assert exported["hora_pass_at_k", "1"] == 0.6
     assert [exported["hora_evaluation_version", stat] for stat in ("step", "min", "max")] == [40, 40, 43]
+
+
+def test_a_replica_that_is_pinned_for_an_evaluation_is_shown_as_that_and_is_not_late(run):
+    name = run.config.run.name
+    late = {"version": 1, "running": 3, "waiting": 0, "cache": 0.1, "checksum": "one"}
+    heartbeat_now(run.redis, name, "generator/late", late)
+    pinned = {**late, "version": 2, "checksum": "two", "pinned": 2}
+    heartbeat_now(run.redis, name, "generator/stays", {**pinned, "state": "pinned at v2 for an evaluation"})
+    heartbeat_now(run.redis, name, "generator/was", {**late, "version": 3, "released": True})
+    state = read_run(run.redis, name)
+    behind = [str(w) for w in state.warnings if w.kind == Kind.REPLICA_BEHIND]
+    assert behind == ["generator late holds version 1 of 5"]
+    assert not state.warns(Kind.WEIGHTS_DISAGREE)
+    assert any(re.match(r"stays +v2 pinned +3 ", line) for line in drawn(state))
+    exported = {(n, *tags.values()): value for n, tags, value in gauges(state)}
+    assert exported["hora_replicas_behind",] == 1
+    assert (exported["hora_replica_pinned", "stays"], exported["hora_replica_pinned", "late"]) == (1, 0)
+    heard = run.redis.hgetall(Keys(name).parts)
+    assert oldest_replica(heard, time.time()) == 1
+    run.redis.hdel(Keys(name).parts, "generator/late")
+    assert oldest_replica(run.redis.hgetall(Keys(name).parts), time.time()) == 3
 
 
 def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.load import dump_yaml, load
-from deploy.preflight.arithmetic import WANTED_MFU
+from deploy.preflight.step_costs import WANTED_MFU
 from deploy.runs.prediction import predict
 from evaluation.report.predicted import PredictedRow
 from evaluation.report.runs_report import write_report

@@ -25,6 +25,18 @@ def test_this_environment_holds_the_versions_that_are_pinned(config: Make) -> No
     assert found.keys() == {"vLLM", "packages"}
 
 
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [((3, 10, 13), "fail"), ((3, 11, 2), "ok"), ((3, 12, 1), "ok"), ((3, 13, 0), "ok"), ((3, 14, 0), "fail")],
+)
+def test_pythons_for_which_packages_are_pinned(
+    version: tuple[int, int, int], level: str, config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.sys, "version_info", version)
+    [found] = machine.python(Target(config()))
+    assert found.level == level
+
+
 def test_two_vllms_at_once_would_stop_a_run(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     real = machine.installed_version
     monkeypatch.setattr(machine, "installed_version", lambda p: "0.32.0" if p.startswith("vllm") else real(p))
@@ -251,6 +263,32 @@ def test_the_price_of_evaluations_during_training_is_said_and_one_too_long_is_a_
     assert "200% of the 3,200 rollouts" in said.says
     assert (warned.level, "may take longer than the time between two" in warned.says) == ("warn", True)
     assert not list(configuration.evaluation(Target(config())))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "pin", "said"),
+    [
+        (3, True, "on one of generator.replicas = 3, which stays at one version"),
+        (1, True, "generator.replicas = 1, so no replica stays at one version and each result names"),
+        (3, False, "evaluation.pin = false, so no replica stays at one version and each result names"),
+    ],
+)
+def test_what_an_evaluation_during_training_samples_on_is_said(
+    replicas: int, pin: bool, said: str, config: Make
+) -> None:
+    def found(every: int) -> list[Finding]:
+        settings: dict[str, object] = {"path": "arithmetic", "prompts": 100, "samples": 64, "pin": pin}
+        made = config(
+            generator={"replicas": replicas},
+            evaluation={**settings, "every": every},
+            rollout={"prompts_per_batch": 40, "group_size": 16, "max_response_tokens": 128},
+        )
+        return list(configuration.evaluation(Target(made)))
+
+    assert said in found(20)[0].says
+    # 6,400 completions on one replica, while the two others train 12,800.
+    assert len(found(20)) == 1
+    assert len(found(19)) == (2 if replicas == 3 and pin else 1)
 
 
 @pytest.mark.parametrize("folder", ["/proc/self/fdinfo/runs", "{file}", "{file}/runs"])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from actors.coordinator.deployment import render_prompts
 from actors.coordinator.prompt_features import features_of, prior_of
@@ -13,6 +14,7 @@ from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
 from common.prompts import load_tokenizer
 from common.types import Prompt
+from deploy.cli import app
 from deploy.runs.fit_prior import calibrate, fit
 
 
@@ -78,10 +80,19 @@ def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
         np.testing.assert_array_equal(features_of(config, given), expected)
 
 
-def test_calibration_is_printed_and_drawn(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    calibrate(run)
-    assert "log-loss 0.6931 per rollout" in capsys.readouterr().out
+def test_calibration_is_printed_and_drawn(run: Path) -> None:
+    done = CliRunner().invoke(app, ["prior", "calibrate", str(run)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert "log-loss 0.6931 per rollout" in done.output
     assert (run / "calibration-fixed.png").stat().st_size > 5000
+
+
+def test_the_command_writes_the_state_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "state.npz"
+    words = ["prior", "fit", str(run), "--name", "hidden-static", "--out", str(out)]
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    assert out.stat().st_size > 500
 
 
 def test_what_cannot_be_fitted_is_one_line(run: Path) -> None:

@@ -11,14 +11,17 @@ from deploy.preflight import machine
 from deploy.preflight.estimate import (
     ModelShape,
     activation_bytes,
+    asleep_gib,
     checkpoint_gib,
     generator_need,
     least_kv_gib,
+    on_one_card,
     published_gib,
     rank_need,
+    waiting_gib,
 )
 from deploy.preflight.findings import Target
-from deploy.preflight.memory import card_memory, holds, run_target
+from deploy.preflight.memory import card_memory, holds, run_target, table
 from deploy.preflight.resources import SPARE, Card, choose, read_cards
 from learner.launch import backend, gpu_share
 
@@ -87,6 +90,50 @@ def test_one_card_holds_generator_and_learner(name: str, card: Card, more: tuple
     assert generator.memory_utilization * card.gib <= card.gib - rank_need(shape, chosen).gib
     assert generator.memory_utilization * card.gib >= generator_need(shape, chosen, cache).gib - 0.01
     assert holds(chosen, shape, [card]).level == "ok"
+
+
+SLEEP = ("generator.sleep=step", "rollout.max_staleness=0")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("0.5B", ("learner.tokens_per_microbatch=20480",)), ("3B", ("learner.lora.rank=16",))]
+)
+def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: tuple[str, ...]) -> None:
+    config, shape = case(name, *more, "generator.max_sequences=1024")
+    sleeping, _ = case(name, *more, *SLEEP, "generator.max_sequences=1024")
+    together, apart = (choose(c, [RTX], shape).config for c in (config, sleeping))
+    assert apart.generator.gpu_kv_cache_gib is not None
+    assert apart.generator.gpu_kv_cache_gib > (together.generator.gpu_kv_cache_gib or 0.0) + 0.5
+    rank = rank_need(shape, apart)
+    generator = generator_need(shape, apart, apart.generator.gpu_kv_cache_gib)
+    usable = RTX.gib * (1 - SPARE)
+    assert rank.gib + generator.gib > usable, "at the same time they would not fit"
+    assert on_one_card(rank, generator, apart) <= usable
+    assert rank.gib + asleep_gib(generator) <= usable
+    assert waiting_gib(rank) + generator.gib <= usable
+    # vLLM asks for its share to be free when a replica starts, which it does while the learner waits.
+    assert apart.generator.memory_utilization * RTX.gib <= RTX.gib - waiting_gib(rank)
+    found = holds(apart, shape, [RTX])
+    assert (found.level, "not at the same time" in found.line) == ("ok", True)
+    assert "host, engine asleep" in table(Target(apart), shape)
+    assert "host, engine asleep" not in table(Target(together), shape)
+
+
+def test_sleep_is_refused_where_cards_are_not_shared_or_none_can_be_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, shape = case("0.5B", *SLEEP)
+    with pytest.raises(ConfigError, match=r"generator.sleep \(step\) .* this machine has 2"):
+        choose(config, [RTX] * 2, shape)
+    monkeypatch.setattr(machine, "gpus", list)
+    [found] = machine.engine_sleep(Target(config))
+    assert found.level == "fail"
+    assert "generator.sleep: none" in found.line
+    rehearsal, _ = case("0.5B", "generator.sleep=rehearsal", "rollout.max_staleness=0")
+    assert list(machine.engine_sleep(Target(rehearsal))) == []
+    monkeypatch.setattr(machine, "gpus", lambda: ["NVIDIA GeForce RTX 4090, 24564 MiB"])
+    [found] = machine.engine_sleep(Target(config))
+    assert found.level == "ok"
 
 
 def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:

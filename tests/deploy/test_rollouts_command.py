@@ -13,10 +13,10 @@ from common.errors import ConfigError, RunError
 from common.rollout_files import path_of
 from deploy.cli import app
 from deploy.monitor.visible import visible
-from deploy.runs.rollouts import Choice, json_line, order_of, show_rollouts
-from evaluation.rollouts import read_rollouts
+from deploy.runs.rollout_list import Choice, json_line, order_of, show_rollouts
+from evaluation.rollout_table import read_rollouts
 from evaluation.run_folders import RunFolderError
-from learner.rollouts import Texts
+from learner.rollout_writer import Texts
 from tests.support.rollouts import SOURCES, write_rollouts
 
 HOSTILE = (

@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 from common.rollout_files import path_of
 from common.state import changed
 from deploy.monitor.web import create_app
-from learner.rollouts import Texts
+from learner.rollout_writer import Texts
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of
 

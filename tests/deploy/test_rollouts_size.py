@@ -7,7 +7,7 @@ import pytest
 from common.load import load
 from common.rollout_files import files_of
 from deploy.preflight.findings import Target
-from deploy.preflight.rollouts import expected_gib, in_words, rollouts
+from deploy.preflight.rollout_disk import expected_gib, in_words, rollouts
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts
 

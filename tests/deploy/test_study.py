@@ -7,8 +7,8 @@ import yaml
 
 from common.errors import ConfigError
 from common.load import ROOT
+from deploy.study.cell_runner import at_once
 from deploy.study.cells import STUDIES, cells, load_study, same_at_step_0
-from deploy.study.runner import at_once
 from deploy.tasks.catalogue import TASKS
 
 GOOD = {
@@ -31,18 +31,20 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, make in TASKS.items():  # stand for those that `python -m deploy.tasks.build` makes
-        task = tmp_path / "tasks" / name
-        task.mkdir(parents=True)
-        (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
-        for prompts in make(0)[0].sets:
-            (task / f"{prompts}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
+        for built in (name, f"{name}-again"):
+            task = tmp_path / "tasks" / built
+            task.mkdir(parents=True)
+            (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
+            for prompts in make(0)[0].sets:
+                (task / f"{prompts}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
     monkeypatch.chdir(tmp_path)
     study = load_study(path.stem)
     made = cells(study, tmp_path)
     assert study.name == path.stem
     assert len(made) == len(study.arms) * len(study.seeds) >= 6
     assert len({c.name for c in made}) == len(made)
-    assert {(c.config.rollout.group_size, c.config.rollout.prompts_per_batch) for c in made} == {(32, 16)}
+    size = 16 if path.stem == "facts-half" else 32
+    assert {(c.config.rollout.group_size, c.config.rollout.prompts_per_batch) for c in made} == {(size, 16)}
 
 
 def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:

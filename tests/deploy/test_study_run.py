@@ -16,8 +16,8 @@ from rich.console import Console
 from common.errors import ConfigError
 from common.load import dump_yaml
 from deploy.runs.record import RunFile
+from deploy.study.cell_runner import is_finished, run_cells
 from deploy.study.cells import Cell, cells, load_study
-from deploy.study.runner import is_finished, run_cells
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
 
@@ -25,7 +25,7 @@ STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"alloca
 WAITING = """
 import subprocess, sys
 from pathlib import Path
-from deploy.study import runner as study_run
+from deploy.study import cell_runner as study_run
 
 NOTE = Path(sys.argv[2])
 
@@ -110,7 +110,7 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
                 [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
             )
 
-    monkeypatch.setattr("deploy.study.runner.start_cell", start)
+    monkeypatch.setattr("deploy.study.cell_runner.start_cell", start)
     with open(os.devnull, "w") as nowhere:
         failed = run_cells(plan, [cell], tmp_path, 1, Console(file=nowhere))
     assert failed == [(cell, "ValueError: worse")]

@@ -34,7 +34,7 @@ def serve():
         port = server.servers[0].sockets[0].getsockname()[1]
         client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
         servers.append((server, thread, client))
-        until(lambda: "first reading" not in client.get("/healthz").text)
+        until(lambda: "first snapshot" not in client.get("/healthz").text)
         return client
 
     yield start

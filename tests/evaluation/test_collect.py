@@ -20,7 +20,7 @@ from deploy.cli import app
 from deploy.launch.counting import about_data, choose
 from evaluation.plan.collect import collect
 from evaluation.plan.counts import CountsError, read_counts
-from evaluation.sampling import Progress
+from evaluation.sample_loop import Progress
 
 ABOUT = {"model": "dice", "temperature": 1.0}
 SAMPLES = 20

@@ -72,6 +72,18 @@ def test_the_page_says_first_what_was_written_down_and_names_what_is_missing(
         assert (tmp_path / "report" / f"{name}.png").stat().st_size > 5000
 
 
+def test_areas_of_other_sets_are_there_where_there_are_others(
+    cells: dict[str, dict[int, Path]], tmp_path: Path
+) -> None:
+    heading = "## Other sets, areas"
+    assert heading in write_curves_report(tmp_path / "two", "A study", cells, RULES).read_text()
+    for path in (path for seeds in cells.values() for path in seeds.values()):
+        cell = json.loads(path.read_text())
+        del cell["curves"]["trained"]
+        path.write_text(json.dumps(cell))
+    assert heading not in write_curves_report(tmp_path / "one", "A study", cells, RULES).read_text()
+
+
 def test_an_exploratory_comparison_is_apart_and_uncorrected(
     cells: dict[str, dict[int, Path]], tmp_path: Path
 ) -> None:

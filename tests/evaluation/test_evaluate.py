@@ -17,8 +17,8 @@ from common.datasets import DataError, Leak, load_dataset
 from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, known_leaks, parse_ks
 from evaluation.evaluate import Counts, evaluate
+from evaluation.sample_loop import Progress
 from evaluation.samples import SampleFileError
-from evaluation.sampling import Progress
 
 ABOUT = {"model": "dice", "temperature": 1.0}
 

@@ -1,11 +1,10 @@
 """A loss that is not finite on one rank is a skipped step on every rank, whatever the ZeRO stage."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -48,25 +47,6 @@ print(f"rank {rank} done", flush=True)
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_ranks_bad_loss_leaves_every_ranks_weights_and_schedule_alone(tmp_path: Path, stage: int) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(RANK)
-    root = str(Path(__file__).parents[2])
-    env = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
-    }
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = subprocess.run(
-        [*command, str(script), str(stage)],
-        env=env,
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:]
-    assert "rank 0 done" in ran.stdout
-    assert "rank 1 done" in ran.stdout
+    printed = run_ranks(RANK, tmp_path, str(stage))
+    assert "rank 0 done" in printed
+    assert "rank 1 done" in printed

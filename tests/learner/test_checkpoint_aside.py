@@ -2,13 +2,12 @@
 step, and the files are those of a checkpoint that is written within the step."""
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import cases_of, run_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -69,22 +68,8 @@ for stage, lora, aside in json.loads(sys.argv[2]):
 
 
 def test_a_checkpoint_that_is_written_aside_is_the_state_when_it_was_taken(tmp_path: Path) -> None:
-    (tmp_path / "cases.py").write_text(CASES)
-    root, cases = str(Path(__file__).parents[2]), list(product((0, 2, 3), (False, True), (True, False)))
-    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
-    env |= {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    ran = subprocess.run(
-        [sys.executable, str(tmp_path / "cases.py"), str(tmp_path), json.dumps(cases)],
-        env=env,
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    cases = list(product((0, 2, 3), (False, True), (True, False)))
+    lines = cases_of(run_ranks(CASES, tmp_path, str(tmp_path), json.dumps(cases), ranks=1))
     found = {tuple(case): result for case, result in lines}
     assert set(found) == set(cases)
     assert all(same for same, _ in found.values()), found

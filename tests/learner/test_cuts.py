@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Objective
 from common.types import Group
@@ -15,9 +14,10 @@ from learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_
 from learner.entropy import threshold
 from learner.estimator import Estimator
 from learner.logprobs import Policy
-from learner.task import Task
+from learner.micro_batch_loss import Task
 from learner.totals import Totals
 from tests.support.groups import group, rollout
+from tests.support.tiny_qwen2 import tiny_qwen2
 
 LONGEST, VOCABULARY, G, G0 = 24, 48, 4, 2
 WEIGHTS = {"accuracy": 0.6, "format": 0.4}
@@ -47,18 +47,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def policy(objective: Objective) -> Policy:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-    )
-    model = Policy(Qwen2ForCausalLM(config).float())
+    model = Policy(tiny_qwen2(VOCABULARY, num_hidden_layers=1))
     model.head.entropy_gradient = objective.rewards_entropy
     return model
 

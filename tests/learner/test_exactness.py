@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Objective
 from common.types import Group
@@ -15,24 +14,14 @@ from learner.head import scored
 from learner.logprobs import Policy
 from learner.objective import policy_loss
 from tests.support.groups import group, rollout
+from tests.support.tiny_qwen2 import tiny_qwen2
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.5}
 MAX_RESPONSE, VOCABULARY, TEMPERATURE = 40, 64, 0.7
 
 
 def tiny_policy(seed: int = 0) -> Policy:
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-    )
-    return Policy(Qwen2ForCausalLM(config).float())
+    return Policy(tiny_qwen2(VOCABULARY, seed=seed))
 
 
 def ragged(rng: np.random.Generator, index: int, size: int, reward: str = "mixed") -> Group:

@@ -4,28 +4,17 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.logprobs import Policy
+from tests.support.tiny_qwen2 import tiny_qwen2
 
 VOCABULARY = 5000
 
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        initializer_range=0.2,
-    )
-    return Policy(Qwen2ForCausalLM(config).float())
+    return Policy(tiny_qwen2(VOCABULARY, initializer_range=0.2))
 
 
 def sample(rng: np.random.Generator, prompt: int, length: int) -> Sample:

@@ -6,12 +6,8 @@ never is.
 """
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +15,7 @@ from safetensors.torch import load_file
 
 from learner.export import _weights
 from tests.learner.test_ranks_with_unequal_chunks import TOKENS, write_model
+from tests.support.ranks import cases_of, run_ranks
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -99,23 +96,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Case, tu
     case)."""
     folder = tmp_path_factory.mktemp("lora")
     write_model(folder / "model", tied=True)
-    (folder / "rank.py").write_text(RANK)
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = subprocess.run(
-        [*command, str(folder / "rank.py"), str(folder), json.dumps(TOKENS), json.dumps(CASES)],
-        env=env,
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    assert ran.stdout.count("done") == 2
-    lines: list[Any] = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
+    printed = run_ranks(RANK, folder, str(folder), json.dumps(TOKENS), json.dumps(CASES))
+    assert printed.count("done") == 2
+    lines = cases_of(printed)
     print(*lines, sep="\n")
     return folder, {(c[0], c[1], c[2]): (f[0], f[1]) for c, f in lines}
 

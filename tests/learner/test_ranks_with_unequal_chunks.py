@@ -5,16 +5,14 @@ it.
 """
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from tests.support.ranks import cases_of, run_ranks
+from tests.support.tiny_qwen2 import tiny_qwen2
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 # Completion tokens of each micro-batch, by rank: 4 + 3 + 4 chunks of 16 against 4 + 2 and an empty
@@ -93,40 +91,15 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Step]]:
         for kind, stage, on in product(("tied", "untied"), (2, 3), (False, True))
     ]
     cases += [(str(folder / "tied"), stage, False, 0.1) for stage in (2, 3)]
-    (folder / "rank.py").write_text(RANK)
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = subprocess.run(
-        [*command, str(folder / "rank.py"), json.dumps(TOKENS), json.dumps(cases)],
-        env=env,
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
-    assert ran.returncode == 0, ran.stdout[-4000:]
-    assert ran.stdout.count("done") == 2
-    print(*(line for line in ran.stdout.splitlines() if line.startswith("[[")), sep="\n")
-    lines = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("[[")]
-    return {(Path(case[0]).name, *case[1:]): [Step(*s) for s in found] for case, found in lines}
+    printed = run_ranks(RANK, folder, json.dumps(TOKENS), json.dumps(cases))
+    assert printed.count("done") == 2
+    lines = cases_of(printed)
+    print(*lines, sep="\n")
+    return {(Path(case[0]).name, *case[1:]): [Step(*s) for s in values] for case, values in lines}
 
 
 def write_model(folder: Path, *, tied: bool) -> None:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=2048,
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=tied,
-        initializer_range=0.1,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tiny_qwen2(2048, hidden=128, tie_word_embeddings=tied, initializer_range=0.1).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -1,12 +1,11 @@
 """What the run writes down of a step is what each rank says that it trained on."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -32,19 +31,7 @@ torch.distributed.destroy_process_group()
 
 
 def test_each_rank_writes_down_its_own_groups(tmp_path: Path) -> None:
-    script, root = tmp_path / "rank.py", str(Path(__file__).parents[2])
-    script.write_text(RANK)
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ran = subprocess.run(
-        [*command, str(script), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=240,
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:]
+    run_ranks(RANK, tmp_path, str(tmp_path))
     for rank in (0, 1):
         found = json.loads((tmp_path / f"rank-{rank}.json").read_text())
         assert found == [[5, "0:3", 2], [5, "0:4", 1], [5, "0:7", 2]]

@@ -20,7 +20,7 @@ from common.load import load
 from common.redis import connect
 from common.types import Group
 from deploy.launch.redis_server import RedisServer
-from evaluation.rollouts import read_rollouts
+from evaluation.rollout_table import read_rollouts
 from learner.export import export_checkpoint
 from learner.origin import step_of
 from tests.support.filling import fill

@@ -19,17 +19,22 @@ def client(redis_server: RedisServer) -> Any:
     return connect(redis_server.url)
 
 
+def _snapshot(version: int) -> Any:
+    from learner.weights.host_copy import Snapshot
+
+    return Snapshot(version, [], torch.device("cpu"))
+
+
 def group(client: Any, sent_s_ago: float) -> Any:
     """A group that broadcast a version then, when no replica was there."""
     from learner.weights.broadcast import BroadcastClient
-    from learner.weights.host_copy import Snapshot
     from learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
     times = iter([time.time() - sent_s_ago])
     clock = lambda: next(times, time.time())  # noqa: E731
     made = TransferGroup(config, client, BroadcastClient(1.0), clock)
-    assert made.send(Snapshot(7, [], torch.device("cpu"))) == []
+    assert made.send(_snapshot(7)) == []
     return made
 
 
@@ -41,6 +46,50 @@ def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any
     assert not sent.is_behind(7)
     heartbeat_now(client, "again", "generator/b", {"version": 6})
     assert sent.is_behind(7)
+
+
+def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.weights.broadcast import BroadcastClient
+
+    answers = [
+        {"replica": "generator/a", "version": 6, "pinned": False},
+        {"replica": "generator/b", "version": 4, "pinned": True},
+    ]
+    monkeypatch.setattr(BroadcastClient, "_all", lambda *_: answers)
+    broadcast = BroadcastClient(1.0)
+    assert broadcast.roll_call(7, pinned=False) == {"generator/a": 6}
+    assert broadcast.roll_call(7, pinned=True) == {"generator/a": 6, "generator/b": 4}
+
+    monkeypatch.setattr(BroadcastClient, "_all", lambda *_: [])
+    sent = group(client, sent_s_ago=30.0)
+    heartbeat_now(client, "again", "generator/a", {"version": 7})
+    heartbeat_now(client, "again", "generator/b", {"version": 4, "pinned": 4})
+    assert not sent.is_behind(7)
+    asked = list[bool]()
+    monkeypatch.setattr(
+        BroadcastClient,
+        "roll_call",
+        lambda _, coming, *, pinned: (asked.append(pinned), {"generator/b": 99})[1],
+    )
+    last = load("tiny").learner.steps
+    for version in (7, last):
+        sent.send(_snapshot(version))
+    assert asked == [False, True], "nobody could send a version after the last"
+    monkeypatch.setattr(sent._lagging, "_sent_at", time.time() - 30.0)
+    assert sent.is_behind(last)
+
+
+def test_what_a_pinned_replica_holds_is_no_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from learner.weights.broadcast import BroadcastClient
+
+    said = [
+        {"replica": f"generator/{v}", "version": v, "checksum": str(v), "pause_s": v, "checksum_s": 0}
+        for v in (4, 7)
+    ]
+    monkeypatch.setattr(BroadcastClient, "_all", lambda *_: said)
+    assert BroadcastClient(1.0).confirm(7) == said[1:]
 
 
 @pytest.mark.parametrize("sent_s_ago", [1.0, -30.0])

@@ -15,7 +15,7 @@ from learner.batch import micro_batches, samples_of
 from learner.entropy import threshold
 from learner.estimator import Estimator
 from learner.logprobs import Policy
-from learner.task import Task
+from learner.micro_batch_loss import Task
 from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from common.config import Config, Objective
 from common.errors import WireError
@@ -24,23 +24,13 @@ from learner.objective import policy_loss
 from learner.turns import sequences
 from tests.support.groups import group, rollout
 from tests.support.real_learner import recorded, trained
+from tests.support.tiny_qwen2 import tiny_qwen2
 
 VOCABULARY, TEMPERATURE, LONGEST = 48, 0.7, 40
 
 
 def policy() -> Policy:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-    )
-    return Policy(Qwen2ForCausalLM(config).float())
+    return Policy(tiny_qwen2(VOCABULARY))
 
 
 def in_turns(made: Rollout, rng: np.random.Generator, anew: float, vocabulary: int = VOCABULARY) -> Rollout:

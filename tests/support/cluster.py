@@ -42,7 +42,8 @@ class Cluster:
         self.learner: subprocess.Popen[bytes] | None = None
         self.first_version: dict[str, int] = {}  # of each generator, when it was first seen
 
-    def start(self, cpus: int = 16) -> None:
+    def start(self, cpus: int = 16, gpus: int | None = None) -> None:
+        """`gpus`: told to Ray, which else counts them."""
         self.redis.start()
         self.env = {
             **os.environ,
@@ -62,6 +63,7 @@ class Cluster:
             f"--num-cpus={cpus}",
             "--disable-usage-stats",
         ]
+        command += [] if gpus is None else [f"--num-gpus={gpus}"]
         command += [f"--port={self.gcs}", f"--dashboard-port={self.dashboard}", "--dashboard-host=127.0.0.1"]
         command += [f"--dashboard-agent-listen-port={self.agent}", f"--temp-dir={self.temporary}"]
         command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={256 * 2**20}"]
@@ -91,11 +93,20 @@ class Cluster:
         args["queue"], args["weights"] = {}, {"transport": transport}
         for section, keys in (sections or {}).items():
             args[section] = {**args.get(section, {}), **keys}
-        self.config = from_args(args)
+        self.serve(file)
+
+    def serve(self, file: dict[str, Any]) -> None:
+        """`serve deploy` of this Serve file."""
+        self.config = from_args(file["applications"][0]["args"])
         path = self.folder / "hora.yaml"
         path.write_text(yaml.safe_dump(file, sort_keys=False))
         done = self._command("serve", "deploy", str(path))
         assert done.returncode == 0, done.stdout + done.stderr + (self.folder / "ray.log").read_text()
+
+    def shut_application(self) -> None:
+        """End the replicas, which gives their cards back."""
+        done = self._command("serve", "shutdown", "--yes")
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def train(self, source: Path | None = None) -> None:
         with (self.folder / "train.log").open("wb") as log:
@@ -173,6 +184,9 @@ class Cluster:
     def assert_exact(self) -> None:
         """So far: the audit judges a run that goes on by what it should have."""
         assert len((self.run / "groups.jsonl").read_text().splitlines()) >= 10 * 8
+        self.audit()
+
+    def audit(self) -> None:
         done = self._command("hora", "audit", str(self.run))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "none missing, none doubled" in done.stdout

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from common.load import load
 from common.prompts import load_tokenizer, render
 from common.types import Group, Origin, Rollout
-from learner.rollouts import RolloutFiles
+from learner.rollout_writer import RolloutFiles
 from tests.support.groups import group, rollout
 
 Draw = Callable[[int, int], Sequence[Rollout]]

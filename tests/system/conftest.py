@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from deploy.runs.audit_run import audit_run
-from evaluation.rollouts import read_rollouts
+from evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
 
 HORA = str(Path(sys.executable).with_name("hora"))

@@ -12,7 +12,9 @@ import psutil
 import pytest
 import yaml
 
+from common.keys import Keys
 from common.load import ROOT
+from common.redis import connect
 from deploy.monitor.warnings import Kind
 from tests.support.cluster import BIN, Cluster
 
@@ -87,6 +89,35 @@ def test_a_replica_without_a_place_is_told_and_sigterm_stops_the_learner(tmp_pat
         assert small._command("hora", "check", str(refused)).returncode == 0
     finally:
         small.end()
+
+
+def test_another_run_is_refused_beside_one_that_trains(cluster: Cluster) -> None:
+    """Its application would take the generators from the learner. The run that trains notices nothing."""
+    cluster.deploy(generator={"num_replicas": 1})
+    cluster.until("a generator", lambda: len(cluster.alive("generator")) == 1)
+    cluster.train()
+    cluster.until("steps", lambda: cluster.state().step >= 2)
+    parts = {p.name for kind in ("generator", "coordinator") for p in cluster.alive(kind)}
+
+    file = yaml.safe_load((cluster.folder / "hora.yaml").read_text())
+    file["applications"][0]["args"]["run"]["name"] = "second"
+    second = cluster.folder / "second.yaml"
+    second.write_text(yaml.safe_dump(file))
+    refusal = "run 'elastic' trains on this Ray cluster"
+    assert cluster._command("serve", "deploy", str(second)).returncode == 0, "Serve judges it later"
+    cluster.until("the refusal", lambda: refusal in cluster._command("serve", "status").stdout, 120)
+    asked = [BIN / "hora", "train", str(second)]
+    done = subprocess.run(asked, env=cluster.env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert refusal in done.stderr
+
+    cluster.steps_more(3)
+    assert {p.name for kind in ("generator", "coordinator") for p in cluster.alive(kind)} == parts
+    cluster.stop_learner()
+    cluster.learner = None
+    assert cluster._command("serve", "deploy", str(second)).returncode == 0
+    begun = Keys("second").config
+    cluster.until("the second's coordinator", lambda: connect(cluster.redis.url).exists(begun) == 1)
 
 
 def test_a_served_generator_whose_engine_stands_still_is_replaced_and_not_drained(cluster: Cluster) -> None:

@@ -5,7 +5,9 @@ import asyncio
 import collections
 import json
 import random
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,22 +48,29 @@ class Stream:
 
 
 class Replica:
-    """A generator's handle. Logs what vLLM would have been asked."""
+    """A generator's handle. Logs what vLLM would have been asked, and of which prompt."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
+        self.prompts: list[list[int]] = []
+        self.versions: list[int] = []
 
     def options(self, **_: object) -> "Replica":
         return self
 
     def remote(self, tokens: list[int], params: Any, version: int) -> Stream:
         self.asked.append(params)
+        self.prompts.append(tokens)
+        self.versions.append(version)
         return Stream(tokens, params)
 
 
 @pytest.fixture(scope="module")
 def served() -> tuple[Replica, EngineProxy, Any]:
-    config: Config = load("tiny")
+    return serving(load("tiny"))
+
+
+def serving(config: Config) -> tuple[Replica, EngineProxy, Any]:
     replica = Replica()
     proxy = EngineProxy(config, replica)
     stops = stop_tokens(config, load_tokenizer(config.model.path))
@@ -114,13 +123,73 @@ def test_ten_thousand_odd_requests_are_no_fault_of_the_server(
     assert {params.n for params in replica.asked} <= set(range(1, 9))
 
 
+def ask(app: Any, **more: Any) -> httpx.Response:
+    """The response of /chat/completions."""
+
+    async def inside() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            return await client.post("/chat/completions", json={**KINDS["/chat/completions"], **more})
+
+    return asyncio.run(inside())
+
+
 def test_nothing_is_truncated_unasked(served: tuple[Replica, EngineProxy, Any]) -> None:
     replica, _, app = served
-
-    async def ask() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-            return await client.post("/chat/completions", json=KINDS["/chat/completions"])
-
-    assert asyncio.run(ask()).json()["weight_versions"] == [[{"version": 3, "start": 0, "end": len(SAID)}]]
+    assert ask(app).json()["weight_versions"] == [[{"version": 3, "start": 0, "end": len(SAID)}]]
     params = replica.asked[-1]
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, 0, 1.0)
+
+
+def test_seed_stops_and_version_reach_the_engine(served: tuple[Replica, EngineProxy, Any]) -> None:
+    replica, _, app = served
+    assert ask(app, seed=7, stop=["</answer>", "!"], min_weight_version=3).status_code == 200
+    params = replica.asked[-1]
+    assert (params.seed, params.stop, replica.versions[-1]) == (7, ["</answer>", "!"], 3)
+
+
+def test_a_stream_ends_with_the_versions_of_its_tokens(served: tuple[Replica, EngineProxy, Any]) -> None:
+    _, proxy, app = served
+    *events, versions, done = [line for line in ask(app, stream=True).text.split("\n\n") if line]
+    assert done == "data: [DONE]"
+    assert json.loads(versions.removeprefix("data: "))["weight_versions"] == [
+        [{"version": 3, "start": 0, "end": len(SAID)}]
+    ]
+    said = [
+        c["delta"].get("content") for e in events for c in json.loads(e.removeprefix("data: "))["choices"]
+    ]
+    assert "95" in said
+    assert not proxy.watched
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        },
+    }
+]
+SHOWS_TOOLS = """{% for tool in tools or [] %}tool {{ tool.function.name }}
+{% endfor %}{% for message in messages %}{{ message.role }} {{ message.content }}
+{% endfor %}"""
+
+
+def test_tools_are_in_the_prompt_as_the_chat_template_has_them(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(load("tiny").model.path, model)
+    (model / "chat_template.jinja").write_text(SHOWS_TOOLS)
+    config = load("tiny", [f"model.path={model}"])
+    replica, _, app = serving(config)
+    tokenizer = load_tokenizer(str(model))
+    messages = [
+        *KINDS["/chat/completions"]["messages"],
+        {"role": "assistant", "content": "add 37 58"},
+        {"role": "tool", "content": "95"},
+    ]
+    found = ask(app, messages=messages, tools=TOOLS)
+    assert found.status_code == 200, found.text
+    message = found.json()["choices"][0]["message"]
+    assert message["content"] == "95"
+    assert not message.get("tool_calls"), "a call stays the text that it is"
+    assert tokenizer.decode(replica.prompts[-1]) == ("tool add\nuser 37+58=?\nassistant add 37 58\ntool 95\n")

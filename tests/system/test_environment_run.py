@@ -1,7 +1,9 @@
 """The smallest environment over the whole stack: the tiny model learns to guess, a replica of environments is
-killed meanwhile, and the audit finds nothing."""
+killed meanwhile, the audit finds nothing, and the run is evaluated in episodes."""
 
+import json
 import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,18 +11,38 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from evaluation.results import read_result
 from tests.support.jsonl import lines
-from tests.system.conftest import PARTS, LiveRun
+from tests.system.conftest import HORA, PARTS, LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]
-STEPS = 12
+STEPS, EVERY, SAMPLES = 12, 6, 16
 PARTS["environment"] = "ray::ServeReplica:hora:environment"
+
+
+def numbers(folder: Path) -> Path:
+    """Held-out problems: one for each number."""
+    rows = folder / "numbers.jsonl"
+    rows.write_text("".join(json.dumps({"problem": "n=", "answer": str(n)}) + "\n" for n in range(7)))
+    return rows
+
+
+def assert_episodes(folder: Path, step: int) -> None:
+    """The evaluation of `step` drew episodes of several turns, and counted those that were solved."""
+    (head, *samples) = lines(folder / f"numbers-step{step}.samples.jsonl")
+    assert head["about"]["environment"]["path"] == "guess"
+    result = read_result(folder / f"numbers-step{step}.json")
+    assert len(samples) == 7 * SAMPLES
+    assert {s["length"] for s in samples} == {1, 2, 3}
+    assert all(s["success"] == (s["rewards"]["episode.solved"] == 1.0) for s in samples)
+    assert sum(result.correct) == sum(s["success"] for s in samples) > 0
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
+    folder = tmp_path_factory.mktemp("guess")
     run = LiveRun(
-        tmp_path_factory.mktemp("guess"),
+        folder,
         STEPS,
         preset="tiny-guess",
         **{
@@ -29,6 +51,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> LiveRun:
             "rollout.pre_rollouts": 4,
             "rollout.shards": 4,
             "telemetry.rollouts_logprobs": "true",
+            "evaluation.path": numbers(folder),
+            "evaluation.every": EVERY,
+            "evaluation.samples": SAMPLES,
+            "evaluation.k": "[1, 16]",
         },
     )
     try:
@@ -70,6 +96,37 @@ def test_what_was_said_is_in_the_rollouts(finished: LiveRun) -> None:
     assert all("\n" in r["completion"] for r in several)
     for row in rows:
         assert row["success"] == (row["reward/episode.solved"] == 1.0)
+
+
+def test_the_run_is_evaluated_in_episodes_before_between_and_after(finished: LiveRun) -> None:
+    folder = finished.run / "evaluation"
+    assert_episodes(folder, 0)
+    assert_episodes(folder, STEPS)
+    results = {r.step: r for r in map(read_result, folder.glob("numbers-step*.json"))}
+    assert results[0].versions == [0, 0]
+    assert results[STEPS].versions == [STEPS, STEPS]
+    # Training may end before the one between is complete.
+    _, *between = lines(folder / f"numbers-step{EVERY}.samples.jsonl")
+    assert min(s["versions"][0] for s in between) >= EVERY
+    assert max(s["length"] for s in between) > 1
+
+
+@pytest.mark.slow
+def test_hora_eval_plays_episodes_with_a_finished_model(finished: LiveRun, tmp_path: Path) -> None:
+    settings = [
+        "--samples",
+        str(SAMPLES),
+        "--k",
+        "1,16",
+        "--out",
+        str(tmp_path),
+        "-s",
+        "telemetry.http_port=0",
+    ]
+    ask = [HORA, "eval", str(finished.run / "model"), "--benchmark", str(numbers(tmp_path)), *settings]
+    done = subprocess.run(ask, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_episodes(tmp_path, STEPS)
 
 
 BROKEN = """

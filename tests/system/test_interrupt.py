@@ -1,5 +1,5 @@
-"""SIGTERM, a closing terminal and Ctrl-C stop everything that was started; `--resume` continues without a
-gap."""
+"""SIGTERM, a closing terminal, Ctrl-C and `hora stop` stop everything that was started; `--resume` continues
+without a gap."""
 
 import json
 import os
@@ -53,6 +53,7 @@ class Terminal:
         )  # fmt: skip
         os.close(theirs)
         self.said = ""
+        self.other: subprocess.Popen[bytes] | None = None
 
     def read(self) -> str:
         try:
@@ -80,8 +81,10 @@ class Terminal:
             time.sleep(0.1)
         return self.process.poll()
 
-    def stop(self, how: str) -> None:
-        if how == "close":
+    def stop(self, how: str, run: Path) -> None:
+        if how == "hora stop":
+            self.other = subprocess.Popen([HORA, "stop", str(run)], stdout=subprocess.PIPE)
+        elif how == "close":
             os.close(self.screen)
         elif how == "^C":
             os.write(self.screen, b"\x03")  # to every process of the terminal's foreground group
@@ -95,7 +98,7 @@ def stopped(folder: Path, how: str) -> None:
     terminal = Terminal(command(folder))
     family = terminal.until(lambda: len(steps(run)) >= 2)
     began = time.monotonic()
-    terminal.stop(how)
+    terminal.stop(how, run)
     assert terminal.ended() == 130, (how, terminal.read())
     print(f"{how}: ended after {time.monotonic() - began:.1f} s")
     _, alive = psutil.wait_procs(family, timeout=30)
@@ -105,12 +108,36 @@ def stopped(folder: Path, how: str) -> None:
         assert "resume with: hora run" in terminal.read(), how
         assert "SIGTERM received" not in terminal.read(), "a stack of C++"
         os.close(terminal.screen)
+    if terminal.other is not None:
+        said, _ = terminal.other.communicate(timeout=60)
+        assert terminal.other.returncode == 0
+        assert b"--resume" in said
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["close", "^C"])
+@pytest.mark.parametrize("how", ["close", "^C", "hora stop"])
 def test_a_terminal_stops_its_run(tmp_path: Path, how: str) -> None:
     stopped(tmp_path, how)
+
+
+@pytest.mark.slow
+def test_a_terminal_stops_hora_while_it_measures_the_initial_policy(tmp_path: Path) -> None:
+    """The learner's processes are starting then."""
+    run = tmp_path / "stopped"
+    longer = {"evaluation.path": "arithmetic", "evaluation.prompts": 100, "evaluation.samples": 1000}
+    terminal = Terminal([*command(tmp_path), *(p for k, v in longer.items() for p in ("-s", f"{k}={v}"))])
+    samples = run / "evaluation" / "arithmetic-step0.samples.jsonl"
+    terminal.until(lambda: samples.exists() and samples.stat().st_size > 0)
+    time.sleep(5.0)
+    family = psutil.Process(terminal.process.pid).children(recursive=True)
+    terminal.stop("^C", run)
+    assert terminal.ended() == 130, terminal.read()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert json.loads((run / "run.json").read_text())["state"] == "stopped"
+    assert "Traceback" not in terminal.read()
+    assert steps(run) == []
+    os.close(terminal.screen)
 
 
 def test_a_stopped_run_leaves_nothing_and_is_resumed_without_a_gap(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
-from common.load import load
-from deploy.tasks.library_rows import write_rows
+from deploy.cli import app
 from tests.support.jsonl import lines
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers
 from tests.system.conftest import LiveRun
@@ -27,7 +27,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "examples"))
-        assert write_rows(load(example, [f"{k}={v}" for k, v in settings.items()]), 100) == 42
+        words = [word for k, v in settings.items() for word in ("-s", f"{k}={v}")]
+        done = CliRunner().invoke(app, ["rows", example, *words], catch_exceptions=False)
+        assert done.stdout.endswith("rows.jsonl: 42 rows\n"), done.output
         run = LiveRun(folder, STEPS, preset=example, **settings)
         try:
             run.start()

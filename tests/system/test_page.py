@@ -213,7 +213,7 @@ def test_what_cannot_be_read_is_a_sentence_on_the_page(redis_url, tmp_path, what
     browser = Browser(server.url)
     try:
         until(lambda: sentence in browser.js("document.getElementById('warnings')?.textContent ?? ''"), 20)
-        assert browser.js("document.getElementById('status')?.textContent") == "no reading"
+        assert browser.js("document.getElementById('status')?.textContent") == "no snapshot"
         assert browser.errors == []
     finally:
         browser.close()

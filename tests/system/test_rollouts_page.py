@@ -14,7 +14,7 @@ import pytest
 from deploy.launch.ports import free_port
 from deploy.launch.redis_server import RedisServer
 from deploy.runs.record import RunFile, write_config
-from learner.rollouts import Texts
+from learner.rollout_writer import Texts
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of, play

@@ -11,15 +11,20 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from typer.testing import CliRunner
 
 from common.keys import Keys
+from common.load import load
 from common.redis import connect
+from deploy.cli import app
 from deploy.launch.redis_server import RedisServer
-from deploy.runs.audit_run import audit_run
 from tests.support.held import rollouts_held
 from tests.support.jsonl import lines
+from tests.support.pages import ROOT
 
 STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
+TOOLS = {".git", ".venv", ".venv-verifiers", ".hypothesis", ".pytest_cache", "__pycache__", "runs"}
+"""Folders of a checkout that tools write to, and the user's own runs."""
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 
@@ -44,8 +49,17 @@ def hora(tmp_path: Path, *more: str, command: str = "run") -> subprocess.Complet
     arguments = [part for key, value in settings.items() for part in ("-s", f"{key}={value}")]
     ask = [str(Path(sys.executable).with_name("hora")), command, "tiny", *arguments, *more]
     return subprocess.run(
-        ask, capture_output=True, text=True, timeout=1100, env={**os.environ, "COLUMNS": "120"}
+        ask, cwd=ROOT, capture_output=True, text=True, timeout=1100, env={**os.environ, "COLUMNS": "120"}
     )
+
+
+def checkout() -> set[Path]:
+    """The files of the checkout, in which the run is started."""
+    found = set()
+    for folder, inner, names in os.walk(ROOT):
+        inner[:] = [name for name in inner if name not in TOOLS and not name.endswith("_cache")]
+        found |= {Path(folder) / name for name in names}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +69,17 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="module", params=[(0, "file"), (1, "gloo")], ids=str)
+# Other whole runs cover files, shared memory and a staleness of 0 at each change: `test_evaluated_run`,
+# `test_shared_weights` and `test_sleep`.
+SLOW = [pytest.param(of, marks=pytest.mark.slow) for of in ((0, "file"), (1, "ipc"))]
+
+
+@pytest.fixture(scope="module", params=[(1, "gloo"), *SLOW], ids=str)
 def finished(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, named: RedisServer
 ) -> tuple[int, Path]:
     folder = tmp_path_factory.mktemp("run")
-    before = {p.pid for p in psutil.process_iter()}
+    before, files = {p.pid for p in psutil.process_iter()}, checkout()
     staleness, transport = request.param
     more = ["-s", f"rollout.max_staleness={staleness}", "-s", f"weights.transport={transport}"]
     if transport == "gloo":
@@ -74,6 +93,7 @@ def finished(
         if p.pid not in before and str(folder) in " ".join(p.info["cmdline"] or [])
     ]
     assert not mine, "a process of the run is still there"
+    assert checkout() == files, "a run writes into its own folder alone"
     return staleness, folder / "runs" / "loop"
 
 
@@ -105,14 +125,14 @@ def test_weights_change_in_the_generator_and_stay_those_of_the_learner(finished:
 
 
 def test_the_audit_finds_nothing(finished: tuple[int, Path]) -> None:
-    assert audit_run(finished[1])
+    done = CliRunner().invoke(app, ["audit", str(finished[1])])
+    assert done.exit_code == 0, done.output
+    assert "none missing, none doubled" in done.output
 
 
 def test_the_model_loads_and_differs_from_the_initial_one(finished: tuple[int, Path]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from common.load import load
 
     _, run = finished
     trained = AutoModelForCausalLM.from_pretrained(run / "model")
@@ -128,10 +148,10 @@ def test_the_last_checkpoint_is_exported_as_the_runs_own_model(
     import torch
     from safetensors.torch import load_file
 
-    from deploy.runs.export_run import export_run
-
     _, run = finished
-    assert "the model after step 4" in export_run(run, None, tmp_path / "out")
+    done = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert "the model after step 4" in done.output
     own, exported = (load_file(f / "model.safetensors") for f in (run / "model", tmp_path / "out"))
     assert own.keys() == exported.keys()
     assert all(torch.equal(own[name], exported[name]) for name in own)
@@ -155,8 +175,8 @@ def held(client: redis.Redis) -> None:
 def test_nothing_is_left_in_the_queue_and_each_shard_kept_its_first_plan(
     finished: tuple[int, Path], named: RedisServer
 ) -> None:
-    staleness, run = finished
-    if staleness == 1:
+    _, run = finished
+    if load(str(run / "config.yaml")).queue.url is not None:
         assert not (run / "redis").exists(), "a Redis of the run's own beside the one that is named"
         held(connect(named.url))
         return

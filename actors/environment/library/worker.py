@@ -16,7 +16,7 @@ On standard output:
     {"id": 7, "rewards": {"solved": 1.0}} or {"id": 7, "fault": "raises ..."}
 
 The policy is an OpenAI-compatible server of this process, on loopback behind a key, so the library's own
-client, interception, limits and rubrics are at work. Tokens stay with whoever started the process.
+client, interception, limits and rubrics are at work. Tokens stay with the process that started this one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -105,13 +106,14 @@ class Worker:
             self._of_trace[trace.id] = number
             running.traces.append(trace)
 
+        def fault(error: Exception) -> None:
+            text = str(error) if isinstance(error, Misfit) else f"raises {type(error).__name__}: {error}"
+            self._say({"id": number, "fault": text[:500]})
+
         try:
-            made = await self._env.run_episode(self._task(task), context, on_trace=minted)
-            self._say({"id": number, **_ended(made, running)})
-        except Misfit as misfit:
-            self._say({"id": number, "fault": str(misfit)})
-        except Exception as error:  # noqa: BLE001  an environment may raise anything, and one ends no other
-            self._say({"id": number, "fault": f"raises {type(error).__name__}: {error}"[:500]})
+            with _any_error_to(fault):
+                made = await self._env.run_episode(self._task(task), context, on_trace=minted)
+                self._say({"id": number, **_ended(made, running)})
         finally:
             for trace in running.traces:
                 self._of_trace.pop(trace.id, None)
@@ -229,6 +231,16 @@ def _chat(answer: dict[str, Any], model: str) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _any_error_to(report: Callable[[Exception], None]) -> Iterator[None]:
+    """Report an error of the block and go on after it: an environment may raise anything, at its load or in
+    an episode, and one episode ends no other."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001
+        report(error)
+
+
 def _refused(reason: str, status: int = 400) -> web.Response:
     error = {"message": reason, "type": "invalid_request_error", "param": None, "code": status}
     return web.json_response({"error": error}, status=status)
@@ -238,13 +250,15 @@ async def main() -> None:
     # What an environment prints must not come between the lines.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    try:
+
+    def failed(error: Exception) -> None:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        print(json.dumps({"failed": text[:1000]}), file=out, flush=True)
+
+    worker: Worker | None = None
+    with _any_error_to(failed):
         worker = Worker(json.loads(sys.argv[1]), out)
-    except Exception as error:  # noqa: BLE001  whatever it raises at its load is for the user
-        print(
-            json.dumps({"failed": f"{type(error).__name__}: {' '.join(str(error).split())}"[:1000]}), file=out
-        )
-        out.flush()
+    if worker is None:
         return
     lines = asyncio.StreamReader(limit=LONGEST_LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

@@ -1,0 +1,72 @@
+"""When a generator stays off the card that it shares with the learner, and when its engine wakes by itself.
+
+    the learner: plans step s ─► asks to sleep ─► engine asleep ─► steps ─► publishes s+1
+    the replica:                                               └─► loads s+1, which wakes it
+
+The learner says in its heartbeat that it is in a step. Without a living one that says so the engine wakes on
+the weights that it has: a learner that died, that repeats steps without publishing, or whose call to load was
+lost leaves no engine asleep. For the same reason a replica that starts during a step waits for its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import redis
+import structlog
+
+from common.keys import Keys
+from common.redis import AsyncRedis
+from common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP
+
+if TYPE_CHECKING:
+    from actors.generator.held_weights import HeldWeights
+
+log = structlog.get_logger(__name__)
+POLL_S = 0.5
+DEAD_S = 60.0
+"""A learner without a heartbeat for so long has no step in progress. Longer than `SILENT_S`: one that merely
+could not write it would run out of memory."""
+
+
+async def wait_for_card(client: AsyncRedis, run: str) -> None:
+    """Return when no living learner is in a step, whose memory an engine that starts would take."""
+    while True:
+        beat = await _learner(client, run)
+        if beat.get("state") != STEPPING or time.time() - beat["seen"] > SILENT_S:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def keep_watch(weights: HeldWeights, client: AsyncRedis, run: str) -> None:
+    """Wake the engine whenever nobody else will."""
+    while True:
+        await asyncio.sleep(POLL_S)
+        if (since := weights.asleep_since) is None:
+            continue
+        try:
+            beat = await _learner(client, run)
+        except redis.exceptions.RedisError as error:
+            log.warning("cannot see the learner; the engine sleeps on", error=str(error)[:300])
+            continue
+        if is_left(beat, since, time.time()):
+            log.warning("no learner is in a step; the engine wakes", version=weights.version)
+            await weights.wake(since)
+
+
+def is_left(beat: Mapping[str, Any], since: float, now: float) -> bool:
+    """Whether an engine that sleeps `since` then has no learner that will wake it. `beat` is the learner's
+    newest heartbeat; one from before is of an earlier wait."""
+    seen = float(beat.get("seen", 0.0))
+    if max(seen, since) < now - DEAD_S:
+        return True
+    return seen > since + HEARTBEAT_S and beat["state"] not in (STEPPING, TO_SLEEP)
+
+
+async def _learner(client: AsyncRedis, run: str) -> Mapping[str, Any]:
+    beat: Mapping[str, Any] = json.loads(await client.hget(Keys(run).parts, LEADER) or "{}")
+    return beat

@@ -1,0 +1,104 @@
+"""The evaluation of the initial policy, while the learner starts.
+
+    generators are up ─► evaluation of version 0 ──────────► the learner's first step
+                     └─► learner: processes, model, engine ──┘
+
+Generators hold one version of the weights, so the learner begins its first step when the evaluation is over
+(`Keys.hold`). The hold expires if this process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+from rich.console import Console
+
+from common.config import Config
+from common.errors import HoraError
+from common.keys import Keys
+from common.redis import connect
+from deploy.launch.evaluation import evaluate_run, is_missing
+from evaluation.evaluate import Counts
+
+HOLD_S, RENEW_S = 120, 10.0
+
+
+class FirstEvaluation:
+    """Evaluates version 0 in the thread that calls `run`; the others may wait for it or stop it."""
+
+    def __init__(self, config: Config, url: str, run_dir: Path, console: Console) -> None:
+        self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
+        self._over, self._here = threading.Event(), threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Counts] | None = None
+        self._stopped = False
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        """To the end. An error is kept, and interrupts the main thread as Ctrl-C does."""
+        try:
+            with suppress(asyncio.CancelledError):
+                evaluate_run(self._config, self._url, self._run_dir, 0, self._console, self._draw)
+        except (HoraError, OSError, redis.exceptions.RedisError) as error:
+            if not self._stopped:
+                self.error = error
+                os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            self._over.set()
+
+    def wait(self) -> None:
+        self._over.wait()
+
+    def close(self) -> None:
+        """From another thread. What was sampled is kept."""
+        with self._here:
+            self._stopped = True
+            if self._loop is not None and self._task is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._over.set()
+
+    def hold(self) -> None:
+        """Renew the hold on the learner until the evaluation is over; then lift it."""
+        client, key = connect(self._url, patient=True), Keys(self._config.run.name).hold
+        while not self._over.wait(RENEW_S):
+            client.set(key, 1, ex=HOLD_S)
+        client.delete(key)
+
+    def _draw(self, sampling: Coroutine[Any, Any, Counts]) -> Counts:
+        with asyncio.Runner() as runner:
+            loop = runner.get_loop()
+            with self._here:
+                self._loop, self._task = loop, loop.create_task(sampling)
+                if self._stopped:
+                    self._task.cancel()
+            return loop.run_until_complete(self._task)
+
+
+@contextmanager
+def evaluating_first(config: Config, url: str, run_dir: Path, console: Console) -> Iterator[FirstEvaluation]:
+    """Hold the learner's first step back until the evaluation of the initial policy is over, where the run
+    has one to make: the block calls `run`. Raises its error when the block ends."""
+    first = FirstEvaluation(config, url, run_dir, console)
+    holding = threading.Thread(target=first.hold, name="hold", daemon=True)
+    if is_missing(config, run_dir, 0):
+        connect(url).set(Keys(config.run.name).hold, 1, ex=HOLD_S)
+        holding.start()
+    try:
+        yield first
+    except (KeyboardInterrupt, SystemExit, HoraError):  # what Ray Train makes of an interrupt
+        if first.error is None:
+            raise
+    finally:
+        first.close()
+        if holding.ident is not None:
+            holding.join(RENEW_S)
+    if first.error is not None:
+        raise first.error

@@ -1,0 +1,117 @@
+"""One generator replica stays at one version of the weights for an evaluation, while the others train.
+
+    asked before its step is published ─► pinned at that version ─► renewed every second ─► released
+
+The evaluator chooses the replica and holds a lease on it (`common.pin_lease`). Training has priority: while
+no other generator is alive, none is pinned. A pin that is lost does not end the evaluation, which then
+samples on all replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common import pin_lease
+from common.config import Config
+from common.keys import Keys
+from common.redis import AsyncRedis, text_of
+from common.rendezvous import chosen
+from common.telemetry import SILENT_S
+from common.types import Pinned
+
+POLL_S = 0.2
+Beats = Mapping[str, Mapping[str, Any]]
+"""Newest heartbeat of each living generator replica, by name."""
+
+
+class Pinning:
+    """The pin of the evaluations of one run, one at a time. `say` gets a line when a pin is lost.
+
+    `held` is the pinned replica with its version, None while there is none.
+    """
+
+    def __init__(self, config: Config, client: AsyncRedis, say: Callable[[str], None]) -> None:
+        self._config, self._redis, self._say = config, client, say
+        self._run = config.run.name
+        self._asked: Pinned | None = None
+        self.held: Pinned | None = None
+
+    async def ask(self, step: int) -> Mapping[str, Any] | None:
+        """Ask a replica to stay at version `step` once it holds it, or renew that; its heartbeat. None where
+        none can be spared."""
+        living = await self._living()
+        if not self._is_possible(living):
+            await self.release()
+            return None
+        if self._asked is None or self._asked.version != step or self._asked.replica not in living:
+            self._asked = Pinned(choose(step, living), step)
+        await pin_lease.ask(self._redis, self._run, self._asked)
+        return living[self._asked.replica]
+
+    async def hold(self, step: int) -> Pinned | None:
+        """Return when a replica stays at version `step` or a newer one; None where none does."""
+        deadline = time.monotonic() + self._config.weights.update_limit_s
+        while (beat := await self.ask(step)) is not None:
+            if self._asked is not None and beat.get("pinned", -1) >= step:
+                self.held = Pinned(self._asked.replica, int(beat["pinned"]))
+                return self.held
+            if time.monotonic() > deadline:
+                await self._lose("did not get there in time")
+                break
+            await asyncio.sleep(POLL_S)
+        return None
+
+    async def renew(self) -> None:
+        """Renew the pin that is held, or give it up where the replica lost it or training needs it."""
+        asked, held = self._asked, self.held
+        if asked is None or held is None:
+            return
+        living = await self._living()
+        if self.held is not held:
+            return  # released meanwhile
+        if living.get(asked.replica, {}).get("pinned") != held.version:
+            await self._lose("is gone, or has taken newer weights")
+        elif not self._is_possible(living):
+            await self._lose("is needed by training: no other generator is alive")
+        else:
+            await pin_lease.ask(self._redis, self._run, asked)
+
+    async def release(self) -> None:
+        """End the pin, if there is one."""
+        self.held = None
+        if self._asked is not None:
+            self._asked = None
+            await pin_lease.release(self._redis, self._run)
+
+    async def _lose(self, why: str) -> None:
+        asked = self._asked
+        await self.release()
+        if asked is not None:
+            self._say(
+                f"{asked.replica}, which was to stay at the weights of step {asked.version} for their "
+                f"evaluation, {why}: all replicas sample the rest, and the result names the versions they had"
+            )
+
+    def _is_possible(self, living: Beats) -> bool:
+        """A replica is pinned only where another one serves training."""
+        return self._config.generator.sleep == "none" and self._config.evaluation.pins(len(living))
+
+    async def _living(self) -> Beats:
+        raw, now = await self._redis.hgetall(Keys(self._run).parts), time.time()
+        beats = {text_of(name): json.loads(text) for name, text in raw.items()}
+        return {
+            name: beat
+            for name, beat in beats.items()
+            if name.startswith("generator/") and beat["seen"] > now - SILENT_S and beat["state"] != "failed"
+        }
+
+
+def choose(step: int, living: Beats) -> str:
+    """The replica to pin at version `step`: of those that hold it, or of all while none does, always the same
+    one, and another one for another step."""
+    there = [name for name, beat in living.items() if beat["version"] >= step]
+    return chosen(str(step), there or living)

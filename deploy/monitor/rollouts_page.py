@@ -1,0 +1,130 @@
+"""The page "Rollouts" and its rows: what the run was trained on, read from the folder of its learner.
+
+`/rollouts` is the page, `/rollouts/rows` its data. Texts are sent as they were sampled, inside JSON; the page
+writes them as text and spells out what would move or hide others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+from fastapi import FastAPI, HTTPException, Query
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from common.keys import Keys
+from common.redis import Redis
+from common.rollout_files import ARRAYS, REWARD
+from common.state import read_config, read_state
+from deploy.monitor.feed import Feed
+from evaluation.rollout_table import Order, columns_of, read_rollouts, steps_of
+from evaluation.run_folders import RunFolderError
+
+PAGE = Path(__file__).with_name("rollouts.html")
+READERS = 2
+"""Queries that are read at a time, so that many clients cannot take all processors from a run beside them."""
+TEXT_BYTES = 8 * 2**20
+"""Most characters of text in one answer."""
+LONG = ("prompt_text", "completion")
+
+
+class Choice(BaseModel):
+    """Which rows, as `hora rollouts` has them. `chars`: a longer text is sent without its middle."""
+
+    step: int | None = Field(None, ge=0)
+    prompt: int | None = Field(None, ge=0)
+    success: bool | None = None
+    phase: Literal["A", "B"] | None = None
+    source: str | None = Field(None, max_length=200)
+    order: Order = "newest"
+    limit: int = Field(40, ge=1, le=400)
+    offset: int = Field(0, ge=0, le=10_000_000)
+    chars: int = Field(4000, ge=200, le=1_000_000)
+
+
+class Rows(BaseModel):
+    """`first` and `last` of `steps` steps that are there, names of rewards, and the chosen rows; `more`:
+    whether others follow these."""
+
+    folder: str
+    steps: int
+    first: int
+    last: int
+    rewards: list[str]
+    rows: list[dict[str, Any]]
+    more: bool
+
+
+class Folder(Protocol):
+    """Where the rollouts of a run are."""
+
+    async def __call__(self) -> Path: ...
+
+
+def folder_of(feed: Feed, known: Path | None) -> Folder:
+    """The folder that is `known`, else the one that the learner named, else the configuration's."""
+
+    def ask(client: Redis) -> Path:
+        config = read_config(client.get(Keys(feed.run).config), feed.run)
+        named = read_state(client, feed.run).folder
+        return Path(named) if named else Path(config.run.folder).absolute() / config.run.name
+
+    async def folder() -> Path:
+        found: Path = known or await feed.call(ask)
+        return found
+
+    return folder
+
+
+def add_rollouts(app: FastAPI, folder: Folder, headers: dict[str, str]) -> None:
+    """Add the page and its rows to `app`; `headers` are the page's."""
+    page, places = PAGE.read_bytes(), asyncio.Semaphore(READERS)
+
+    @app.get("/rollouts", include_in_schema=False)
+    async def index() -> Response:
+        return Response(page, media_type="text/html; charset=utf-8", headers=headers)
+
+    @app.get("/rollouts/rows", response_model=Rows)
+    async def rows(choice: Annotated[Choice, Query()]) -> Response:
+        """Rollouts that the run was trained on. 404 where there are none, or not here."""
+        where = await folder()
+        try:
+            async with places:
+                found = await asyncio.to_thread(read, where, choice)
+        except RunFolderError as error:
+            raise HTTPException(404, str(error)) from None
+        return JSONResponse(found.model_dump())
+
+
+def read(run: Path, choice: Choice) -> Rows:
+    """The rows of `choice`. Raises RunFolderError for what cannot be read."""
+    steps, columns = steps_of(run), [name for name in columns_of(run) if name not in ARRAYS]
+    # One more than is shown says whether others follow.
+    asked = choice.model_dump(exclude={"chars"}) | {"limit": choice.limit + 1}
+    table = read_rollouts(run, **asked, columns=columns)
+    chars = min(choice.chars, TEXT_BYTES // (len(LONG) * choice.limit))
+    rows = [_short(row, chars) for row in table.slice(0, choice.limit).to_pylist()]
+    rewards = [name.removeprefix(REWARD) for name in columns if name.startswith(REWARD)]
+    return Rows(
+        folder=str(run),
+        steps=len(steps),
+        first=steps[0],
+        last=steps[-1],
+        rewards=rewards,
+        rows=rows,
+        more=table.num_rows > choice.limit,
+    )
+
+
+def _short(row: dict[str, Any], chars: int) -> dict[str, Any]:
+    """`row` with the beginning and the end of long texts; `left_out` counts what is between, by column."""
+    left_out = {}
+    for name in LONG:
+        text = row[name]
+        if len(text) > chars:
+            head, tail = chars * 2 // 3, chars // 3
+            left_out[name] = {"at": head, "characters": len(text) - head - tail}
+            row[name] = text[:head] + text[-tail:]
+    return row | {"left_out": left_out}

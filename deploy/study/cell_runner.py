@@ -1,0 +1,196 @@
+"""Runs the cells of a study as separate processes, several at a time, and continues an interrupted study."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from common.errors import ConfigError, RunError
+from common.load import differences, dump_yaml, load
+from deploy.runs.record import RunFile
+from deploy.study.cells import Cell, Study, cells, load_study, same_at_step_0
+from evaluation.benchmarks import held_out
+from evaluation.report.study_report import write_study_report
+
+STOP_LIMIT_S = 120.0
+POLL_S = 0.5
+CLI = __name__.removesuffix("study.cell_runner") + "cli"
+
+
+def study(source: str, out: Path | None, parallel: int | None) -> bool:
+    """`hora study`: run the missing cells, then check and report. Returns False when a cell failed or the
+    budgets of two cells differ. An interrupt stops every running cell in order and exits with 130."""
+    console = Console()
+    plan = load_study(source)
+    folder = (out or Path("studies") / plan.name).resolve()
+    todo = [c for c in cells(plan, folder) if not is_finished(c, folder)]
+    try:
+        failed = run_cells(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+    except KeyboardInterrupt:
+        console.print("\nstopped; nothing is left running. The same command continues the study.")
+        raise SystemExit(130) from None
+    for cell, reason in failed:
+        console.print(
+            f"{cell.name} failed: {reason}; log: {_log(cell, folder)}", markup=False, soft_wrap=True
+        )
+    path, problems = write_study_report(
+        folder / "report",
+        plan.title or plan.name,
+        {arm: {s: folder / f"{arm}-seed{s}" for s in plan.seeds} for arm in plan.arms},
+        plan.compared_with,
+    )
+    for problem in problems:
+        console.print(f"not compute-matched: {problem}", markup=False, soft_wrap=True)
+    console.print((path.parent / "report.md").read_text(), markup=False)
+    console.print(f"report: {path}", markup=False, soft_wrap=True)
+    return not failed and not problems
+
+
+def at_once(todo: Sequence[Cell]) -> int:
+    """How many cells fit this machine's processors: each needs those of its engines and of its learner."""
+    if not todo or shutil.which("nvidia-smi"):
+        return 1  # A run uses all GPUs of its machine, so more cells at once need more machines.
+    one = todo[0].config
+    needed = one.generator.replicas * one.generator.threads + one.learner.workers * one.learner.threads
+    return max(1, (os.cpu_count() or 1) // needed)
+
+
+def is_finished(cell: Cell, out: Path) -> bool:
+    """Whether the cell's run is complete. Raises ConfigError when the folder holds another experiment.
+
+    A finished cell may have been moved; one that will be resumed must be where it began.
+    """
+    folder = cell.folder(out)
+    if not (folder / "run.json").exists():
+        return False
+    finished = RunFile(folder).read().state == "finished"
+    free = ("telemetry.", "queue.url", *(("run.folder",) if finished else ()))
+    changed = differences(load(str(folder / "config.yaml")), cell.config)
+    changed = [c for c in changed if not c.startswith(free)]
+    if changed:
+        raise ConfigError(
+            f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or remove "
+            "it"
+        )
+    return finished
+
+
+def run_cells(
+    plan: Study, todo: list[Cell], out: Path, parallel: int, console: Console
+) -> list[tuple[Cell, str]]:
+    """Run `todo`, `parallel` at a time. Returns the failed cells with their reasons."""
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    waiting, failed = list(todo), list[tuple[Cell, str]]()
+    running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
+    every = cells(plan, out)
+    with _bar(console) as bar:
+        task = bar.add_task(plan.name, total=sum(c.config.learner.steps for c in every), text="")
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    cell = waiting.pop(0)
+                    _share_step_0(cell, every, out)
+                    before = _log_size(cell, out)
+                    running[start_cell(cell, out)] = cell, before
+                time.sleep(POLL_S)
+                for process in [p for p in running if p.poll() is not None]:
+                    cell, before = running.pop(process)
+                    if process.returncode:
+                        failed.append((cell, _reason(cell, out, before)))
+                    console.print(f"{cell.name}: {'failed' if process.returncode else 'finished'}")
+                names = ", ".join(c.name for c, _ in running.values())
+                bar.update(task, completed=sum(_steps(c, out) for c in every), text=names)
+        finally:
+            _stop(list(running))
+    return failed
+
+
+def start_cell(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
+    folder = cell.folder(out)
+    source = out / "logs" / f"{cell.name}.yaml"
+    source.write_text(dump_yaml(cell.config))
+    command = [sys.executable, "-m", CLI, "run", str(source)]
+    if (folder / "config.yaml").exists():
+        command.append("--resume")
+    with _log(cell, out).open("ab") as log:
+        # A separate session: Ctrl-C reaches only the study, which stops its cells in order.
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Interrupt every cell and wait for its orderly end. Raises RunError with the cells that had to be
+    killed."""
+    for process in running:
+        process.send_signal(signal.SIGINT)
+    stuck = []
+    for process in running:
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stuck.append(str(process.pid))
+    if stuck:
+        raise RunError(
+            f"cells did not stop within {STOP_LIMIT_S:g} s and were killed: pids {', '.join(stuck)}"
+        )
+
+
+def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
+    """Copy the evaluation of the initial policy from a cell that drew the same one already."""
+    name = f"{held_out(cell.config).name}-step0"
+    mine = cell.folder(out) / "evaluation"
+    for other in every:
+        theirs = other.folder(out) / "evaluation"
+        if (
+            other.name == cell.name
+            or not (theirs / f"{name}.json").exists()
+            or (mine / f"{name}.json").exists()
+        ):
+            continue
+        if same_at_step_0(other.config, cell.config):
+            mine.mkdir(parents=True, exist_ok=True)
+            for file in sorted(theirs.glob(f"{name}.*"), key=lambda p: p.suffix == ".json"):
+                shutil.copy(file, mine)  # the .json last: it marks the others as complete
+
+
+def _steps(cell: Cell, out: Path) -> int:
+    path = cell.folder(out) / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _reason(cell: Cell, out: Path, start: int) -> str:
+    """The reason from the part of the log that begins at byte `start`: all attempts of a cell share one
+    file."""
+    lines = _log(cell, out).read_bytes()[start:].decode(errors="replace").strip().splitlines()
+    return next(
+        (line for line in reversed(lines) if line.startswith("hora:")), lines[-1] if lines else "no output"
+    )
+
+
+def _log_size(cell: Cell, out: Path) -> int:
+    path = _log(cell, out)
+    return path.stat().st_size if path.exists() else 0
+
+
+def _log(cell: Cell, out: Path) -> Path:
+    return out / "logs" / f"{cell.name}.log"
+
+
+def _bar(console: Console) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    return Progress(*columns, console=console)

@@ -1,0 +1,176 @@
+"""Reads RUN/rollouts: the rollouts of a run as a table, of a live run or one that has ended.
+
+    from evaluation.rollout_table import read_rollouts
+    failures = read_rollouts("runs/tiny", success=False, order="least_likely", limit=20).to_pandas()
+
+`common/rollout_files.py` lists the columns. Choosing and sorting read a few narrow columns of each file.
+Texts are read for the chosen rows alone, so the memory of a query does not grow with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from common.rollout_files import FOLDER, files_of
+from evaluation.run_folders import RunFolderError
+
+Order = Literal["newest", "oldest", "longest", "least_likely"]
+KEYS = ("step", "group", "number")
+"""What names a row."""
+SORTS = {"longest": ("length", "descending"), "least_likely": ("logprob", "ascending")}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows to choose; None: any. `prompt` is a prompt's index, `source` a data set's name."""
+
+    step: int | None = None
+    prompt: int | None = None
+    success: bool | None = None
+    phase: str | None = None
+    source: str | None = None
+
+    @property
+    def expression(self) -> pc.Expression | None:
+        """The filter on the rows of one file."""
+        chosen = {"prompt": self.prompt, "success": self.success, "phase": self.phase, "source": self.source}
+        found = None
+        for name, value in chosen.items():
+            if value is not None:
+                test = pc.field(name) == value
+                found = test if found is None else found & test
+        return found
+
+
+def read_rollouts(
+    run: Path | str,
+    *,
+    step: int | None = None,
+    prompt: int | None = None,
+    success: bool | None = None,
+    phase: str | None = None,
+    source: str | None = None,
+    order: Order = "newest",
+    limit: int | None = None,
+    offset: int = 0,
+    columns: Sequence[str] | None = None,
+) -> pa.Table:
+    """The rows that fit, at most `limit` after the first `offset`, by `order`: of the newest step first, the
+    longest, or those of the lowest mean log-prob per token. `columns`: by default all; one that no file has
+    is left out.
+
+    Raises RunFolderError where the folder holds no rollouts, for a step that is not there, and for a damaged
+    file.
+    """
+    wanted, folder = Wanted(step, prompt, success, phase, source), Path(run)
+    files = _files(folder, wanted)
+    if limit is None and not offset and order in ("newest", "oldest"):
+        return _joined([_read(path, columns, wanted.expression) for path in _in_order(files, order)])
+    keys = _chosen(files, wanted, order, limit, offset)
+    return _rows(files, keys, columns)
+
+
+def steps_of(run: Path | str) -> list[int]:
+    """Steps whose rollouts are there, rising. Raises RunFolderError where there are none."""
+    return list(_files(Path(run), Wanted()))
+
+
+def columns_of(run: Path | str) -> list[str]:
+    """Names of the columns of the newest step. Raises RunFolderError where there are no rollouts."""
+    files = _files(Path(run), Wanted())
+    with _reading(files[max(files)]):
+        return list(pq.read_schema(files[max(files)]).names)
+
+
+def _files(run: Path, wanted: Wanted) -> dict[int, Path]:
+    files = files_of(run)
+    if not files:
+        raise RunFolderError(
+            f"{run / FOLDER}: no rollouts here: no step is done yet, telemetry.rollouts is none, or the "
+            "run is of a version that wrote none"
+        )
+    if wanted.step is None:
+        return files
+    if wanted.step not in files:
+        raise RunFolderError(
+            f"{run}: no rollouts of step {wanted.step}: there are those of {len(files)} steps from "
+            f"{min(files)} to {max(files)}; the others were not trained yet, or removed because of "
+            "telemetry.rollouts_gib"
+        )
+    return {wanted.step: files[wanted.step]}
+
+
+def _in_order(files: dict[int, Path], order: Order) -> Iterator[Path]:
+    return (files[step] for step in sorted(files, reverse=order != "oldest"))
+
+
+def _chosen(
+    files: dict[int, Path], wanted: Wanted, order: Order, limit: int | None, offset: int
+) -> list[tuple[int, str, int]]:
+    """Names of the chosen rows, in order."""
+    by = SORTS.get(order)
+    columns, found, rows = [*KEYS, *([by[0]] if by else [])], [], 0
+    for path in _in_order(files, order):
+        found.append(_read(path, columns, wanted.expression))
+        rows += found[-1].num_rows
+        if by is None and limit is not None and rows >= offset + limit:
+            break
+    table = _joined(found)
+    if by is not None and table.num_rows:
+        table = table.take(pc.sort_indices(table, sort_keys=[by, ("step", "descending")]))
+    table = table.slice(offset, limit)
+    return list(zip(*(table[name].to_pylist() for name in KEYS), strict=True)) if table.num_rows else []
+
+
+def _rows(
+    files: dict[int, Path], keys: Sequence[tuple[int, str, int]], columns: Sequence[str] | None
+) -> pa.Table:
+    asked = None if columns is None else [*columns, *(name for name in KEYS if name not in columns)]
+    if not keys:
+        return _read(next(iter(files.values())), columns, None).slice(0, 0)
+    tables = [
+        _read(files[step], asked, pc.field("group").isin([g for s, g, _ in keys if s == step]))
+        for step in dict.fromkeys(step for step, _, _ in keys)
+    ]
+    table = _joined(tables)
+    places = {key: i for i, key in enumerate(zip(*(table[n].to_pylist() for n in KEYS), strict=True))}
+    table = table.take([places[key] for key in keys if key in places])
+    return table if columns is None else table.select([c for c in columns if c in table.column_names])
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """One table. A resumed run may have begun to keep log-probs: rows before that have none."""
+    return pa.concat_tables([t for t in tables if t.num_columns], promote_options="default")
+
+
+def _read(path: Path, columns: Sequence[str] | None, expression: pc.Expression | None) -> pa.Table:
+    """Rows of one file; a table without columns where the run has just removed it."""
+    try:
+        with _reading(path):
+            there = pq.read_schema(path).names
+            names = None if columns is None else [name for name in columns if name in there]
+            return pq.read_table(path, columns=names, filters=expression, partitioning=None)
+    except FileNotFoundError:
+        return pa.table({})
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raises RunFolderError for a file that is damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunFolderError(
+            f"{path}: not a file of rollouts ({reason}): it is damaged; remove it, or bring it back"
+        ) from None

@@ -1,0 +1,188 @@
+"""Loads a model for ZeRO-3 one parameter at a time: a rank never holds more than its shards and one whole
+parameter, so a model that fits no rank can be trained.
+
+`deepspeed.zero.Init` as a context would also cast what modules compute at their construction, such as the
+frequencies of rotary embeddings, to 16 bits. So the model is built outside of it, with parameters on the meta
+device and real buffers, and each parameter is read and sharded on its own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import Module, Parameter
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from common.config import Config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_by_part(
+    config: Config, dtype: torch.dtype, settings: Mapping[str, object], device: torch.device
+) -> PreTrainedModel | None:
+    """The model of `model.path` with every parameter sharded over the ranks, as `from_pretrained` and ZeRO-3
+    make it. A collective; rank 0 reads the weights. `settings` are DeepSpeed's.
+
+    None where it must be loaded whole: its files are not safetensors, or have other names, shapes or
+    precisions than the model's parameters, which `from_pretrained` converts.
+    """
+    try:
+        model = skeleton(config, dtype)
+        names = _Files(config.model.path)
+    except (OSError, ValueError, ImportError):
+        return None  # loading it whole says why
+    if reason := _misfit(model, names, dtype):
+        warnings.warn(f"ZeRO-3: every rank loads the model whole, because {reason}", stacklevel=2)
+        return None
+    _load_buffers(model, names, device)
+    shards, made = _Shards(settings), dict[Parameter, Parameter]()
+    of = {p: name for name, p in model.named_parameters(remove_duplicate=False) if name in names}
+    for module in model.modules():
+        for name, old in list(module.named_parameters(recurse=False)):
+            if old not in made:
+                made[old] = shards.add(names.read(of[old]) if _is_first() else None, old, dtype, device)
+            setattr(module, name, made[old])
+    return model
+
+
+def skeleton(config: Config, dtype: torch.dtype) -> PreTrainedModel:
+    """The model with parameters on the meta device and buffers as its modules make them."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trusted = config.model.trust_remote_code
+    whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
+    with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            whole, dtype=dtype, attn_implementation=config.learner.attention, trust_remote_code=trusted
+        )
+    return model.eval()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    hook = register_module_parameter_registration_hook(_on_meta)  # type: ignore[arg-type]  # may return one
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _on_meta(module: Module, name: str, parameter: Parameter | None) -> Parameter | None:
+    """One that is on meta already may be shared with another module, and stays the same object."""
+    if parameter is None or parameter.is_meta:
+        return None
+    return Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+
+
+class _Files:
+    """The tensors of a folder's or a hub model's safetensors by name; read one at a time."""
+
+    def __init__(self, path: str) -> None:
+        from safetensors import safe_open
+
+        opened = [safe_open(file, framework="pt") for file in _weight_files(path)]
+        self._of = {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # no mapping
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._of[name].get_slice(name).get_shape())
+
+    def read(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._of[name].get_tensor(name)
+        return tensor
+
+
+def _weight_files(path: str) -> Sequence[str]:
+    """Raises OSError where there are no safetensors."""
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    if Path(path).is_dir():
+        index: str | None = str(Path(path) / SAFE_WEIGHTS_INDEX_NAME)
+        index = index if Path(str(index)).is_file() else None
+    else:
+        index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    if index is not None:
+        files: Sequence[str] = get_checkpoint_shard_files(path, index)[0]
+        return files
+    single = cached_file(path, SAFE_WEIGHTS_NAME)
+    if single is None:
+        raise OSError(f"{path} has no {SAFE_WEIGHTS_NAME}")
+    return [single]
+
+
+def _misfit(model: PreTrainedModel, files: _Files, dtype: torch.dtype) -> str:
+    """Why the tensors of `files` are not the model's, one for one; empty where they are."""
+    parameters: dict[Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        parameters.setdefault(parameter, []).append(name)
+    known = {name for names in parameters.values() for name in names}
+    buffers = set(model.state_dict(keep_vars=True)) - known
+    kept = getattr(model, "_keep_in_fp32_modules", None) or getattr(
+        model, "_keep_in_fp32_modules_strict", None
+    )
+    if kept and dtype != torch.float32:
+        return f"{', '.join(sorted(kept))} stay in float32"
+    if unknown := sorted(set(files) - known - buffers):
+        return f"{unknown[0]} of its files is no parameter's name"
+    if missing := sorted(buffers - set(files)):
+        return f"{missing[0]} is not in its files"
+    for parameter, names in parameters.items():
+        found = [name for name in names if name in files]
+        if len(found) != 1:
+            return f"{' and '.join(found or names)} {'are both' if found else 'is not'} in its files"
+        if files.shape(found[0]) != tuple(parameter.shape):
+            return f"{found[0]} has another shape in its files"
+    return ""
+
+
+def _load_buffers(model: PreTrainedModel, files: _Files, device: torch.device) -> None:
+    """Every buffer on `device`; those of the files as they are there."""
+    for name, buffer in list(model.named_buffers(remove_duplicate=False)):
+        if name in files:
+            buffer.copy_(files.read(name))
+        place, _, own = name.rpartition(".")
+        setattr(model.get_submodule(place), own, buffer.to(device))
+
+
+class _Shards:
+    """Turns whole parameters into ZeRO-3's, each broadcast from rank 0 and cut."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        self._settings = settings
+        self._first: Parameter | None = None
+
+    def add(
+        self, whole: torch.Tensor | None, like: Parameter, dtype: torch.dtype, device: torch.device
+    ) -> Parameter:
+        """A collective; `whole` is rank 0's."""
+        import deepspeed
+
+        made = torch.empty(like.shape, dtype=dtype, device=device)
+        if whole is not None:
+            made.copy_(whole)
+        parameter = Parameter(made, like.requires_grad)
+        if self._first is None:
+            holder = Module()
+            holder.register_parameter("first", parameter)
+            deepspeed.zero.Init(module=holder, config_dict_or_path=dict(self._settings))
+            self._first = parameter
+        else:  # as DeepSpeed adds to a model that is sharded already
+            self._first.convert_to_zero_parameters(param_list=[parameter])  # type: ignore[attr-defined]
+        return parameter
+
+
+def _is_first() -> bool:
+    return torch.distributed.get_rank() == 0

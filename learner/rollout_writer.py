@@ -1,0 +1,175 @@
+"""Writes RUN/rollouts: what each step was trained on, by rank 0, while the next step trains.
+
+    train step ─► write(step, groups) ─► thread: text, table, Parquet ─► replaces step-N.parquet
+    checkpoint ─► flush(): every file is on the disk before the groups are let go
+
+A restarted learner repeats the steps that its checkpoint lacks, on the same groups, and replaces their files:
+no rollout of a trained group is missing or doubled, whatever is killed. The learner writes because it alone
+knows the step, and because its folder is where the run's other records are; with `gloo` and `nccl` a
+coordinator need not share a disk with anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from common.config import Config
+from common.files import replacing, sync
+from common.rewards import total
+from common.rollout_files import ARRAYS, FOLDER, KEPT, REWARD, files_of, keeps, path_of, schema
+from common.stop_tokens import silent_tokens, spoken
+from common.types import Group, Rollout, Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ROW_GROUP = 128
+"""Rows that are compressed together: few, so that one prompt can be read without the rest of a step."""
+UNIQUE = ("completion", "versions", "logprob", *ARRAYS)
+"""Columns whose values hardly repeat: a dictionary of them would only take time."""
+GIB = 2**30
+
+
+class RolloutFiles:
+    """Rank 0's files in `run_dir`. Those of steps from `start` on, left by a crash, are removed first."""
+
+    def __init__(
+        self, config: Config, tokenizer: PreTrainedTokenizerBase, run_dir: Path, start: int = 0
+    ) -> None:
+        self._config, self._run_dir = config, run_dir
+        self._texts = Texts(tokenizer)
+        self._thread = ThreadPoolExecutor(1, "rollouts")
+        self._writing: Future[None] | None = None
+        self._unsynced: list[Path] = []
+        if config.telemetry.rollouts != "none":
+            (run_dir / FOLDER).mkdir(parents=True, exist_ok=True)
+        files = files_of(run_dir)
+        for step in [s for s in files if s >= start]:
+            files.pop(step).unlink()
+        self._sizes = {step: path.stat().st_size for step, path in files.items()}
+
+    def write(self, step: int, groups: Sequence[Group]) -> None:
+        """Write the file of step `step` in the background. Waits for the one before, and raises the OSError
+        that ended it."""
+        self._wait()
+        kept = [g for g in groups if keeps(self._config, g.prompt_index)]
+        if self._config.telemetry.rollouts != "none":
+            self._writing = self._thread.submit(self._write, step, kept)
+
+    def flush(self) -> None:
+        """Return when all that was written is on the disk."""
+        self._wait()
+        if self._unsynced:
+            sync(*(path for path in self._unsynced if path.exists()), self._run_dir / FOLDER)
+        self._unsynced = []
+
+    def close(self) -> None:
+        self.flush()
+        self._thread.shutdown()
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
+
+    def _write(self, step: int, groups: Sequence[Group]) -> None:
+        path = path_of(self._run_dir, step)
+        table = table_of(step, groups, self._config, self._texts)
+        repeated = [name for name in table.column_names if name not in UNIQUE]
+        with replacing(path) as new:
+            pq.write_table(table, new, compression="zstd", row_group_size=ROW_GROUP, use_dictionary=repeated)
+        self._sizes[step] = path.stat().st_size
+        self._unsynced.append(path)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove the oldest files while all of them are too large; the newest stays."""
+        limit, total_size = self._config.telemetry.rollouts_gib * GIB, sum(self._sizes.values())
+        for step in sorted(self._sizes)[:-1]:
+            if total_size <= limit:
+                return
+            total_size -= self._sizes.pop(step)
+            path_of(self._run_dir, step).unlink(missing_ok=True)
+
+
+class Texts:
+    """Text of prompts and completions, as generators and rewards had it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+
+    def prompt(self, tokens: Tokens) -> str:
+        """With its special tokens: the prompt as the model got it."""
+        return spoken(self._tokenizer, frozenset(), tokens.tolist())
+
+    def completion(self, rollout: Rollout) -> str:
+        """Without the token that ended it, and without special tokens. Of several turns all, with what was
+        given between them as the model got it."""
+        if rollout.turns:
+            return "".join(self._turns(rollout))
+        ids = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
+        return spoken(self._tokenizer, self._silent, ids.tolist())
+
+    def _turns(self, rollout: Rollout) -> Iterator[str]:
+        at = 0
+        for turn in rollout.turns:
+            yield spoken(self._tokenizer, frozenset(), turn.given.tolist())
+            yield spoken(self._tokenizer, self._silent, rollout.tokens[at : at + turn.sampled].tolist())
+            at += turn.sampled
+
+
+def table_of(step: int, groups: Sequence[Group], config: Config, texts: Texts) -> pa.Table:
+    """The rows of one step, by rising prompt index."""
+    earned = (name for g in groups for r in g.rollouts for name in r.rewards)
+    names = list(dict.fromkeys([*config.reward_names, *earned]))
+    form = schema(names, logprobs=config.telemetry.rollouts_logprobs)
+    ordered = sorted(groups, key=lambda g: g.prompt_index)
+    rows = [row for group in ordered for row in _rows(step, group, config, texts)]
+    table = pa.Table.from_pylist(rows, schema=form)
+    return table.replace_schema_metadata({KEPT: config.telemetry.rollouts})
+
+
+def _rows(step: int, group: Group, config: Config, texts: Texts) -> Iterator[dict[str, object]]:
+    of_group = {
+        "step": step,
+        "batch": group.batch,
+        "epoch": group.epoch,
+        "prompt": group.prompt_index,
+        "group": group.id,
+        "source": group.source or None,
+        "prompt_text": texts.prompt(group.prompt_tokens),
+    }
+    settings = config.of(group.source)
+    for number, rollout in enumerate(group.rollouts):
+        yield of_group | {"number": number} | _row(rollout, settings, texts.completion)
+
+
+def _row(rollout: Rollout, config: Config, text: Callable[[Rollout], str]) -> dict[str, object]:
+    spans, origin = rollout.spans, rollout.origin
+    row: dict[str, object] = {
+        "phase": rollout.phase,
+        "round": rollout.round,
+        "success": rollout.success,
+        "reward": total(rollout.rewards, config.reward.weights),
+        **{REWARD + name: value for name, value in rollout.rewards.items()},
+        "length": len(rollout.tokens),
+        "finish": rollout.finish_reason,
+        "logprob": float(rollout.logprobs.mean()),
+        "version_min": min(s.version for s in spans),
+        "version_max": max(s.version for s in spans),
+        "versions": [asdict(span) for span in spans],
+        "completion": text(rollout),
+    }
+    if origin is not None:
+        times = {name: getattr(origin, name) for name in ("queued", "first_token", "done", "scored")}
+        row |= {"replica": origin.replica, **times}
+    if config.telemetry.rollouts_logprobs:
+        row |= {"tokens": rollout.tokens, "logprobs": rollout.logprobs.astype("float16")}
+    return row

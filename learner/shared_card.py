@@ -1,0 +1,54 @@
+"""A card that the learner shares with a generator whose engine can sleep: the learner has it alone during a
+step. Publishing the next version wakes the engine (`actors/generator/sleep.py` has the replica's side)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from common.config import Config
+from common.errors import RunError
+from common.telemetry import STEPPING, TO_SLEEP, Heart
+from learner.weights.broadcast import BroadcastClient
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCard:
+    """Of a run with `generator.sleep`; without it neither method does anything."""
+
+    config: Config
+    heart: Heart
+    broadcast: BroadcastClient
+
+    def take(self, step: int, version: Callable[[], int], meanwhile: Callable[[], None]) -> dict[str, float]:
+        """Return when the engines sleep at the newest version, the seconds as a metric. A replica that starts
+        is waited for: it would take the memory that the step needs. `meanwhile` is called between two
+        attempts.
+
+        Raises RunError after learner.wait_limit_s.
+        """
+        if self.config.generator.sleep == "none":
+            return {}
+        began, limit = time.monotonic(), self.config.learner.wait_limit_s
+        self.heart.tell(state=TO_SLEEP, step=step)
+        while len(self.broadcast.sleep(version())) < self.config.generator.replicas:
+            if time.monotonic() - began > limit:
+                raise RunError(
+                    f"the generator did not fall asleep at version {version()} within {limit:g} s "
+                    "(learner.wait_limit_s), and a step would not fit beside it (generator.sleep): see "
+                    "`hora monitor` for whether it is up"
+                )
+            meanwhile()
+            time.sleep(POLL_S)
+        self.heart.tell(state=STEPPING, step=step)
+        return {"time/sleep": time.monotonic() - began}
+
+    def give(self) -> None:
+        """Free what only a step needs, before the next version wakes the engine."""
+        if self.config.generator.sleep != "none" and torch.cuda.is_available():
+            torch.cuda.empty_cache()

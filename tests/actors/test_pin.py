@@ -1,0 +1,233 @@
+"""A replica that an evaluation keeps at one version, with timers in place of vLLM."""
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.generator import pin
+from actors.generator.held_weights import HeldWeights, Installed
+from actors.generator.pin import Pin, keep_pin
+from actors.generator.places import Places
+from common import pin_lease as lease
+from common.errors import NoRoom, PinLost, StaleWeights
+from common.keys import Keys
+from common.load import load
+from common.redis import connect, connect_async
+from common.types import BELOW_TRAINING, Pinned, Prompt, SamplingRequest
+from common.weight_versions import Manifest, announce, check_file
+
+NAME, OTHER = "generator/a", "generator/b"
+JOIN: dict[str, Any] = {"rank_offset": 1, "join_s": 0.05}
+PROMPT = Prompt(0, "1+1", "2", np.zeros(3, np.int32))
+
+
+def request(pinned: Pinned | None = None, n: int = 1) -> SamplingRequest:
+    return SamplingRequest(PROMPT, n, 0, BELOW_TRAINING if pinned else 0, pinned=pinned)
+
+
+class Engine:
+    def __init__(self) -> None:
+        self.installed = list[int]()
+        self.trouble: Exception | None = None
+        self.arrive = asyncio.Event()
+        self.arrive.set()
+
+    async def init_transfer(self, info: Any) -> None: ...
+
+    async def receive(self, info: Any) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        await self.arrive.wait()
+
+    async def install(self, version: int) -> Installed:
+        self.installed.append(version)
+        return Installed(0.0, f"sum-{version}", 0.0)
+
+
+def held(transport: str, redis: Any = None) -> tuple[HeldWeights, Engine]:
+    engine = Engine()
+    config = load("tiny", [f"weights.transport={transport}", "run.name=pinned"])
+    return HeldWeights(config, engine, redis, NAME), engine  # type: ignore[arg-type]
+
+
+def test_a_pin_begins_at_the_first_version_that_is_new_enough_and_ends_with_its_lease() -> None:
+    it = Pin(NAME, 60.0)
+    it.ask(Pinned(NAME, 40))
+    it.begin(39)
+    assert it.version is None
+    it.installed(41)
+    assert it.version == 41
+    it.ask(Pinned(NAME, 40))
+    it.begin(41)
+    assert it.version == 41
+    for other in (Pinned(OTHER, 40), Pinned(NAME, 50), None):
+        it.ask(Pinned(NAME, 40))
+        it.begin(41)
+        it.ask(other)
+        assert it.version is None, other
+
+
+def test_no_pin_begins_between_a_roll_call_and_its_update() -> None:
+    it = Pin(NAME, 60.0)
+    it.promise()
+    it.ask(Pinned(NAME, 40))
+    it.begin(40)
+    assert it.version is None, "the group counts on this replica"
+    it.updated()
+    it.begin(40)
+    assert it.version == 40
+    late = Pin(NAME, 0.0)
+    late.promise()  # the learner died after its roll call
+    late.ask(Pinned(NAME, 40))
+    late.begin(40)
+    assert late.version == 40
+
+
+def test_a_pinned_replica_answers_its_evaluation_alone() -> None:
+    it = Pin(NAME, 60.0)
+    it.check(request())
+    for wrong in (Pinned(NAME, 40), Pinned(OTHER, 40)):
+        with pytest.raises(PinLost):
+            it.check(request(wrong))
+    it.ask(Pinned(NAME, 40))
+    it.begin(40)
+    it.check(request(Pinned(NAME, 40)))
+    with pytest.raises(NoRoom, match="pinned at version 40"):
+        it.check(request())
+    with pytest.raises(PinLost):
+        it.check(request(Pinned(NAME, 39)))
+    places = Places(NAME, requests=3, aside=8)
+    with places.held(request(Pinned(NAME, 40), 64)), places.held(request(Pinned(NAME, 40), 64)):
+        assert places.sampling == 2, "no limit of completions besides the engine's own"
+
+
+def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newest_at_the_end(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        client = connect_async(redis_url)
+        weights, engine = held("file", client)
+
+        def publish(version: int) -> dict[str, Any]:
+            path = tmp_path / f"{version}.safetensors"
+            path.write_bytes(b"%d" % version)
+            manifest = Manifest(
+                "pinned", version, str(path), hashlib.sha256(path.read_bytes()).hexdigest(), 1
+            )
+            check_file(manifest.update_info())
+            announce(connect(redis_url), manifest)
+            return manifest.update_info()
+
+        await weights.note_pin(Pinned(NAME, 4))
+        await weights.take(publish(4), 4, "")
+        await weights.take(publish(5), 5, "")
+        assert (weights.version, engine.installed) == (4, [4])
+        assert weights.state()["pinned"] == 4
+        assert weights.state()["state"] == "pinned at v4 for an evaluation"
+        assert weights.confirm(5)["version"] == 4, "no failure of the update"
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(StaleWeights):
+            await weights.reach(5)
+        assert asyncio.get_running_loop().time() < began + 1.0, "the request is free for another replica"
+        engine.trouble = RuntimeError("the file cannot be opened")
+        await weights.note_pin(None)
+        assert (weights.version, weights.failure) == (4, None), "leases are read on"
+        engine.trouble = None
+        await weights.reach(5)
+        assert (weights.version, weights.state()["state"]) == (5, "serving")
+        assert "pinned" not in weights.state()
+        await client.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_over_gloo_a_pinned_replica_is_no_member_and_a_member_always_takes_part() -> None:
+    async def scenario() -> None:
+        weights, engine = held("gloo")
+        assert weights.roll_call(1) == {"replica": NAME, "version": 0, "pinned": False}
+        await weights.join(JOIN, (NAME, OTHER), "g")
+        await weights.note_pin(Pinned(NAME, 0))
+        assert weights.pin.version is None, "the group would wait for it"
+        engine.arrive.clear()
+        update = asyncio.create_task(weights.take({}, 1, "g"))
+        await asyncio.sleep(0.01)
+        await weights.note_pin(Pinned(NAME, 1))
+        engine.arrive.set()
+        await update
+        weights.confirm(1)
+        assert weights.roll_call(2) == {"replica": NAME, "version": 1, "pinned": True}
+        await weights.join(JOIN, (OTHER,), "h")
+        await weights.take({}, 2, "h")
+        await weights.take({}, 2, "g")
+        assert engine.installed == [1]
+        assert "released" not in weights.state()
+        await weights.note_pin(None)
+        assert weights.state()["released"], "not late yet"
+        assert weights.roll_call(3) == {"replica": NAME, "version": 1, "pinned": False}
+        await weights.join(JOIN, (NAME, OTHER), "i")
+        await weights.take({}, 3, "i")
+        assert engine.installed == [1, 3]
+        assert "released" not in weights.state()
+        weights.confirm(3)
+        weights.roll_call(3)  # of a learner that repeats steps: nothing comes
+        await weights.note_pin(Pinned(NAME, 3))
+        assert weights.pin.version == 3
+
+    asyncio.run(scenario())
+
+
+def test_the_last_version_reaches_a_pinned_replica_over_gloo_and_ends_what_counted_on_it() -> None:
+    async def scenario() -> None:
+        weights, engine = held("gloo")
+        await weights.note_pin(Pinned(NAME, 0))
+        await weights.join(JOIN, (NAME,), "g")
+        await weights.take({}, 9, "g")
+        assert engine.installed == [9]
+        with pytest.raises(PinLost):
+            weights.pin.check(request(Pinned(NAME, 0)))
+
+    asyncio.run(scenario())
+
+
+def test_over_shared_memory_a_pinned_replica_takes_the_last_version_alone() -> None:
+    async def scenario() -> None:
+        weights, engine = held("ipc")
+        await weights.note_pin(Pinned(NAME, 40))
+        for version, last in ((39, False), (40, False), (41, False), (42, True)):
+            weights.roll_call(version)
+            await weights.take({"last": last}, version, "")
+            weights.confirm(version)
+        assert engine.installed == [39, 40, 42]
+        await weights.note_pin(None)
+        await weights.take({"last": False}, 43, "")
+        assert engine.installed[-1] == 43
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_that_nobody_renews_ends_by_itself(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 0.3)
+    monkeypatch.setattr(pin, "POLL_S", 0.02)
+
+    async def scenario() -> None:
+        client = connect_async(redis_url)
+        weights, _ = held("gloo", client)
+        watching = asyncio.create_task(keep_pin(weights.note_pin, client, "pinned"))
+        await lease.ask(client, "pinned", Pinned(NAME, 0))
+        while weights.pin.version is None:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            await lease.ask(client, "pinned", Pinned(NAME, 0))
+            assert weights.pin.version == 0, "renewed"
+        while weights.pin.version is not None:
+            await asyncio.sleep(0.01)
+        assert not await client.exists(Keys("pinned").pin)
+        watching.cancel()
+        await client.aclose()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))

@@ -1,0 +1,69 @@
+"""The digest of a replica's weights sees what two replicas of one version must not differ in."""
+
+import pytest
+import torch
+
+from common.weight_hash import CHUNK, TensorHash
+
+DTYPES = [torch.float32, torch.bfloat16, torch.int8]
+
+
+def weights(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Tensors of odd sizes, one of two chunks and a half, one whose bytes are no whole number of words."""
+    source = torch.Generator().manual_seed(0)
+    sizes = {"a": (3, 5), "b": (3, 5), "long": (5 * CHUNK + 3,), "one": (1,)}
+    return {name: (100 * torch.randn(s, generator=source)).to(dtype) for name, s in sizes.items()}
+
+
+def digest(tensors: dict[str, torch.Tensor]) -> str:
+    return TensorHash().digest(tensors.items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_weights_have_equal_digests_however_they_lie_in_memory(dtype: torch.dtype) -> None:
+    tensors = weights(dtype)
+    spread = {name: torch.stack([t, t], dim=-1)[..., 0] for name, t in tensors.items()}
+    shifted = {
+        name: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape) for name, t in tensors.items()
+    }
+    assert not spread["long"].is_contiguous()
+    assert digest(tensors) == digest(spread) == digest(shifted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["a", "long", "one"])
+def test_one_flipped_bit_is_seen_wherever_it_is(dtype: torch.dtype, name: str) -> None:
+    tensors = weights(dtype)
+    found, own = {digest(tensors)}, TensorHash()
+    places = {0, 1, tensors[name].numel() * tensors[name].element_size() // 2, -2, -1}
+    raw = tensors[name].view(-1).view(torch.uint8)
+    for place in sorted(p for p in places if -len(raw) <= p < len(raw)):
+        for bit in (1, 128):
+            raw[place] ^= bit
+            found.add(own.digest(tensors.items()))
+            raw[place] ^= bit
+    seen = len({p % len(raw) for p in places if -len(raw) <= p < len(raw)})
+    assert len(found) == 1 + 2 * seen
+    assert own.digest(tensors.items()) in found
+
+
+def test_what_changed_places_is_seen() -> None:
+    tensors = weights()
+    swapped = {**tensors, "a": tensors["b"], "b": tensors["a"]}
+    assert digest(tensors) != digest(swapped), "two tensors of one shape"
+    long = tensors["long"].clone()
+    long[[4, 8]] = long[[8, 4]]
+    assert digest(tensors) != digest({**tensors, "long": long}), "two words of one chunk"
+    long = tensors["long"].clone()
+    words = 2 * CHUNK
+    long[:words], long[words : 2 * words] = tensors["long"][words : 2 * words], tensors["long"][:words]
+    assert digest(tensors) != digest({**tensors, "long": long}), "two chunks"
+    halves = tensors["a"].clone()
+    halves[0, :2] = halves[0, :2].flip(0)
+    assert digest(tensors) != digest({**tensors, "a": halves}), "the halves of one word"
+
+
+def test_names_shapes_and_types_count() -> None:
+    tensors = {"a": torch.zeros(4)}
+    others = [{"b": torch.zeros(4)}, {"a": torch.zeros(2, 2)}, {"a": torch.zeros(4, dtype=torch.int32)}, {}]
+    assert len({digest(t) for t in [tensors, *others]}) == 5

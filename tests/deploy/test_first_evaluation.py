@@ -1,0 +1,113 @@
+"""The initial policy is measured while the learner starts; the learner's first step waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from common.config import Config
+from common.errors import RunError
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from deploy.launch import first_evaluation
+from deploy.launch.first_evaluation import evaluating_first
+from evaluation.benchmarks import held_out
+from learner.steps import wait_while_held
+
+Evaluate = Callable[..., None]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load("tiny", ["run.name=held", f"run.folder={tmp_path}"])
+
+
+def during(
+    config: Config,
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    evaluate: Evaluate,
+    do: Callable[[], None],
+) -> None:
+    """`do` in the place of the learner, while `evaluate` runs in the thread of the display."""
+    monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
+    with evaluating_first(config, url, tmp_path, Console()) as first, closing(first):
+        thread = threading.Thread(target=first.run)
+        thread.start()
+        do()
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_the_learner_begins_when_the_evaluation_is_over(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over: list[float] = []
+
+    def evaluate(*_: Any) -> None:
+        time.sleep(0.6)
+        over.append(time.monotonic())
+
+    told: list[str] = []
+    heart: Any = SimpleNamespace(tell=lambda **state: told.append(state["waiting_for"]))
+
+    def learn() -> None:
+        wait_while_held(connect(redis_url), "held", heart)
+        assert over
+        assert time.monotonic() - over[0] < 2.0
+
+    during(config, redis_url, tmp_path, monkeypatch, evaluate, learn)
+    assert set(told) == {"the evaluation of the initial policy"}
+    assert connect(redis_url).exists(Keys("held").hold) == 0
+
+
+def test_a_run_without_held_out_problems_or_with_a_result_holds_nothing(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look() -> None:
+        assert connect(redis_url).exists(Keys("held").hold) == 0
+
+    without = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"path": None})})
+    during(without, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "evaluation" / f"{held_out(config).name}-step0.json").touch()
+    during(config, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
+
+
+def test_the_end_of_a_run_breaks_the_evaluation_off(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+
+    def evaluate(*given: Any) -> None:
+        given[-1](asyncio.sleep(60.0))
+
+    def interrupted() -> None:
+        time.sleep(0.3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        during(config, redis_url, tmp_path, monkeypatch, evaluate, interrupted)
+    assert time.monotonic() - began < 10.0
+    assert connect(redis_url).exists(Keys("held").hold) == 0
+
+
+def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(*_: Any) -> None:
+        raise RunError("no verifier answers")
+
+    with pytest.raises(RunError, match="no verifier answers"):
+        during(config, redis_url, tmp_path, monkeypatch, evaluate, lambda: time.sleep(20.0))

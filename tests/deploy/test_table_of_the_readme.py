@@ -1,0 +1,120 @@
+"""Every command in the README's table has a test that runs it: this one, on folders of ended runs, or the one
+that is named here because the command starts a stack or trains."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deploy.cli import app
+from deploy.launch.redis_server import RedisServer
+from deploy.runs.record import RunFile, write_config
+from tests.support.pages import ROOT
+from tests.support.reported_runs import make_run
+from tests.support.rollouts import write_rollouts
+from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+# Commands in one folder, in this order, with what each must say.
+HERE: dict[str, list[tuple[str, str]]] = {
+    "hora init FILE [--task mine]": [
+        ("init mine.yaml", "mine.yaml"),
+        ("init own.yaml --task mine", "own.yaml"),
+        ("init code.yaml --task code", "code.yaml"),
+    ],
+    "hora check CONFIG [--elsewhere]": [("check tiny --elsewhere", "valid. 2000 prompts")],
+    "hora monitor CONFIG": [
+        ("monitor runs/over --once", "finished"),
+        ("monitor runs/over --json", '"step": 3'),
+    ],
+    "hora runs": [("runs", "finished")],
+    "hora rollouts RUN [--step N] [--prompt I] [--failure] [--longest]": [
+        ("rollouts runs/sampled", "step 2"),
+        ("rollouts runs/sampled --step 1 --prompt 0 --failure --longest", "step 1"),
+    ],
+    "hora report RUN…": [("report runs/reported", "report")],
+    "hora compare RUN RUN…": [
+        ("compare runs/one runs/two", "allocation.rule"),
+        ("compare runs/one runs/two --out compared.html", "compared.html"),
+    ],
+    "hora plan COUNTS.jsonl": [("plan counts.jsonl", "hit_utility")],
+}
+# The test, and a word of it that stands for the command.
+ELSEWHERE = {
+    "hora run CONFIG [--resume]": ("tests/system/test_first_run.py", "hora run"),
+    "hora doctor CONFIG": ("tests/system/test_whole_loop.py", 'command="doctor"'),
+    "hora page CONFIG": ("tests/system/test_rollouts_page.py", '"page"'),
+    "hora stop RUN": ("tests/system/test_interrupt.py", '"stop"'),
+    "hora eval MODEL --config qwen2.5-7b": ("tests/system/test_evaluation_command.py", '"eval"'),
+    "hora sample CONFIG [--prompts 300 --samples 64]": ("tests/system/test_sample_command.py", '"sample"'),
+    "hora study FILE": ("tests/system/test_study_command.py", '"study"'),
+    "hora serve RUN [--step N]": ("tests/system/test_endpoint.py", '"serve"'),
+    "hora chat RUN [--step N]": ("tests/system/test_endpoint.py", '"chat"'),
+    "hora export RUN OUT [--step N]": ("tests/system/test_whole_loop.py", '"export"'),
+    "hora audit RUN": ("tests/system/test_whole_loop.py", '"audit"'),
+    "hora train CONFIG": ("tests/system/test_elastic.py", '"train"'),
+    "hora redis FOLDER": ("tests/system/test_two_machines.py", "self.redis"),
+    "hora prior fit RUN --name gp --features sentence-transformers/all-mpnet-base-v2": (
+        "tests/deploy/test_priors.py",
+        '"prior", "fit"',
+    ),
+    "hora prior calibrate RUN": ("tests/deploy/test_priors.py", '"prior", "calibrate"'),
+    "hora rows CONFIG": ("tests/system/test_library_run.py", '"rows"'),
+    "hora demo-model OUT": ("tests/deploy/test_tiny_model.py", "build"),
+}
+
+
+def commands_of_the_table() -> list[str]:
+    """The code spans of the first column."""
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("## Commands")[1].split("\n## ")[0]
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+    return [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_every_command_of_the_table_has_a_test() -> None:
+    assert sorted([*HERE, *ELSEWHERE]) == sorted(commands_of_the_table())
+    for path, word in ELSEWHERE.values():
+        assert word in (ROOT / path).read_text(encoding="utf-8"), (path, word)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the commands read: runs that have ended, and recorded counts."""
+    made = tmp_path_factory.mktemp("reader")
+    runs = made / "runs"
+    write_ended(runs / "over")
+    write_rollouts(runs / "sampled", steps=3, prompts=2)
+    make_run(runs / "reported", "hit_utility", 0, steps=8)
+    for name, rule in (("one", "hit_utility"), ("two", "uniform")):
+        (runs / name).mkdir()
+        config = {"run": {"name": name}, "allocation": {"rule": rule}, "learner": {"steps": 3}}
+        (runs / name / "config.yaml").write_text(yaml.safe_dump(config))
+        steps = [{"step": i, "success": 0.1 * i, "rollouts": 10, "time/step": 60.0} for i in range(3)]
+        (runs / name / "steps.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    counts = [{"id": f"q{i}", "successes": i % 33, "trials": 32} for i in range(330)]
+    (made / "counts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in counts))
+    return made
+
+
+def write_ended(run: Path) -> None:
+    config = config_of("over", learner={"steps": 3})
+    with RedisServer(run / "redis") as server:
+        play(SyntheticRun(server.url, config), 3)
+    write_config(run, config)
+    RunFile(run).start("over", os.getpid(), resume="hora run over --resume")
+    RunFile(run).end("finished")
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(("command", "says"), [pair for pairs in HERE.values() for pair in pairs])
+def test_a_command_of_the_table_does_what_it_says_on_ended_runs(
+    command: str, says: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, command.split(), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    print(done.output)
+    assert says in done.output

@@ -1,0 +1,86 @@
+"""A model that ZeRO-3 loads by part is the one that `from_pretrained` makes: its buffers, and which files can
+be read so."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from common.config import Config
+from common.load import load
+from learner.load_by_part import _Files, _misfit, skeleton
+from tests.support.families import SETTINGS, model_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+DTYPE = torch.bfloat16
+
+
+def written(family: str, folder: Path) -> Config:
+    model_of(family).save_pretrained(folder)
+    return load("tiny", [f"model.path={folder}", "model.dtype=bfloat16"])
+
+
+def misfit(config: Config, dtype: torch.dtype = DTYPE) -> str:
+    return _misfit(skeleton(config, dtype), _Files(config.model.path), dtype)
+
+
+@pytest.mark.parametrize("family", sorted(SETTINGS.keys() - {"bloom", "mamba"}))  # these refuse sdpa
+def test_buffers_are_those_of_from_pretrained(family: str, tmp_path: Path) -> None:
+    config = written(family, tmp_path)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
+    found, wanted = (dict(m.named_buffers()) for m in (skeleton(config, DTYPE), whole))
+    assert found.keys() == wanted.keys()
+    for name, buffer in wanted.items():
+        assert found[name].dtype == buffer.dtype, name
+        assert torch.equal(found[name], buffer), name
+        if "inv_freq" in name:
+            assert buffer.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma2", "gpt2", "granite"])
+def test_parameters_are_on_meta_and_tied_as_in_the_whole_model(family: str, tmp_path: Path) -> None:
+    config = written(family, tmp_path)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPE)
+    made = skeleton(config, DTYPE)
+    assert all(p.is_meta and p.dtype == DTYPE for p in made.parameters())
+    assert [n for n, _ in made.named_parameters()] == [n for n, _ in whole.named_parameters()]
+    assert misfit(config) == ""
+
+
+def test_files_that_from_pretrained_would_convert_are_not_read_by_part(tmp_path: Path) -> None:
+    config = written("qwen2", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    first = "model.layers.0.mlp.up_proj.weight"
+    for change, reason in (
+        ({"old.name": tensors[first].clone()}, "old.name of its files is no parameter's name"),
+        ({first: tensors[first][:3].contiguous()}, f"{first} has another shape in its files"),
+    ):
+        save_file({**tensors, **change}, file, {"format": "pt"})
+        assert misfit(config) == reason
+    save_file({name: t for name, t in tensors.items() if name != first}, file, {"format": "pt"})
+    assert misfit(config) == f"{first} is not in its files"
+
+
+def test_a_family_whose_files_have_other_names_is_loaded_whole(tmp_path: Path) -> None:
+    assert misfit(written("gpt_neox", tmp_path)) == "embed_out.weight of its files is no parameter's name"
+
+
+def test_a_tied_weight_that_is_there_twice_is_not_read_by_part(tmp_path: Path) -> None:
+    config = written("qwen2", tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    assert "are both in its files" in misfit(config)
+
+
+def test_weights_in_several_files_are_found_by_their_index(tmp_path: Path) -> None:
+    model = model_of("llama")
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    config = load("tiny", [f"model.path={tmp_path}", "model.dtype=bfloat16"])
+    assert misfit(config) == ""
+    files = _Files(str(tmp_path))
+    assert all(torch.equal(files.read(name), p) for name, p in model.named_parameters())

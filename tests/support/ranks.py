@@ -1,0 +1,38 @@
+"""A script on several ranks, started as torchrun does, or alone in a process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+ALONE = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+def run_ranks(script: str, folder: Path, *args: str, ranks: int = 2, limit_s: float = 280.0) -> str:
+    """What `script` prints, all ranks together; it must end well. It imports from the repository."""
+    (folder / "rank.py").write_text(script)
+    command = [sys.executable, str(folder / "rank.py"), *args]
+    if ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        command[1:1] = launcher
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": paths}
+    ran = subprocess.run(
+        command,
+        env=env if ranks > 1 else env | ALONE,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit_s,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    return ran.stdout
+
+
+def cases_of(printed: str) -> list[Any]:
+    """The lines that are JSON lists of lists: what a script found, case by case."""
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("[[")]

@@ -1,0 +1,196 @@
+"""Evaluations during training on two generators: one stays at the version of the evaluation, the other
+trains."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.keys import Keys
+from common.pin_lease import LEASE_S
+from common.redis import connect
+from deploy.monitor.run_state import Part, RunState, read_run
+from deploy.monitor.warnings import Kind
+from evaluation.results import read_result
+from evaluation.rollout_table import read_rollouts
+from tests.support.cluster import Cluster
+
+STEPS, EVERY, PROMPTS, SAMPLES = 36, 12, 8, 64
+STEPS_DUE = (EVERY, 2 * EVERY)
+SETTINGS = {
+    "generator.replicas": 2,
+    "evaluation.path": "arithmetic",
+    "evaluation.every": EVERY,
+    "evaluation.prompts": PROMPTS,
+    "evaluation.samples": SAMPLES,
+    "evaluation.k": "[1, 4]",
+}
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+
+
+class Watch:
+    """Snapshots of a run, as views show them, until it ends."""
+
+    def __init__(self, run: Any, url: str) -> None:
+        self._run, self._redis = run, connect(url)
+        self.seen: list[RunState] = []
+
+    def until(self, holds: Callable[[RunState], object], what: str, limit_s: float = 400.0) -> RunState:
+        deadline = time.monotonic() + limit_s
+        while True:
+            assert time.monotonic() < deadline, f"no {what}\n{self._run.output()}"
+            assert self._run._process.poll() is None, f"no {what}\n{self._run.output()}"
+            self._run.processes()
+            if self._redis.exists(Keys("live").config):
+                self.seen.append(read_run(self._redis, "live"))
+                if holds(self.seen[-1]):
+                    return self.seen[-1]
+            time.sleep(0.1)
+
+    def wrongly_warned(self) -> list[str]:
+        """That weights differ, or that a replica is late while an evaluation keeps it. With steps this short
+        any other replica may be late for the time between two heartbeats."""
+        kept = ((s, p) for s in self.seen for p in s.of("generator") if {"pinned", "released"} & {*p.state})
+        late = {
+            str(w) for s, p in kept for w in s.warnings if w.kind == Kind.REPLICA_BEHIND and p.name in w.text
+        }
+        return [*late, *(str(w) for s in self.seen for w in s.warnings if w.kind == Kind.WEIGHTS_DISAGREE)]
+
+
+def pinned(state: RunState) -> Part | None:
+    return next((p for p in state.of("generator") if "pinned" in p.state and p.silent_s < 5), None)
+
+
+def drawn(run: Path, step: int) -> list[dict[str, Any]]:
+    path = run / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[1:-1]]  # whole lines
+
+
+@pytest.mark.parametrize(
+    ("transport", "steps"),
+    [("file", STEPS), *(pytest.param(t, 2 * EVERY + 2, marks=pytest.mark.slow) for t in ("gloo", "ipc"))],
+)
+def test_an_evaluation_is_of_one_version_while_training_goes_on(
+    transport: str, steps: int, live_run: Callable[..., Any], redis_url: str
+) -> None:
+    """Over `gloo` and `ipc` training ends soon after the second evaluation has begun. Its replica must have
+    the last version then, for nobody is there to send it."""
+    connect(redis_url).flushdb()
+    run = live_run(steps, **SETTINGS, **{"weights.transport": transport, "queue.url": redis_url})
+    watch = Watch(run, redis_url)
+    first = pinned(watch.until(pinned, "pinned replica"))
+    assert first is not None
+    began = time.monotonic()
+    version = first.state["pinned"]
+    assert first.state["state"] == f"pinned at v{version} for an evaluation"
+    during = watch.until(lambda state: state.version >= version + 2, "training during an evaluation")
+    stays = pinned(during)
+    assert stays is not None
+    assert (stays.name, stays.state["version"]) == (first.name, version), "it was to be spanned"
+
+    def caught_up(state: RunState) -> bool:
+        mine = next(p for p in state.of("generator") if p.name == first.name)
+        return "pinned" not in mine.state and mine.state["version"] >= state.version > version
+
+    released = watch.until(lambda state: not pinned(state), "end of the pin")
+    print(f"pinned at v{version} for {time.monotonic() - began:.1f} s, until v{released.version}")
+    watch.until(caught_up, "replica that serves the newest weights again")
+    watch.until(lambda state: state.version >= steps - 1, "last step")
+    run.finish()
+    run.assert_exact()
+
+    due = STEPS_DUE if transport == "file" else (EVERY,)
+    for step in due:
+        samples = drawn(run.run, step)
+        met = {v for s in samples for v in s["versions"]}
+        result = read_result(run.run / "evaluation" / f"arithmetic-step{step}.json")
+        assert len(samples) == PROMPTS * SAMPLES
+        assert result.versions == [*met, *met], "one version"
+        assert step <= min(met) <= step + 2
+    assert read_result(run.run / "evaluation" / f"arithmetic-step{steps}.json").versions == [steps, steps]
+    assert not watch.wrongly_warned()
+    sums: dict[int, dict[str, str]] = defaultdict(dict)
+    for state in watch.seen:
+        for part in state.of("generator"):
+            sums[part.state["version"]][part.name] = part.state["checksum"]
+    assert all(len(set(held.values())) == 1 for held in sums.values()), sums
+    assert [v for v, held in sums.items() if v > version and len(held) == 2], "both hold later versions"
+    columns = ["replica", "version_min", "version_max"]
+    rows = read_rollouts(run.run, columns=columns).to_pylist()
+    mine = {v for r in rows if first.name == r["replica"] for v in (r["version_min"], r["version_max"])}
+    theirs = {v for r in rows if first.name != r["replica"] for v in (r["version_min"], r["version_max"])}
+    assert not mine & {version + 1, version + 2}, "what is pinned is not trained on"
+    assert {version + 1, version + 2} <= theirs
+    if transport == "file":  # over `gloo` the run may end before it gets a request
+        assert max(mine) > version + 2, "it trains again"
+
+
+@pytest.mark.slow
+def test_a_run_ends_clean_whose_coordinator_and_pinned_replica_are_killed(
+    live_run: Callable[..., Any], redis_url: str
+) -> None:
+    connect(redis_url).flushdb()
+    run = live_run(STEPS, **SETTINGS, **{"queue.url": redis_url})
+    watch = Watch(run, redis_url)
+    watch.until(pinned, "pinned replica")
+    run.kill("coordinator", random.Random(0), within_s=0.0)
+    again = watch.until(
+        lambda state: (part := pinned(state)) and part.state["pinned"] >= 2 * EVERY, "second evaluation"
+    )
+    victim = pinned(again)
+    assert victim is not None
+    run.until_there(run.run / "evaluation" / f"arithmetic-step{2 * EVERY}.samples.jsonl")
+    run.wait_for(lambda: len(drawn(run.run, 2 * EVERY)) > PROMPTS, "samples of the second evaluation")
+    os.kill(victim.state["pid"], signal.SIGKILL)
+    run.finish()
+    run.assert_exact()
+
+    whole = read_result(run.run / "evaluation" / f"arithmetic-step{EVERY}.json")
+    assert whole.versions[0] == whole.versions[1], "no coordinator takes part in an evaluation"
+    met = {v for s in drawn(run.run, 2 * EVERY) for v in s["versions"]}
+    assert min(met) == victim.state["pinned"]
+    for step in STEPS_DUE:
+        samples = drawn(run.run, step)
+        assert len({(s["problem"], s["sample"]) for s in samples}) == len(samples)
+    assert len(drawn(run.run, EVERY)) == PROMPTS * SAMPLES  # training may end before the other one is whole
+
+
+@pytest.mark.slow
+def test_a_replica_whose_evaluator_is_killed_takes_the_newest_weights_and_serves_again(
+    cluster: Cluster,
+) -> None:
+    evaluation = {"path": "arithmetic", "every": 50, "prompts": 8, "samples": 4096, "k": [1]}
+    cluster.deploy(sections={"evaluation": evaluation}, generator={"num_replicas": 2})
+    cluster.until("two generators", lambda: len(cluster.alive("generator")) == 2)
+    cluster.train()
+
+    def kept() -> list[Part]:
+        return [p for p in cluster.alive("generator") if "pinned" in p.state]
+
+    cluster.until("a pinned replica", lambda: bool(kept()))
+    [stays] = kept()
+    cluster.until("training meanwhile", lambda: cluster.state().version >= stays.state["pinned"] + 3)
+    assert [p.name for p in kept()] == [stays.name], "the evaluation was to be longer"
+    killed, cluster.learner = cluster.learner, None
+    assert killed is not None
+    killed.kill()
+    killed.wait(60)
+
+    def caught_up() -> bool:
+        newest = cluster.state().version
+        return not kept() and [p.state["version"] for p in cluster.alive("generator")] == [newest, newest]
+
+    cluster.until("both on the newest weights", caught_up, 2 * LEASE_S + 10)
+    assert len({p.state["checksum"] for p in cluster.alive("generator")}) == 1
+    assert stays.name in {p.name for p in cluster.alive("generator")}, "it was not replaced"
+    cluster.train(cluster.run / "config.yaml")
+    cluster.steps_more(10)
+    cluster.assert_exact()
