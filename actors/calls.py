@@ -11,21 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from ray.serve.handle import DeploymentHandle
 
+from actors.bundles import Bundled
 from actors.coordinator.ranking import Rank, ranked, unranked
 from actors.coordinator.sampling import Generate, Score
 from actors.generator.pin import only_on
 from actors.verifier.code.pool import limits_of
 from actors.verifier.code.runner import TRIES
 from common.config import Config
-from common.config.reward import EPISODE
+from common.config.reward import EPISODE, Reward
 from common.errors import NoRoom, PinLost, RunError, StaleWeights
 from common.rewards import group_functions, tests_of
 from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
@@ -34,6 +35,7 @@ from common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
+Asked = tuple[Prompt, Sequence[Completion]]
 LONGEST_PAUSE_S = 5.0
 IN_LINE = 4
 
@@ -50,28 +52,52 @@ def generator_calls(
     """`generate` on weights of at least `min_version`. Without a learner that sends them (`weights_come`) a
     replica that holds less is a failed try. Requests of one `session` go to one replica, their repetitions to
     any; requests for a pinned replica to that one, and they raise PinLost where it is not pinned any more."""
+    send = _generator_send(handle, config, min_version, temperature, weights_come, session)
+
+    async def generate(request: SamplingRequest) -> list[Completion]:
+        [completions] = await send([request])
+        return completions
+
+    return generate
+
+
+def _generator_send(
+    handle: DeploymentHandle,
+    config: Config,
+    min_version: int,
+    temperature: float | None = None,
+    weights_come: bool = True,
+    session: str = "",
+) -> Callable[[Sequence[SamplingRequest]], Coroutine[Any, Any, list[list[Completion]]]]:
+    """One call of a replica for the completions of each request; all are for the same replica, or none is."""
     method = handle.options(method_name="generate")
     first = handle.options(method_name="generate", session_id=session) if session else method
     degrees = config.rollout.temperature if temperature is None else temperature
 
-    async def generate(request: SamplingRequest) -> list[Completion]:
-        lean = replace(request, prompt=replace(request.prompt, row={}))  # no generator needs the row
+    async def send(requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
+        # no generator needs the row
+        lean = [replace(request, prompt=replace(request.prompt, row={})) for request in requests]
 
         to_pinned = None
-        if request.pinned is not None:
-            replica = request.pinned.replica.partition("/")[2]
+        if requests[0].pinned is not None:
+            replica = requests[0].pinned.replica.partition("/")[2]
             to_pinned = handle.options(method_name="generate", session_id=only_on(replica))
 
-        async def ask(before: int) -> list[Completion]:
+        async def ask(before: int) -> list[list[Completion]]:
             return await (to_pinned or (method if before else first)).remote(lean, min_version, degrees)
 
-        what = f"generating {request.n} completions of prompt {request.prompt.index}"
+        what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
         # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
         # may have to wait in line for a few others.
         limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
-    return generate
+    return send
+
+
+def _named(prompts: Iterable[Prompt]) -> str:
+    indices = list(dict.fromkeys(p.index for p in prompts))
+    return f"prompt{'s' if len(indices) > 1 else ''} {', '.join(map(str, indices))}"
 
 
 def episode_calls(
@@ -110,12 +136,22 @@ def _episode_limit_s(config: Config) -> float:
 
 
 def policy_calls(
-    handle: DeploymentHandle, config: Config, min_version: int, *, weights_come: bool = True
+    handle: DeploymentHandle,
+    config: Config,
+    min_version: int,
+    *,
+    weights_come: bool = True,
+    bundled: bool = False,
 ) -> Generate:
-    """`generate` as the configuration has it: episodes where it names an environment, else completions.
+    """`generate` as the configuration has it: episodes where it names an environment, else completions, those
+    that are asked for at the same moment in calls of `rollout.samples_per_request` if `bundled`.
     `handle` is that of the deployment `config.policy`."""
-    calls = generator_calls if config.environment.path is None else episode_calls
-    return calls(handle, config, min_version, weights_come=weights_come)
+    if config.environment.path is not None:
+        return episode_calls(handle, config, min_version, weights_come=weights_come)
+    if bundled:
+        send = _generator_send(handle, config, min_version, weights_come=weights_come)
+        return Bundled(send, lambda request: request.n, config.rollout.samples_per_request)
+    return generator_calls(handle, config, min_version, weights_come=weights_come)
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
@@ -130,32 +166,46 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
 
 
 def _score_of(handle: DeploymentHandle, config: Config) -> Score:
-    """`verifier_calls` for the prompts of one source."""
+    """`verifier_calls` for the prompts of one source: what is asked for at the same moment goes in calls of
+    `rollout.samples_per_request` answers."""
     method, reward = handle.options(method_name="score"), config.reward
     needs_row = any(is_user_function(name) or name == "code_tests" for name in reward.names)
 
-    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
-        row = prompt.row if needs_row else {}
-        items = [_answer(prompt, c.text, row, len(c.tokens), c.finish_reason) for c in completions]
+    def limit_s(asked: Sequence[Asked]) -> float:
+        limit = reward.time_limit_s * sum(len(c) for _, c in asked) + reward.wait_limit_s
+        if "code_tests" in reward.names:
+            runs = sum(tests_of(reward.code_tests, prompt.row).runs * len(c) for prompt, c in asked)
+            limit += TRIES * runs * limits_of(reward.code_tests).wall
+        return limit + config.rollout.time_limit_s
+
+    async def send(asked: Sequence[Asked]) -> list[list[Scored]]:
+        items = [
+            _answer(prompt, c.text, prompt.row if needs_row else {}, len(c.tokens), c.finish_reason)
+            for prompt, completions in asked
+            for c in completions
+        ]
 
         async def ask(before: int) -> list[dict[str, float]]:
             return await method.remote(items)
 
-        what = f"verifying {len(items)} completions of prompt {prompt.index}"
-        limit = reward.time_limit_s * len(items) + reward.wait_limit_s + config.rollout.time_limit_s
-        if "code_tests" in reward.names:
-            each = tests_of(reward.code_tests, prompt.row).runs * limits_of(reward.code_tests).wall
-            limit += TRIES * each * len(items)
+        what = f"verifying {len(items)} completions of {_named(prompt for prompt, _ in asked)}"
         judged: list[dict[str, float]] = [{}] * len(items)
         if reward.judged:
-            judged = await retry(ask, what, config.rollout.attempts, limit)
-        rewards = [
-            {**found, **{EPISODE + name: value for name, value in c.rewards.items()}}
-            for found, c in zip(judged, completions, strict=True)
-        ]
-        return [Scored(r, reward.succeeded(r)) for r in rewards]
+            judged = await retry(ask, what, config.rollout.attempts, limit_s(asked))
+        scores = iter(judged)
+        return [[_scored(reward, next(scores), c) for c in completions] for _, completions in asked]
+
+    scored = Bundled(send, lambda one: len(one[1]), config.rollout.samples_per_request)
+
+    async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
+        return await scored((prompt, completions))
 
     return score
+
+
+def _scored(reward: Reward, judged: Mapping[str, float], completion: Completion) -> Scored:
+    rewards = {**judged, **{EPISODE + name: value for name, value in completion.rewards.items()}}
+    return Scored(rewards, reward.succeeded(rewards))
 
 
 def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:

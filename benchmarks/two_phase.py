@@ -34,7 +34,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from actors.calls import generator_calls, verifier_calls
+from actors.calls import policy_calls, verifier_calls
 from actors.coordinator.allocation import divide_round, rounds_of
 from actors.coordinator.cycles import BatchAllocation
 from actors.coordinator.deployment import render_prompts
@@ -171,7 +171,8 @@ def measure(
     found: dict[tuple[int, str], list[Measured]] = {}
 
     async def run() -> None:
-        generate = Meter(generator_calls(serve.get_deployment_handle("generator", APP), config, 0))
+        handle = serve.get_deployment_handle(config.policy, APP)
+        generate = Meter(policy_calls(handle, config, 0, bundled=True))
         score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
         runs = {ONE_PHASE: one_phase(config, generate, score)}
         runs |= {name: in_rounds(side, generate, score) for name, side in sides.items()}

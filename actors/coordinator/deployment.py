@@ -80,7 +80,7 @@ class Coordinator:
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)
         services = Services(
-            generate_at=lambda version: policy_calls(policy, config, version),
+            generate_at=lambda version: policy_calls(policy, config, version, bundled=True),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
             cycles=Cycles(self._redis, config, prior_of(config, prompts), mixture_of(config, prompts)),

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
 from ray import serve
 
+from actors.concurrency import all_of
 from actors.generator.held_weights import HeldWeights
 from actors.generator.pin import PINNED, keep_pin
 from actors.generator.places import Places
@@ -72,22 +73,26 @@ class Generator:
             self._watch = asyncio.get_running_loop().create_task(watching)
 
     async def generate(
-        self, request: SamplingRequest, min_version: int, temperature: float
-    ) -> list[Completion]:
-        """Sample on weights of version `min_version` or newer. Raises StaleWeights when they do not come in
-        time, NoRoom when this replica already serves as many requests as it may or is pinned for an
+        self, requests: Sequence[SamplingRequest], min_version: int, temperature: float
+    ) -> list[list[Completion]]:
+        """Sample each request on weights of version `min_version` or newer. Raises StaleWeights when they do
+        not come in time, NoRoom when this replica already serves as many calls as it may or is pinned for an
         evaluation, and PinLost for a request of an evaluation that counts on another pin."""
-        self._weights.pin.check(request)
+        for request in requests:
+            self._weights.pin.check(request)
         try:
-            with self._places.held(request):
+            with self._places.held(requests):
                 await self._weights.reach(min_version)
-                return await self._engine.generate(
-                    request.prompt.tokens,
-                    request.n,
-                    request.seed,
-                    temperature,
-                    request.priority,
-                    request.max_tokens,
+                return await all_of(
+                    self._engine.generate(
+                        request.prompt.tokens,
+                        request.n,
+                        request.seed,
+                        temperature,
+                        request.priority,
+                        request.max_tokens,
+                    )
+                    for request in requests
                 )
         except UnhealthyError:
             # A replica that fails at once looks idle, and would attract every request.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -29,13 +29,12 @@ class Places:
     sampling_served: int = 0
 
     @contextmanager
-    def held(self, request: SamplingRequest) -> Iterator[None]:
-        """A place for the length of the block. Raises NoRoom when there is none; one request alone may be
-        larger than `aside`."""
+    def held(self, requests: Sequence[SamplingRequest]) -> Iterator[None]:
+        """A place for one call's requests, for the length of the block. Raises NoRoom when there is none; one
+        call alone may be larger than `aside`."""
         if self.sampling >= self.requests:
             raise NoRoom(f"{self.name} has {self.sampling} requests")
-        behind = request.priority >= BELOW_TRAINING and request.pinned is None
-        n = request.n if behind else 0
+        n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING and r.pinned is None)
         if n and self.sampling_aside and self.sampling_aside + n > self.aside:
             raise NoRoom(f"{self.name} samples {self.sampling_aside} completions of an evaluation")
         self.sampling += 1

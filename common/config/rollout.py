@@ -35,7 +35,8 @@ class Rollout(Section):
     )
     samples_per_request: Count = Field(
         16,
-        description="Maximum number of completions per request. A larger Δ_i is split over several replicas.",
+        description="Maximum number of completions per request. A larger Δ_i is split over several replicas; "
+        "what a shard asks for at once, of several prompts, shares requests.",
     )
     time_limit_s: Seconds = Field(
         600.0,

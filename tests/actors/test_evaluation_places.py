@@ -18,12 +18,12 @@ def test_evaluations_hold_so_many_places_of_a_replica_and_training_the_others() 
     places = Places("generator/a", requests=8, aside=8)
     with ExitStack() as held:
         for each in (request(4), request(4), *(request(16, priority=i) for i in range(5))):
-            held.enter_context(places.held(each))
-        with pytest.raises(NoRoom, match="8 completions of an evaluation"), places.held(request(1)):
+            held.enter_context(places.held([each]))
+        with pytest.raises(NoRoom, match="8 completions of an evaluation"), places.held([request(1)]):
             pass
-        held.enter_context(places.held(request(16, priority=5)))
-        with pytest.raises(NoRoom, match="has 8 requests"), places.held(request(16, priority=6)):
+        held.enter_context(places.held([request(16, priority=5)]))
+        with pytest.raises(NoRoom, match="has 8 requests"), places.held([request(16, priority=6)]):
             pass
     assert places.sampling == places.sampling_aside == 0
-    with places.held(request(16)):  # alone it may be larger
+    with places.held([request(16)]):  # alone it may be larger
         pass

@@ -101,7 +101,7 @@ def test_a_pinned_replica_answers_its_evaluation_alone() -> None:
     with pytest.raises(PinLost):
         it.check(request(Pinned(NAME, 39)))
     places = Places(NAME, requests=3, aside=8)
-    with places.held(request(Pinned(NAME, 40), 64)), places.held(request(Pinned(NAME, 40), 64)):
+    with places.held([request(Pinned(NAME, 40), 64)]), places.held([request(Pinned(NAME, 40), 64)]):
         assert places.sampling == 2, "no limit of completions besides the engine's own"
 
 

@@ -1,0 +1,91 @@
+"""Small calls that are made at the same moment, sent as few large ones.
+
+A round of Phase B asks for one or two rollouts of many prompts at once. What a call costs its caller, the
+router and the replica hardly depends on how much it asks for, so a call for each prompt would cost more than
+the rollouts of a small model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Bundled(Generic[T, R]):
+    """`send`, which answers several items by one call, as a call for one item. Items of the same turn of the
+    event loop travel together, in order, at most `most` by `size` in a bundle; a larger one travels alone.
+
+    A bundle's error is that of each of its items. It is cancelled once nobody waits for any of them.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[T]], Coroutine[Any, Any, Sequence[R]]],
+        size: Callable[[T], int],
+        most: int,
+    ) -> None:
+        self._send, self._size, self._most = send, size, most
+        self._waiting: list[tuple[T, asyncio.Future[R]]] = []
+
+    async def __call__(self, item: T) -> R:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[R] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._ship)  # behind all that is ready to run now
+        self._waiting.append((item, answer))
+        return await answer
+
+    def _ship(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        wanted = [(item, answer) for item, answer in waiting if not answer.done()]
+        for bundle in packed(wanted, lambda one: self._size(one[0]), self._most):
+            answers = [answer for _, answer in bundle]
+            call = asyncio.get_running_loop().create_task(self._answers([item for item, _ in bundle]))
+            call.add_done_callback(partial(_deliver, answers))
+            for answer in answers:
+                answer.add_done_callback(partial(_cancel_unwanted, call, answers))
+
+    async def _answers(self, items: Sequence[T]) -> Sequence[R]:
+        found = await self._send(items)
+        if len(found) != len(items):
+            raise RuntimeError(f"a call for {len(items)} items was answered for {len(found)}")
+        return found
+
+
+def packed(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[list[T]]:
+    """The items in order, in bundles of at most `most` by `size`; a larger one alone."""
+    bundle, held = list[T](), 0
+    for item in items:
+        if bundle and held + size(item) > most:
+            yield bundle
+            bundle, held = [], 0
+        bundle.append(item)
+        held += size(item)
+    if bundle:
+        yield bundle
+
+
+def _deliver(answers: Sequence[asyncio.Future[R]], call: asyncio.Task[Sequence[R]]) -> None:
+    if call.cancelled():
+        for answer in answers:
+            answer.cancel()
+        return
+    error = call.exception()
+    open_ = [(i, answer) for i, answer in enumerate(answers) if not answer.done()]  # else its caller is gone
+    for i, answer in open_:
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(call.result()[i])
+
+
+def _cancel_unwanted(
+    call: asyncio.Task[Sequence[R]], answers: Iterable[asyncio.Future[R]], _: asyncio.Future[R]
+) -> None:
+    if all(answer.done() for answer in answers):
+        call.cancel()
