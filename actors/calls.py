@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import structlog
 from ray.serve.handle import DeploymentHandle
@@ -48,28 +48,12 @@ def generator_calls(
     *,
     weights_come: bool = True,
     session: str = "",
+    together: int = 1,
 ) -> Generate:
     """`generate` on weights of at least `min_version`. Without a learner that sends them (`weights_come`) a
     replica that holds less is a failed try. Requests of one `session` go to one replica, their repetitions to
-    any; requests for a pinned replica to that one, and they raise PinLost where it is not pinned any more."""
-    send = _generator_send(handle, config, min_version, temperature, weights_come, session)
-
-    async def generate(request: SamplingRequest) -> list[Completion]:
-        [completions] = await send([request])
-        return completions
-
-    return generate
-
-
-def _generator_send(
-    handle: DeploymentHandle,
-    config: Config,
-    min_version: int,
-    temperature: float | None = None,
-    weights_come: bool = True,
-    session: str = "",
-) -> Callable[[Sequence[SamplingRequest]], Coroutine[Any, Any, list[list[Completion]]]]:
-    """One call of a replica for the completions of each request; all are for the same replica, or none is."""
+    any; requests for a pinned replica to that one, and they raise PinLost where it is not pinned any more.
+    Requests of the same moment share calls of at most `together` completions, and then are pinned to none."""
     method = handle.options(method_name="generate")
     first = handle.options(method_name="generate", session_id=session) if session else method
     degrees = config.rollout.temperature if temperature is None else temperature
@@ -92,7 +76,7 @@ def _generator_send(
         limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
         return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
 
-    return send
+    return Bundled(send, lambda request: request.n, together)
 
 
 def _named(prompts: Iterable[Prompt]) -> str:
@@ -141,17 +125,13 @@ def policy_calls(
     min_version: int,
     *,
     weights_come: bool = True,
-    bundled: bool = False,
+    together: int = 1,
 ) -> Generate:
-    """`generate` as the configuration has it: episodes where it names an environment, else completions, those
-    that are asked for at the same moment in calls of `rollout.samples_per_request` if `bundled`.
-    `handle` is that of the deployment `config.policy`."""
+    """`generate` as the configuration has it: episodes where it names an environment, else completions, in
+    calls of at most `together`. `handle` is that of the deployment `config.policy`."""
     if config.environment.path is not None:
         return episode_calls(handle, config, min_version, weights_come=weights_come)
-    if bundled:
-        send = _generator_send(handle, config, min_version, weights_come=weights_come)
-        return Bundled(send, lambda request: request.n, config.rollout.samples_per_request)
-    return generator_calls(handle, config, min_version, weights_come=weights_come)
+    return generator_calls(handle, config, min_version, weights_come=weights_come, together=together)
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:

@@ -172,7 +172,7 @@ def measure(
 
     async def run() -> None:
         handle = serve.get_deployment_handle(config.policy, APP)
-        generate = Meter(policy_calls(handle, config, 0, bundled=True))
+        generate = Meter(policy_calls(handle, config, 0, together=config.rollout.samples_per_request))
         score = verifier_calls(serve.get_deployment_handle("verifier", APP), config)
         runs = {ONE_PHASE: one_phase(config, generate, score)}
         runs |= {name: in_rounds(side, generate, score) for name, side in sides.items()}

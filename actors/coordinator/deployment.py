@@ -79,8 +79,9 @@ class Coordinator:
         config = self._config
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         prompts = render_prompts(config, tokenizer)
+        together = config.rollout.samples_per_request
         services = Services(
-            generate_at=lambda version: policy_calls(policy, config, version, bundled=True),
+            generate_at=lambda version: policy_calls(policy, config, version, together=together),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
             cycles=Cycles(self._redis, config, prior_of(config, prompts), mixture_of(config, prompts)),
