@@ -38,11 +38,10 @@ from common.load import load
 from common.prompts import load_tokenizer, render
 from common.rollout_files import path_of
 from common.types import Group, Origin
-from learner.batch import micro_batches
+from learner.batch import micro_batches, samples_at
 from learner.engine import Engine
 from learner.extensions import compile_extensions
 from learner.rollout_writer import RolloutFiles
-from learner.train import samples_at
 from tests.support.groups import group, rollout
 
 PROMPTS = 40

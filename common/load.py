@@ -18,7 +18,11 @@ from common.errors import ConfigError
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 ROOT = Path(__file__).resolve().parent.parent
-PRESETS = ROOT / "deploy" / "presets"
+
+
+def presets() -> dict[str, Path]:
+    """The shipped experiments by name: files in a folder `presets` of any room."""
+    return {path.stem: path for path in sorted(ROOT.glob("*/presets/*.yaml"))}
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> Config:
@@ -28,13 +32,14 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     Raises ConfigError with one line for every key that is unknown or impossible.
     """
     path = Path(source)
-    if not path.is_file() and (PRESETS / f"{source}.yaml").is_file():
-        path = PRESETS / f"{source}.yaml"
+    if not path.is_file():
+        path = presets().get(source, path)
     try:
         raw = yaml.safe_load(path.read_text())
     except FileNotFoundError:
-        known = ", ".join(sorted(p.stem for p in PRESETS.glob("*.yaml")))
-        raise ConfigError(f"{source}: no such file, and not one of the presets ({known})") from None
+        raise ConfigError(
+            f"{source}: no such file, and not one of the presets ({', '.join(presets())})"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: cannot be read: {error}") from None
     except yaml.YAMLError as error:

@@ -35,8 +35,6 @@ from learner.ray_job import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0
-QUIET: dict[str, object] = {"enable_access_log": False}
-"""Serve would log every call twice, in files that grow with the run."""
 ROUTING_S = 1.0
 """So often Serve asks a replica whether it is pinned. Until routers know, it refuses what is not for it."""
 ROUTER = f"{BalanceRouter.__module__}.{BalanceRouter.__name__}"
@@ -63,10 +61,9 @@ def build_run(config: Config, *, drain: bool) -> Application:
     verifier = _verifier(config).bind(plain, url)
     coordinator = _coordinator(config).bind(plain, url, policy, verifier)
     # An open page holds a stream; Serve's default of five requests would soon block all others.
-    ingress = serve.deployment(
+    ingress = _deployment(
         Ingress,
-        name="ingress",
-        logging_config=QUIET,
+        "ingress",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=1000,
     )
@@ -88,10 +85,9 @@ def build_endpoint(args: dict[str, object]) -> Application:
 
 def endpoint_of(config: Config) -> Application:
     """The endpoint of a checked configuration, over the generators of the application that runs."""
-    endpoint = serve.deployment(
+    endpoint = _deployment(
         Endpoint,
-        name="endpoint",
-        logging_config=QUIET,
+        "endpoint",
         ray_actor_options={"num_cpus": config.serve.cpus},
         max_ongoing_requests=1000,
         health_check_period_s=5.0,
@@ -114,7 +110,7 @@ def build_sampler(config: Config) -> Application:
     url = redis_url(config)
     policy = _policy(config, plain, url, drain=False)
     options = {"num_cpus": 0}
-    root = serve.deployment(Sampler, name="sampler", logging_config=QUIET, ray_actor_options=options)
+    root = _deployment(Sampler, "sampler", ray_actor_options=options)
     return root.bind(policy, _verifier(config).bind(plain, url))
 
 
@@ -133,10 +129,9 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     generator = config.generator
     leaving_s = config.rollout.time_limit_s + config.weights.update_limit_s if drain else LEAVING_S
     gpus = generator.gpus if generator.gpus is not None else float(_has_gpu()) * generator.tensor_parallel
-    return serve.deployment(
+    return _deployment(
         Generator,
-        name="generator",
-        logging_config=QUIET,
+        "generator",
         num_replicas=generator.replicas,
         max_ongoing_requests=generator.max_requests + RESERVED,
         request_router_config=RequestRouterConfig(
@@ -162,10 +157,9 @@ def environment_deployment(config: Config) -> serve.Deployment:
                 min_replicas=environment.replicas, max_replicas=most, target_ongoing_requests=requests / 2
             )
         }
-    return serve.deployment(
+    return _deployment(
         Environment,
-        name="environment",
-        logging_config=QUIET,
+        "environment",
         max_ongoing_requests=requests,
         ray_actor_options={"num_cpus": environment.cpus},
         health_check_period_s=2.0,
@@ -177,10 +171,9 @@ def environment_deployment(config: Config) -> serve.Deployment:
 
 
 def _verifier(config: Config) -> serve.Deployment:
-    return serve.deployment(
+    return _deployment(
         Verifier,
-        name="verifier",
-        logging_config=QUIET,
+        "verifier",
         num_replicas=config.verifier.replicas,
         max_ongoing_requests=256,
         ray_actor_options={"num_cpus": config.verifier.cpus},
@@ -191,10 +184,9 @@ def _verifier(config: Config) -> serve.Deployment:
 
 
 def _coordinator(config: Config) -> serve.Deployment:
-    return serve.deployment(
+    return _deployment(
         Coordinator,
-        name="coordinator",
-        logging_config=QUIET,
+        "coordinator",
         num_replicas=config.coordinator.replicas,
         ray_actor_options={
             "num_cpus": config.coordinator.cpus,
@@ -204,6 +196,11 @@ def _coordinator(config: Config) -> serve.Deployment:
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.5,
     )
+
+
+def _deployment(served: type, name: str, **options: Any) -> serve.Deployment:
+    """One deployment. Serve would log every call twice, in files that grow with the run."""
+    return serve.deployment(served, name=name, logging_config={"enable_access_log": False}, **options)
 
 
 def _has_gpu() -> bool:

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from common.config import Config
 from common.types import Group, LogProbs, Rollout, Tokens
-from learner.estimator import Estimator
+from learner.estimator import Estimator, estimator_of
 from learner.packing import pack, rows
+from learner.totals import Totals
 from learner.turns import sequences
 
 
@@ -72,6 +74,15 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "packed"}
         return replace(self, **moved)
+
+
+def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
+    """The samples of `groups` for step `step`. `totals` are sums over all ranks' groups; without them these
+    are all."""
+    estimator = estimator_of(config)
+    if config.learner.objective.over_batch:
+        estimator = replace(estimator, totals=totals or estimator.sums(groups))
+    return samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
 
 
 def samples_of(

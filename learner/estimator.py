@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from common.config import Objective
+from common.config import Config, Objective
 from common.rewards import total
 from common.types import Group, Rollout
 from common.user_code import is_user_function
@@ -115,6 +115,18 @@ class Estimator:
         cache = self.objective.overlong_cache or max(1, self.max_response // 5)
         lengths = np.array([len(r.tokens) for r in group.rollouts])
         return np.clip((lengths - self.max_response) / cache + 1.0, 0.0, 1.0)
+
+
+def estimator_of(config: Config) -> Estimator:
+    rollout = config.rollout
+    return Estimator(
+        config.learner.objective,
+        config.reward.weights,
+        config.reward.success,
+        rollout.group_size,
+        rollout.max_response_tokens,
+        sources={source: estimator_of(config.of(source)) for source in config.data.sources},
+    )
 
 
 def successes(group: Group) -> Values:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -32,12 +32,12 @@ from common.telemetry import STEPPING, Heart
 from common.types import Group
 from common.weight_versions import advance, available
 from learner.admission import Vocabulary
-from learner.batch import MicroBatch, Sample, measurable, micro_batches, samples_of
+from learner.batch import MicroBatch, measurable, micro_batches, samples_at
 from learner.candidates import candidate, is_candidate, is_missing
 from learner.checkpoint import Checkpoints
 from learner.drift import DriftLimit
 from learner.engine import Engine, Update
-from learner.estimator import Estimator
+from learner.estimator import estimator_of
 from learner.export import export
 from learner.extensions import compile_extensions
 from learner.flops import Shape, peak_flops
@@ -119,9 +119,7 @@ def _train(parts: Parts, start: int) -> None:
     end = max(start, config.learner.steps)
     export(parts.engine, config, run_dir / "model", parts.rank, end, run_dir / "adapter")
     if parts.planner is not None:
-        parts.planner.durable(
-            config.learner.steps
-        )  # the model is exported: checkpoints are not needed any more
+        parts.planner.durable(config.learner.steps)  # the model is exported: no checkpoint is needed any more
     if parts.records is not None:
         parts.records.close()
 
@@ -221,27 +219,6 @@ def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
     samples = measurable(parts.planner.kept.values(), step, DRIFT_ROLLOUTS)
     return (
         micro_batches(samples, parts.config.learner.tokens_per_microbatch, packed)[0][0] if samples else None
-    )
-
-
-def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
-    """The samples of `groups` for step `step`. `totals` are sums over all ranks' groups; without them these
-    are all."""
-    estimator = estimator_of(config)
-    if config.learner.objective.over_batch:
-        estimator = replace(estimator, totals=totals or estimator.sums(groups))
-    return samples_of(groups, estimator, config.rollout.prompts_per_batch, version=step)
-
-
-def estimator_of(config: Config) -> Estimator:
-    rollout = config.rollout
-    return Estimator(
-        config.learner.objective,
-        config.reward.weights,
-        config.reward.success,
-        rollout.group_size,
-        rollout.max_response_tokens,
-        sources={source: estimator_of(config.of(source)) for source in config.data.sources},
     )
 
 

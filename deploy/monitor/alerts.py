@@ -28,6 +28,7 @@ import structlog
 from rich.console import Console
 
 from common.config import Config
+from evaluation.console import say
 
 log = structlog.get_logger(__name__)
 LIMIT_S = 10.0
@@ -92,13 +93,7 @@ class Alerts:
         if not self._said:
             self._said = True
             shown = trouble.replace(self._hook or "", "…")
-            self._console.print(
-                f"! telemetry.on_alert failed, the run continues: {shown[:300]}",
-                style="yellow",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(self._console, f"! telemetry.on_alert failed, the run continues: {shown[:300]}", "yellow")
 
 
 def deliver(hook: str, alert: Alert) -> None:

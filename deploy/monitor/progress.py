@@ -19,6 +19,7 @@ from deploy.monitor.alerts import Alerts
 from deploy.monitor.pace import Pace
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.warnings import Kind, Warning
+from evaluation.console import say
 
 EVERY_S = 1.0
 QUIET_S, LONG_S = 300.0, 60.0
@@ -157,9 +158,7 @@ def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace)
         tell(state)
         if state.step != last:
             last = state.step
-            console.print(
-                f"step {state.step}/{steps} {_left(pace)}  {figures(state)}", markup=False, soft_wrap=True
-            )
+            say(console, f"step {state.step}/{steps} {_left(pace)}  {figures(state)}")
 
 
 def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
@@ -195,7 +194,7 @@ class Teller:
 
     def _say(self, warning: Warning, step: int) -> None:
         line = f"! {warning}"
-        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        say(self.console, line, "yellow")
         if self._alerts is not None:
             self._alerts.tell(warning.kind, warning.text, step)
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from common.telemetry import SILENT_S
 from deploy.monitor.run_state import Part, RunState
+from evaluation.console import plain_table
 from evaluation.results import span
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -210,7 +211,7 @@ def _replicas(state: RunState) -> RenderableType:
 
 
 def _table(kind: str, names: Sequence[str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     table.add_column(kind, min_width=9, max_width=20, overflow="ellipsis", no_wrap=True)
     for name in (*names, "seen"):
         table.add_column(name, justify="right", no_wrap=True, min_width=9 if name == names[0] else 7)

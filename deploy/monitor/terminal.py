@@ -18,6 +18,7 @@ from deploy.monitor.feed import Read
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.screen import line, screen
 from deploy.runs.record import RunFile
+from evaluation.console import say
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0
@@ -52,7 +53,7 @@ def monitor(
             last, ending = _watch(client, redis_url, run, console, file, read)
             console.print(screen(last, console.width))
             if ending:
-                console.print(ending, markup=False, soft_wrap=True)
+                say(console, ending)
         else:
             _follow(client, redis_url, run, file, read)
     except KeyboardInterrupt:

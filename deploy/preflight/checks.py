@@ -23,6 +23,7 @@ from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollout_disk import rollouts
 from deploy.preflight.sharing import shared_weights
 from deploy.preflight.step_costs import said
+from evaluation.console import say
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """Quick checks that apply on every machine."""
@@ -108,14 +109,14 @@ def require(target: Target, console: Console, checks: Sequence[Check] | None = N
             found.append(finding)
     finally:
         for finding in (f for f in found if f.level == "warn"):
-            console.print(f"warning: {finding.line}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"warning: {finding.line}")
     return found
 
 
 def show(found: Sequence[Finding], names: Sequence[str], console: Console) -> None:
     """Print the findings of these names that are in order."""
     for finding in (f for f in found if f.level == "ok" and f.what in names):
-        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{finding.what}: {finding.says}")
 
 
 def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, estimate: bool = False) -> None:
@@ -130,17 +131,16 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
     found = require(target, console, CONFIGURATION if elsewhere else None)
     config, rollout = target.config, target.config.rollout
     prompts = next(f.says for f in found if f.what == "data" and f.level == "ok")
-    console.print(
+    say(
+        console,
         f"{source}: valid. {prompts}; {config.learner.steps} steps of Γ·G = "
         f"{rollout.prompts_per_batch}·{rollout.group_size} = "
         f"{rollout.prompts_per_batch * rollout.group_size} rollouts, rule {config.allocation.rule}.",
-        markup=False,
-        soft_wrap=True,
     )
     show(found, SHOWN_BY_CHECK, console)
     if estimate and (shape := model_shape(config)) is not None:
         for line in said(config, shape):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(console, line)
 
 
 def doctor(source: str, overrides: Sequence[str]) -> bool:
@@ -149,9 +149,9 @@ def doctor(source: str, overrides: Sequence[str]) -> bool:
     for finding in findings:
         mark, colour = MARKS[finding.level]
         console.print(f"[{colour}]{mark:>4}[/]", end="  ")
-        console.print(f"{finding.what}: {finding.says}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{finding.what}: {finding.says}")
         if finding.fix:
-            console.print(f"      fix: {finding.fix}", markup=False, highlight=False, soft_wrap=True)
+            say(console, f"      fix: {finding.fix}")
     failed = sum(f.level == "fail" for f in findings)
     warned = sum(f.level == "warn" for f in findings)
     verdict = f"{failed} would stop a run" if failed else "a run would come up"

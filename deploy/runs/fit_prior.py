@@ -23,6 +23,7 @@ from common.load import load
 from common.prompts import load_tokenizer
 from common.types import Prompt
 from deploy.monitor.progress import working
+from evaluation.console import say
 from evaluation.report.figures import reliability_figure, save
 
 SENTENCE = ("mpnet-dual", "gp")
@@ -49,13 +50,12 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
         found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
-    Console().print(
+    say(
+        Console(),
         f"{name}: fitted on {found.fitted_on} prompts of {run}; on {found.held_out} held out its log-loss is "
         f"{found.log_loss:.4f} per rollout, that of their mean rate alone {found.mean_rate_log_loss:.4f}. "
         "Use it with\n"
         f"  allocation.prior={name} allocation.prior_state={path}",
-        markup=False,
-        soft_wrap=True,
     )
     return path
 
@@ -80,7 +80,7 @@ def calibrate(run: Path, name: str | None = None, features: str | None = None) -
     console = Console()
     console.print(table)
     save(reliability_figure(found, name), run, f"calibration-{name}")
-    console.print(f"reliability diagram: {run / f'calibration-{name}.png'}", markup=False, soft_wrap=True)
+    say(console, f"reliability diagram: {run / f'calibration-{name}.png'}")
 
 
 def _recorded(records: list[dict]) -> np.ndarray:

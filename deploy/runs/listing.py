@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from common.errors import RunError
 from deploy.runs.record import RUN, RunFile
+from evaluation.console import plain_table
 
 STEPS = "steps.jsonl"
 
@@ -49,7 +49,7 @@ def show_runs(runs: Sequence[RunSummary], console: Console | None = None) -> Non
     if not runs:
         console.print("no runs yet")
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     for name, justify in (("run", "left"), ("state", "left"), ("step", "right"), ("reward", "right")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     table.add_column("started", no_wrap=True)

@@ -36,6 +36,7 @@ from common.redis import connect, has_password
 from common.state import changed
 from deploy.monitor.progress import working
 from deploy.runs.process_identity import age_s, same_boot, start_ticks
+from evaluation.console import say
 
 log = structlog.get_logger(__name__)
 State = Literal["running", "finished", "failed", "stopped"]
@@ -153,13 +154,11 @@ class RunFile:
             self.end("finished")
         elif issubclass(kind, KeyboardInterrupt | SystemExit):  # Ray Train turns an interrupt into an exit
             self.end("stopped", "interrupted")
-            console.print(f"\nstopped; resume with: {resume}", markup=False, soft_wrap=True)
+            say(console, f"\nstopped; resume with: {resume}")
             raise SystemExit(130) from None
         else:
             self.end("failed", str(error))
-            console.print(
-                f"the run is kept in {self.folder}; resume with: {resume}", markup=False, soft_wrap=True
-            )
+            say(console, f"the run is kept in {self.folder}; resume with: {resume}")
 
     def refuse_if_alive(self) -> None:
         """Raises RunError while a launcher runs here: two would write to the same files."""

@@ -18,6 +18,7 @@ from rich.text import Text
 from common.errors import ConfigError, RunError
 from common.rollout_files import REWARD
 from deploy.monitor.visible import pieces, visible
+from evaluation.console import say
 from evaluation.rollout_table import Order, read_rollouts, steps_of
 
 HEAD, TAIL = 1000, 500
@@ -69,10 +70,9 @@ def show_rollouts(
         return
     if not rows:
         steps = steps_of(run)
-        console.print(
+        say(
+            console,
             f"no rollouts{choice.in_words}; there are those of {len(steps)} steps, {steps[0]} to {steps[-1]}",
-            markup=False,
-            soft_wrap=True,
         )
         return
     width = min(console.width, 120)

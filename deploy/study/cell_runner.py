@@ -19,6 +19,7 @@ from common.load import differences, dump_yaml, load
 from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, Study, cells, load_study, same_at_step_0
 from evaluation.benchmarks import held_out
+from evaluation.console import say
 from evaluation.report.study_report import write_study_report
 
 STOP_LIMIT_S = 120.0
@@ -39,9 +40,7 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
         console.print("\nstopped; nothing is left running. The same command continues the study.")
         raise SystemExit(130) from None
     for cell, reason in failed:
-        console.print(
-            f"{cell.name} failed: {reason}; log: {_log(cell, folder)}", markup=False, soft_wrap=True
-        )
+        say(console, f"{cell.name} failed: {reason}; log: {_log(cell, folder)}")
     path, problems = write_study_report(
         folder / "report",
         plan.title or plan.name,
@@ -49,9 +48,9 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
         plan.compared_with,
     )
     for problem in problems:
-        console.print(f"not compute-matched: {problem}", markup=False, soft_wrap=True)
+        say(console, f"not compute-matched: {problem}")
     console.print((path.parent / "report.md").read_text(), markup=False)
-    console.print(f"report: {path}", markup=False, soft_wrap=True)
+    say(console, f"report: {path}")
     return not failed and not problems
 
 

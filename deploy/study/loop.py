@@ -39,11 +39,11 @@ from common.types import Group, Prompt, Rollout
 from deploy.study.local_sampler import LocalSampler
 from deploy.study.merging import merged
 from deploy.tasks.recall import TRAINED, ExactSuccess, RecallTask, load_task
-from learner.batch import micro_batches
+from learner.batch import micro_batches, samples_at
 from learner.engine import Engine, set_device
+from learner.estimator import estimator_of
 from learner.extensions import compile_extensions
 from learner.records import group_record
-from learner.train import estimator_of, samples_at
 
 CURVES = "curves.json"
 KS = (1, 4, 16, 64, 256)

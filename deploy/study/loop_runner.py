@@ -15,6 +15,7 @@ from common.errors import HoraError
 from common.load import differences, dump_yaml, load
 from deploy.study.cells import Cell, Study, cells, load_study
 from deploy.study.loop import CURVES, run_cell
+from evaluation.console import say
 from evaluation.report.curves import Rules
 from evaluation.report.curves_report import write_curves_report
 
@@ -30,7 +31,7 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     todo = [c for c in cells(plan, folder, held_out=False) if not _finished(c, folder)]
     failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
     for cell, reason in failed:
-        console.print(f"{cell.name} failed: {reason}", markup=False, soft_wrap=True)
+        say(console, f"{cell.name} failed: {reason}")
     curves = {arm: {s: folder / f"{arm}-seed{s}" / CURVES for s in plan.seeds} for arm in plan.arms}
     path = write_curves_report(
         folder / "report",
@@ -39,7 +40,7 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
         rules_of(plan),
     )
     console.print(path.read_text(), markup=False)
-    console.print(f"report: {path}", markup=False, soft_wrap=True)
+    say(console, f"report: {path}")
     return not failed
 
 

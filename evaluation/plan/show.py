@@ -12,6 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from rich.console import Console
 from rich.table import Table
 
+from evaluation.console import say
 from evaluation.plan.forecast import Plan, Row
 from evaluation.report.figures import COLORS, MARKERS, save
 
@@ -65,12 +66,12 @@ def show(plan: Plan) -> None:
     best = plan.recommended
     console.print(_difficulty(best))
     for note in plan.notes:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        say(console, f"note: {note}")
     settings = (
         f"allocation.rule={best.rule} allocation.rounds={best.rounds} allocation.stop={best.stop} "
         f"rollout.group_size={best.group_size} rollout.pre_rollouts={best.pre_rollouts}"
     )
-    console.print(f"recommended: {settings}", markup=False, soft_wrap=True)
+    say(console, f"recommended: {settings}")
 
 
 def _share(value: float, low: float, high: float, sign: str = "") -> str:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from common.errors import ConfigError
 from common.load import differing
+from evaluation.console import plain_table
 from evaluation.report.compare_page import PAGE
 from evaluation.report.figures import curves_figure
 from evaluation.report.runs_report import by_name
@@ -166,7 +167,7 @@ def _settings(runs: Mapping[str, Run]) -> list[tuple[str, list[str]]]:
 
 
 def _table(head: Sequence[str]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = plain_table()
     for name in head:
         table.add_column(name, overflow="fold")
     return table

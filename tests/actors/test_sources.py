@@ -37,9 +37,9 @@ from deploy.preflight import sources
 from deploy.preflight.findings import Target
 from evaluation.audit import audit, gather
 from learner.admission import Vocabulary, admitted
+from learner.estimator import estimator_of
 from learner.metrics import step_metrics
 from learner.records import group_record
-from learner.train import estimator_of
 from tests.support.coordination import payloads_of, records
 from tests.support.groups import group, rollout
 from tests.support.simulated import Fleet, Learner, coordinate

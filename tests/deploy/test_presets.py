@@ -6,13 +6,13 @@ import pytest
 
 from common.answers import FORMAT_INSTRUCTIONS
 from common.errors import ConfigError
-from common.load import PRESETS, ROOT, check_paths, load
+from common.load import ROOT, check_paths, load, presets
 from deploy.preflight.checks import target_of
 from deploy.preflight.configuration import context, model, names
 from deploy.preflight.sources import data
 from deploy.tasks.catalogue import TASKS
 
-ALL = sorted(p.stem for p in PRESETS.glob("*.yaml"))
+ALL = sorted(presets())
 
 # Appendix "Training configurations", tables for 1.5B-Instruct, 3B and 7B: equal but for the model.
 PAPER = {
@@ -92,5 +92,5 @@ def test_the_preset_of_a_task_stands_every_check_once_its_task_is_built(
 
 
 def test_the_serve_file_carries_an_experiment() -> None:
-    config = load(str(PRESETS.parent / "hora.yaml"))
+    config = load(str(ROOT / "deploy" / "hora.yaml"))
     assert config.run.name == "arithmetic"

@@ -27,9 +27,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 import verifiers
@@ -91,6 +91,7 @@ class Worker:
         if "task" in line:
             running = self._running[number] = Running()
             running.task = asyncio.ensure_future(self._episode(number, line["task"], context, running))
+            running.task.add_done_callback(partial(self._report, number))
             return
         running_ = self._running.get(number)
         if running_ is None:
@@ -106,18 +107,20 @@ class Worker:
             self._of_trace[trace.id] = number
             running.traces.append(trace)
 
-        def fault(error: Exception) -> None:
-            text = str(error) if isinstance(error, Misfit) else f"raises {type(error).__name__}: {error}"
-            self._say({"id": number, "fault": text[:500]})
-
         try:
-            with _any_error_to(fault):
-                made = await self._env.run_episode(self._task(task), context, on_trace=minted)
-                self._say({"id": number, **_ended(made, running)})
+            made = await self._env.run_episode(self._task(task), context, on_trace=minted)
+            self._say({"id": number, **_ended(made, running)})
         finally:
             for trace in running.traces:
                 self._of_trace.pop(trace.id, None)
             self._running.pop(number, None)
+
+    def _report(self, number: int, episode: asyncio.Task[None]) -> None:
+        """Say what an episode raised: an environment may raise anything, and one episode ends no other."""
+        error = None if episode.cancelled() else episode.exception()
+        if error is not None:
+            text = str(error) if isinstance(error, Misfit) else f"raises {type(error).__name__}: {error}"
+            self._say({"id": number, "fault": text[:500]})
 
     def _task(self, number: int) -> Any:
         while len(self._tasks) <= number:
@@ -231,16 +234,6 @@ def _chat(answer: dict[str, Any], model: str) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _any_error_to(report: Callable[[Exception], None]) -> Iterator[None]:
-    """Report an error of the block and go on after it: an environment may raise anything, at its load or in
-    an episode, and one episode ends no other."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001
-        report(error)
-
-
 def _refused(reason: str, status: int = 400) -> web.Response:
     error = {"message": reason, "type": "invalid_request_error", "param": None, "code": status}
     return web.json_response({"error": error}, status=status)
@@ -250,15 +243,11 @@ async def main() -> None:
     # What an environment prints must not come between the lines.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-
-    def failed(error: Exception) -> None:
+    try:
+        worker = Worker(json.loads(sys.argv[1]), out)
+    except Exception as error:  # noqa: BLE001  an environment may raise anything at its load
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         print(json.dumps({"failed": text[:1000]}), file=out, flush=True)
-
-    worker: Worker | None = None
-    with _any_error_to(failed):
-        worker = Worker(json.loads(sys.argv[1]), out)
-    if worker is None:
         return
     lines = asyncio.StreamReader(limit=LONGEST_LINE)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
