@@ -108,13 +108,19 @@ def _compare(path: Path, found: object, expected: Mapping[str, object]) -> None:
     if not isinstance(found, dict) or not isinstance(found.get("about"), dict):
         raise SampleFileError(f"{path}: line 1 does not say what was sampled; choose another output folder")
     old, new = {"problems": found.get("problems"), **found["about"]}, json.loads(json.dumps(expected))
-    new = {"problems": new["problems"], **new["about"]}
+    if difference := first_difference(old, {"problems": new["problems"], **new["about"]}):
+        raise SampleFileError(
+            f"{path}: was sampled with {difference}: choose another output folder, or delete the file to "
+            "start again"
+        )
+
+
+def first_difference(old: Mapping[str, object], new: Mapping[str, object]) -> str:
+    """`key = was, now it is …` of the first key whose values are not the same; empty where all are."""
     for key in sorted(old.keys() | new.keys()):
         if old.get(key) != new.get(key):
-            raise SampleFileError(
-                f"{path}: was sampled with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: choose "
-                "another output folder, or delete the file to start again"
-            )
+            return f"{key} = {old.get(key)!r}, now it is {new.get(key)!r}"
+    return ""
 
 
 def _first(line: str) -> object:

@@ -89,7 +89,7 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> Results
             raise
     if status:
         raise RunError(f"hora run {config.run.name} ended with status {status}; standard error says why")
-    return results(Path(config.run.folder) / config.run.name)
+    return results(config.run.path)
 
 
 def results(folder: Path | str) -> Results:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from zipfile import BadZipFile
 
 import numpy as np
@@ -69,7 +68,7 @@ def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
     seen = json.dumps(tokens if hidden else texts)
     origin = f"{model} {hashlib.sha256(seen.encode()).hexdigest()}"
-    path = Path(config.run.folder) / config.run.name / f"features-{'hidden' if hidden else 'text'}.npz"
+    path = config.run.path / f"features-{'hidden' if hidden else 'text'}.npz"
     if path.exists():
         with np.load(path, allow_pickle=False) as kept:
             if str(kept["origin"]) == origin:

@@ -7,8 +7,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-Float = NDArray[np.float64]
-Int = NDArray[np.int64]
+from allocator.posterior import Float, Int
+
 State = dict[str, NDArray]
 FIXED_STRENGTH = 2.0
 """α + β of a prior whose strength is not learned: that of Beta(1, 1)."""

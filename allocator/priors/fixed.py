@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from allocator.priors.base import Float, Int, State, checked
+from allocator.posterior import Float, Int
+from allocator.priors.base import State, checked
 
 
 class FixedPrior:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.posterior import prior_from_rate
-from allocator.priors.base import FIXED_STRENGTH, Float, Int, State, checked
+from allocator.posterior import Float, Int, prior_from_rate
+from allocator.priors.base import FIXED_STRENGTH, State, checked
 from allocator.special import sigmoid
 
 PRIOR_MEAN = -1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -25,6 +26,11 @@ class Run(Section):
         "this machine, except keys that are set; manual: keys that are not set have their defaults.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
+
+    @property
+    def path(self) -> Path:
+        """The run's own folder."""
+        return Path(self.folder) / self.name
 
 
 class Model(Section):

@@ -69,7 +69,7 @@ def folder_of(feed: Feed, known: Path | None) -> Folder:
     def ask(client: Redis) -> Path:
         config = read_config(client.get(Keys(feed.run).config), feed.run)
         named = read_state(client, feed.run).folder
-        return Path(named) if named else Path(config.run.folder).absolute() / config.run.name
+        return Path(named) if named else config.run.path.absolute()
 
     async def folder() -> Path:
         found: Path = known or await feed.call(ask)

@@ -184,10 +184,10 @@ def folder(target: Target) -> Iterator[Finding]:
     """Whether the run folder can be created, and no run is up in it."""
     if not target.trains:
         return
-    run = target.config.run
-    check_writable(Path(run.folder) / run.name, "run.folder and run.name")
-    RunFile(Path(run.folder) / run.name).refuse_if_alive()
-    yield ok("folder", str(Path(run.folder) / run.name))
+    path = target.config.run.path
+    check_writable(path, "run.folder and run.name")
+    RunFile(path).refuse_if_alive()
+    yield ok("folder", str(path))
 
 
 def check_writable(path: Path, keys: str) -> None:

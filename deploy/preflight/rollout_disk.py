@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from common.config import Config
 from deploy.preflight.findings import Finding, Target, ok, size
@@ -43,7 +42,7 @@ def in_words(config: Config) -> str:
     telemetry, kept = config.telemetry, share(config)
     if not kept:
         return "none are kept (telemetry.rollouts)"
-    folder = Path(config.run.folder) / config.run.name / "rollouts"
+    folder = config.run.path / "rollouts"
     which = f"all {rollouts_of(config):,}" if kept == 1 else f"those of {kept:.3g} of the prompts"
     logprobs = " with log-probs" if telemetry.rollouts_logprobs else ""
     need = expected_gib(config)

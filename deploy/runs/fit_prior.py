@@ -3,7 +3,6 @@ they were."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from common.types import Prompt
 from deploy.monitor.progress import working
 from evaluation.console import say
 from evaluation.report.figures import reliability_figure, save
+from evaluation.run_folders import records
 
 SENTENCE = ("mpnet-dual", "gp")
 """Priors whose features come from a sentence-embedding model; those of the others are the policy's."""
@@ -39,15 +39,15 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
             "mpnet-dual or gp"
         )
     config = _configured(run, name, features)
-    records = _records(run)
+    groups = _records(run)
     with working(f"fitting {name}", 3) as begin:
         begin("prompts")
         prompts = _prompts(config)
         begin(f"features of {len(prompts)} prompts")
         known = None if name in UNCONDITIONED else features_of(config, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
-        begin(f"{len(records)} outcomes")
-        found = fit_prior(prior, *outcomes(records), seed=config.run.seed)
+        begin(f"{len(groups)} outcomes")
+        found = fit_prior(prior, *outcomes(groups), seed=config.run.seed)
     path = out or run / f"prior-{name}.npz"
     save_state(path, name, prior.state_dict())
     say(
@@ -67,10 +67,10 @@ def calibrate(run: Path, name: str | None = None, features: str | None = None) -
     before each batch it predicts, after it it learns, as it would have during training. Prints both figures
     and draws RUN/calibration-NAME.png and .svg.
     """
-    records = _records(run)
-    rate = _recorded(records) if name is None else _replayed(run, records, name, features)
-    name = name or str(records[0]["prior"])
-    successes, trials = np.array([r["successes"] for r in records]), np.array([r["trials"] for r in records])
+    groups = _records(run)
+    rate = _recorded(groups) if name is None else _replayed(run, groups, name, features)
+    name = name or str(groups[0]["prior"])
+    _, successes, trials = outcomes(groups)
     found = reliability(rate, successes, trials)
     table = Table(title=f"{name}: log-loss {log_loss(rate, successes, trials):.4f} per rollout")
     for column in ("predicted", "observed", "prompts"):
@@ -83,12 +83,12 @@ def calibrate(run: Path, name: str | None = None, features: str | None = None) -
     say(console, f"reliability diagram: {run / f'calibration-{name}.png'}")
 
 
-def _recorded(records: list[dict]) -> np.ndarray:
-    alpha = np.array([r["prior_alpha"] for r in records])
-    return np.asarray(alpha / (alpha + np.array([r["prior_beta"] for r in records])))
+def _recorded(groups: list[dict]) -> np.ndarray:
+    alpha, beta = (np.array([group[f"prior_{name}"] for group in groups]) for name in ("alpha", "beta"))
+    return np.asarray(alpha / (alpha + beta))
 
 
-def _replayed(run: Path, records: list[dict], name: str, features: str | None) -> np.ndarray:
+def _replayed(run: Path, groups: list[dict], name: str, features: str | None) -> np.ndarray:
     """p̂ of each record under prior `name`, which has learned from the batches before it and from no
     other."""
     config = _configured(run, name, features)
@@ -97,9 +97,9 @@ def _replayed(run: Path, records: list[dict], name: str, features: str | None) -
         prompts = _prompts(config)
         begin(f"features of {len(prompts)} prompts")
         prior = prior_of(config, prompts)
-    index, successes, trials = outcomes(records)
-    batches = np.array([r["batch"] for r in records])
-    rate = np.empty(len(records))
+    index, successes, trials = outcomes(groups)
+    batches = np.array([group["batch"] for group in groups])
+    rate = np.empty(len(groups))
     with working(f"replaying {name}", len(np.unique(batches))) as begin:
         for batch in np.unique(batches):
             begin(f"batch {batch}")
@@ -138,7 +138,7 @@ def _records(run: Path) -> list[dict]:
     path = run / "groups.jsonl"
     if not path.exists():
         raise RunError(f"{path}: no such file; a run writes it from its first step on")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    if not records:
+    found = records(path)
+    if not found:
         raise RunError(f"{path} is empty: the run has not trained a step yet")
-    return records
+    return found

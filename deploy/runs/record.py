@@ -253,7 +253,7 @@ def settled(config: Config) -> Config:
 
 def has_run(config: Config) -> bool:
     """Whether the folder of `config` holds a run that can be resumed."""
-    return (Path(config.run.folder) / config.run.name / CONFIG).is_file()
+    return (config.run.path / CONFIG).is_file()
 
 
 def write_config(run_dir: Path, config: Config) -> None:
@@ -323,8 +323,7 @@ def folder_of(source: str, overrides: Sequence[str] = ()) -> Path:
     """The run folder `source`, or the folder that the configuration `source` names."""
     if Path(source).is_dir():
         return Path(source)
-    config = load(source, overrides)
-    return Path(config.run.folder) / config.run.name
+    return load(source, overrides).run.path
 
 
 def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:

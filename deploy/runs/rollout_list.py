@@ -19,7 +19,7 @@ from common.errors import ConfigError, RunError
 from common.rollout_files import REWARD
 from deploy.monitor.visible import pieces, visible
 from evaluation.console import say
-from evaluation.rollout_table import Order, read_rollouts, steps_of
+from evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
 
 HEAD, TAIL = 1000, 500
 """Characters shown of a long text: its beginning, and its end, where the answer is."""
@@ -27,14 +27,9 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What to show, as `read_rollouts` takes it; None: any."""
+class Choice(Wanted):
+    """What to show, as `read_rollouts` takes it."""
 
-    step: int | None = None
-    prompt: int | None = None
-    success: bool | None = None
-    phase: str | None = None
-    source: str | None = None
     order: Order = "newest"
     limit: int = 10
 

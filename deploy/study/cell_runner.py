@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn
 
-from common.errors import ConfigError, RunError
-from common.load import differences, dump_yaml, load
+from common.errors import RunError
+from common.load import dump_yaml
 from deploy.runs.record import RunFile
-from deploy.study.cells import Cell, Study, cells, load_study, same_at_step_0
+from deploy.study.cells import Cell, Study, cells, folders, load_study, same_at_step_0
 from evaluation.benchmarks import held_out
-from evaluation.console import say
+from evaluation.console import counting_bar, say
 from evaluation.report.study_report import write_study_report
 
 STOP_LIMIT_S = 120.0
@@ -44,7 +44,7 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     path, problems = write_study_report(
         folder / "report",
         plan.title or plan.name,
-        {arm: {s: folder / f"{arm}-seed{s}" for s in plan.seeds} for arm in plan.arms},
+        folders(plan, folder),
         plan.compared_with,
     )
     for problem in problems:
@@ -73,13 +73,7 @@ def is_finished(cell: Cell, out: Path) -> bool:
         return False
     finished = RunFile(folder).read().state == "finished"
     free = ("telemetry.", "queue.url", *(("run.folder",) if finished else ()))
-    changed = differences(load(str(folder / "config.yaml")), cell.config)
-    changed = [c for c in changed if not c.startswith(free)]
-    if changed:
-        raise ConfigError(
-            f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or remove "
-            "it"
-        )
+    cell.refuse_another(out, *free)
     return finished
 
 
@@ -91,7 +85,7 @@ def run_cells(
     waiting, failed = list(todo), list[tuple[Cell, str]]()
     running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
     every = cells(plan, out)
-    with _bar(console) as bar:
+    with counting_bar(console, TextColumn("{task.fields[text]}")) as bar:
         task = bar.add_task(plan.name, total=sum(c.config.learner.steps for c in every), text="")
         try:
             while waiting or running:
@@ -182,14 +176,3 @@ def _log_size(cell: Cell, out: Path) -> int:
 
 def _log(cell: Cell, out: Path) -> Path:
     return out / "logs" / f"{cell.name}.log"
-
-
-def _bar(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    return Progress(*columns, console=console)

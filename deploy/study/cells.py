@@ -124,6 +124,26 @@ class Cell:
     def folder(self, out: Path) -> Path:
         return out / self.name
 
+    def refuse_another(self, out: Path, *free: str) -> None:
+        """Raise ConfigError when the cell's folder holds another experiment; keys that begin with `free` may
+        differ."""
+        folder = self.folder(out)
+        found = differences(load(str(folder / "config.yaml")), self.config)
+        if changed := [difference for difference in found if not difference.startswith(free)]:
+            raise ConfigError(
+                f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or "
+                "remove it"
+            )
+
+
+def folders(study: Study, out: Path) -> dict[str, dict[int, Path]]:
+    """The folders of all cells: arm -> seed -> folder."""
+    return {arm: {seed: out / _name(arm, seed) for seed in study.seeds} for arm in study.arms}
+
+
+def _name(arm: str, seed: int) -> str:
+    return f"{arm}-seed{seed}"
+
 
 def load_study(source: str) -> Study:
     """The study in file `source`, or the shipped one of that name. Raises ConfigError, a line for each
@@ -207,7 +227,7 @@ def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
     if fixed:
         raise ConfigError(f"{study.name}: arm {arm}: {fixed[0]} is set by the study itself; remove it")
     own = {
-        "run.name": f"{arm}-seed{seed}",
+        "run.name": _name(arm, seed),
         "run.seed": seed,
         "run.folder": str(out),
         "telemetry.http_port": 0,

@@ -69,7 +69,7 @@ def run_cell(config: Config, every: int) -> Path:
     a recall task's, and for settings that a loop without servers cannot follow.
     """
     _check(config)
-    folder = Path(config.run.folder) / config.run.name
+    folder = config.run.path
     folder.mkdir(parents=True, exist_ok=True)
     parts = _prepare(config)
     curves: dict[str, list[dict[str, float]]] = {name: [] for name in parts.watched}

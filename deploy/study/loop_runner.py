@@ -9,13 +9,11 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from common.errors import HoraError
-from common.load import differences, dump_yaml, load
-from deploy.study.cells import Cell, Study, cells, load_study
+from common.load import dump_yaml
+from deploy.study.cells import Cell, Study, cells, folders, load_study
 from deploy.study.loop import CURVES, run_cell
-from evaluation.console import say
+from evaluation.console import counting_bar, say
 from evaluation.report.curves import Rules
 from evaluation.report.curves_report import write_curves_report
 
@@ -32,7 +30,7 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}")
-    curves = {arm: {s: folder / f"{arm}-seed{s}" / CURVES for s in plan.seeds} for arm in plan.arms}
+    curves = {arm: {s: f / CURVES for s, f in of.items()} for arm, of in folders(plan, folder).items()}
     path = write_curves_report(
         folder / "report",
         plan.title or plan.name,
@@ -54,19 +52,9 @@ def rules_of(study: Study) -> Rules:
 
 def _finished(cell: Cell, out: Path) -> bool:
     """Whether the cell has its curves. Raises ConfigError where they are of other settings."""
-    folder = cell.folder(out)
-    if not (folder / CURVES).exists():
+    if not (cell.folder(out) / CURVES).exists():
         return False
-    changed = [
-        d
-        for d in differences(load(str(folder / "config.yaml")), cell.config)
-        if not d.startswith("run.folder")
-    ]
-    if changed:
-        raise HoraError(
-            f"{folder}: was trained with other settings ({'; '.join(changed)}); choose another --out, or "
-            "remove it"
-        )
+    cell.refuse_another(out, "run.folder")
     return True
 
 
@@ -75,14 +63,8 @@ def _run_all(
 ) -> list[tuple[Cell, str]]:
     failed = list[tuple[Cell, str]]()
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     with (
-        Progress(*columns, console=console) as bar,
+        counting_bar(console) as bar,
         ProcessPoolExecutor(min(parallel, max(1, len(todo))), mp_context=context) as pool,
     ):
         task = bar.add_task("cells", total=len(todo))

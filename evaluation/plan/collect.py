@@ -18,7 +18,7 @@ from actors.coordinator.sampling import Generate, Score
 from common.types import Completion, Prompt, Scored
 from evaluation.plan.counts import CountsError
 from evaluation.sample_loop import Meter, Progress, Request, draw, request_seed
-from evaluation.samples import append, cut_torn_line, fingerprint
+from evaluation.samples import append, cut_torn_line, fingerprint, first_difference
 
 
 async def collect(
@@ -84,15 +84,11 @@ def _held(out: Path, expected: Mapping[int, Mapping[str, Any]], identity: Mappin
             index, found = int(record["id"]), dict(record["about"])
         except (ValueError, KeyError, TypeError):
             raise CountsError(f"{out}:{number}: not a line of `hora sample`; choose another --out") from None
-        _compare(f"{out}:{number}", found, expected.get(index, {**identity, "prompt": found.get("prompt")}))
+        wanted = expected.get(index, {**identity, "prompt": found.get("prompt")})
+        if difference := first_difference(found, wanted):
+            raise CountsError(
+                f"{out}:{number}: was counted with {difference}: choose another --out, or delete the file to "
+                "start again"
+            )
         held.add(index)
     return held
-
-
-def _compare(place: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    for key in sorted(found.keys() | expected.keys()):
-        if found.get(key) != expected.get(key):
-            raise CountsError(
-                f"{place}: was counted with {key} = {found.get(key)!r}, now it is {expected.get(key)!r}: "
-                "choose another --out, or delete the file to start again"
-            )

@@ -12,6 +12,7 @@ import numpy as np
 from allocator.posterior import Float, Int
 from common.errors import ConfigError
 from evaluation.results import read_result
+from evaluation.run_folders import records
 
 LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
 
@@ -114,14 +115,10 @@ def _of_run(folder: Path) -> Counts:
     only.
     """
     path, newest = folder / "groups.jsonl", {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, record in enumerate(records(path), start=1):
         try:
-            record = json.loads(line)
-            newest[record["prompt_index"]] = (
-                int(record["hits"]),
-                int(record["size"]),
-                float(record["tokens"]),
-            )
+            counts = int(record["hits"]), int(record["size"]), float(record["tokens"])
+            newest[record["prompt_index"]] = counts
         except (ValueError, KeyError, TypeError) as error:
             raise CountsError(f"{path}:{number}: not a group's record ({error})") from error
     note = "rates moved while this run trained: the newest group of every prompt counts"

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,12 +16,11 @@ from rich.text import Text
 from common.errors import ConfigError
 from common.load import differing
 from evaluation.console import plain_table
-from evaluation.report.compare_page import PAGE
 from evaluation.report.figures import curves_figure
+from evaluation.report.pages import inline_svg, write_page
 from evaluation.report.runs_report import by_name
 from evaluation.report.smoothing import moving_average
 from evaluation.report.terminal_curves import Array, chart, colour
-from evaluation.report.theme import CSS, inline_svg
 from evaluation.run_folders import Run, RunFolderError, load_run
 
 METRICS = ("success", "reward", "length/mean", "entropy")
@@ -125,16 +122,12 @@ def show(found: Comparison, console: Console) -> None:
 
 def write(found: Comparison, path: Path) -> Path:
     """Write the page: one file, light or dark as the reader's system is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    page = Environment(autoescape=True).from_string(PAGE)
-    drawn = {metric: inline_svg(_figure(found, metric)) for metric in found.curves}
-    text = page.render(found=found, head=HEAD, over=OVER[found.over], figures=drawn, css=CSS)
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def _figure(found: Comparison, metric: str) -> Figure:
-    return curves_figure(found.curves[metric], list(found.runs), metric, OVER[found.over])
+    over, names = OVER[found.over], list(found.runs)
+    drawn = {
+        f"{metric} over {over}": inline_svg(curves_figure(lines, names, metric, over))
+        for metric, lines in found.curves.items()
+    }
+    return write_page(path, "compare", found=found, head=HEAD, figures=drawn)
 
 
 def _places(name: str, run: Run, over: str) -> Array:

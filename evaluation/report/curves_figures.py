@@ -87,8 +87,6 @@ def power_figure(deviations: Sequence[float], seeds: Sequence[int] = (5, 10, 20)
 
 def _interval(values: Array) -> tuple[Array, Array]:
     """Mean (T,) of values (S, T) over seeds, and half of its 95% interval; zero for one seed."""
-    seeds = len(values)
-    if seeds == 1:
+    if len(values) == 1:
         return values[0], np.zeros(values.shape[1])
-    half = stats.t.ppf(0.975, seeds - 1) * values.std(axis=0, ddof=1) / np.sqrt(seeds)
-    return values.mean(axis=0), half
+    return values.mean(axis=0), stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)

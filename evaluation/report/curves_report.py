@@ -24,6 +24,7 @@ from evaluation.report.curves import (
 )
 from evaluation.report.curves_figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
 from evaluation.report.figures import save
+from evaluation.report.markdown import markdown_table
 from evaluation.report.paired import Difference, detectable, not_inferior
 from evaluation.run_folders import RunFolderError
 
@@ -140,63 +141,54 @@ def _comparisons(compared: Sequence[Compared], rules: Rules) -> list[str]:
         *("arm", "less", "seeds", f"Pass@{k}, area", "p (Holm)"),
         *("Pass@1, area", "not inferior", "matched", "detectable"),
     )
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(_row(c, rules) for c in compared)]
+    return markdown_table(heads, [_row(c, rules) for c in compared])
 
 
-def _row(c: Compared, rules: Rules) -> str:
+def _row(c: Compared, rules: Rules) -> tuple[str, ...]:
     matched = points(c.matched) if c.matched else "—"
     least = f"{100 * detectable(c.deviation, c.primary.seeds):.1f}" if c.primary.seeds > 1 else "—"
     kept = "yes" if not_inferior(c.pass_1, rules.margin) else "not shown"
     p = "—" if np.isnan(c.corrected) else f"{c.corrected:.2g}"
-    cells = (
+    return (
         *(c.arm, c.baseline, str(c.primary.seeds), points(c.primary), p),
         *(points(c.pass_1), kept, matched, least),
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def _moments(compared: Sequence[Compared], rules: Rules) -> list[str]:
     keys = [(when, k) for when in ("half", "end") for k in (1, rules.pass_at, 256)]
-    rows = (
-        f"| {c.arm} | {c.baseline} | {' | '.join(points(c.moments[key]) for key in keys)} |" for c in compared
-    )
-    return [
-        f"| arm | less | {' | '.join(f'{when} @{k}' for when, k in keys)} |",
-        "|---" * (len(keys) + 2) + "|",
-        *rows,
-    ]
+    heads = ["arm", "less", *(f"{when} @{k}" for when, k in keys)]
+    rows = ([c.arm, c.baseline, *(points(c.moments[key]) for key in keys)] for c in compared)
+    return markdown_table(heads, rows)
 
 
 def _other_sets(compared: Sequence[Compared], rules: Rules) -> list[str]:
     names = list(compared[0].sets)
-    heads = [f"{name} @{k}" for name in names for k in (1, rules.pass_at)]
-    rows = (
-        f"| {c.arm} | {c.baseline} | {' | '.join(points(d) for n in names for d in c.sets[n])} |"
-        for c in compared
-    )
-    return [f"| arm | less | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|", *rows]
+    heads = ["arm", "less", *(f"{name} @{k}" for name in names for k in (1, rules.pass_at))]
+    rows = ([c.arm, c.baseline, *(points(d) for n in names for d in c.sets[n])] for c in compared)
+    return markdown_table(heads, rows)
 
 
 def _levels(curves: Curves, rules: Rules) -> list[str]:
     """Means over seeds: Pass@K of every set at half time and at the end, and what training sampled."""
     ks = (1, rules.pass_at, 256)
     sets = list(next(c for seeds in curves.values() for c in seeds.values()).values)
+    moments = (f"{when} @{k}" for when in ("start", "half", "end") for k in ks)
+    heads = ["arm", "seeds", *moments, "hits", "signal", "tokens", "entropy", "ways"]
     lines = []
     for name in sets:
-        heads = [f"{when} @{k}" for when in ("start", "half", "end") for k in ks]
+        rows = [_level(arm, list(seeds.values()), name, ks) for arm, seeds in curves.items() if seeds]
         lines += [
             f"Pass@K of `{name}`, %; shares of groups with a hit and with signal, %; tokens in thousands; "
             "entropy of a completion in nats:",
             "",
-            f"| arm | seeds | {' | '.join(heads)} | hits | signal | tokens | entropy | ways |",
-            "|---" * (len(heads) + 7) + "|",
+            *markdown_table(heads, rows),
+            "",
         ]
-        lines += [_level(arm, list(seeds.values()), name, ks) for arm, seeds in curves.items() if seeds]
-        lines.append("")
     return lines
 
 
-def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> str:
+def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> list[str]:
     def mean(figure: str, at: int) -> float:
         return 100 * float(np.mean([c.values[name][figure][at] for c in cells]))
 
@@ -208,8 +200,7 @@ def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> st
     shares = [f"{100 * trained(f):.1f}" for f in ("hits", "signal")]
     steps = len(cells[0].training["tokens"])
     spent = [f"{trained('tokens') * steps / 1000:.0f}", f"{trained('entropy'):.2f}"]
-    rest = [*values, *shares, *spent, f"{mean('ways', -1) / 100:.2f}"]
-    return f"| {arm} | {len(cells)} | {' | '.join(rest)} |"
+    return [arm, str(len(cells)), *values, *shares, *spent, f"{mean('ways', -1) / 100:.2f}"]
 
 
 def _caveats(curves: Curves, rules: Rules) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from evaluation.report.figures import COLORS
+from evaluation.report.markdown import markdown_table
 from evaluation.report.mechanism import EDGES, Groups, by_difficulty
 
 Arms = Mapping[str, Groups]
@@ -63,14 +64,15 @@ def mechanism_table(found: Arms, told: Arms) -> str:
         "batches anew from the allocator and binomial outcomes alone.",
     ]
     for name, title in VALUES:
-        lines += ["", f"{title[0].upper()}{title[1:]}:", "", f"| arm | {' | '.join(LABELS)} |"]
-        lines += ["|---" * (len(LABELS) + 1) + "|"]
-        for arm in found:
-            mean, error, _ = by_difficulty(found[arm], getattr(found[arm], name))
-            expected, _, _ = by_difficulty(told[arm], getattr(told[arm], name))
-            cells = (
-                f"{m:.3f} ± {1.96 * e:.3f} / {x:.3f}" if np.isfinite(e) else "—"
-                for m, e, x in zip(mean, error, expected, strict=True)
-            )
-            lines.append(f"| {arm} | {' | '.join(cells)} |")
+        rows = ([arm, *_cells(groups, told[arm], name)] for arm, groups in found.items())
+        lines += ["", f"{title[0].upper()}{title[1:]}:", "", *markdown_table(["arm", *LABELS], rows)]
     return "\n".join(lines) + "\n"
+
+
+def _cells(found: Groups, told: Groups, name: str) -> list[str]:
+    mean, error, _ = by_difficulty(found, getattr(found, name))
+    expected, _, _ = by_difficulty(told, getattr(told, name))
+    return [
+        f"{m:.3f} ± {1.96 * e:.3f} / {x:.3f}" if np.isfinite(e) else "—"
+        for m, e, x in zip(mean, error, expected, strict=True)
+    ]

@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from evaluation.report.by_source import by_source, sources_of
 from evaluation.report.during_training import columns, evaluated, training_figure
 from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
 from evaluation.report.hits import hits_by_difficulty
+from evaluation.report.pages import inline_svg, write_page
 from evaluation.report.predicted import Predict, Predicted, shown
-from evaluation.report.runs_page import PAGE
 from evaluation.report.tables import curves, summarise, table_1
-from evaluation.report.theme import CSS, inline_svg
 from evaluation.results import csv_table
 from evaluation.run_folders import Run, RunFolderError, load_run
 
@@ -46,24 +44,24 @@ def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = N
     results = [r for run in runs.values() for r in run.results]
     if results:
         (out / "pass_at_k.csv").write_text(csv_table(results), encoding="utf-8")
-    page = Environment(autoescape=True).from_string(PAGE)
-    text = page.render(
-        table=table_1(list(runs.values())),
+    return write_page(
+        out / "report.html",
+        "runs",
+        overview=table_1(list(runs.values())),
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},
-        evaluated={name: (columns(rows), rows) for name, rows in evaluated(runs).items()},
+        evaluated={
+            name: (ks := columns(rows), [f"Pass@{k}" for k in ks], rows)
+            for name, rows in evaluated(runs).items()
+        },
         predicted={} if predict is None else _predicted(runs, folders, predict),
         shown=shown,
         figures=figures,
-        css=CSS,
         date=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,
         configuration=_configuration,
     )
-    path = out / "report.html"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def _predicted(runs: Mapping[str, Run], folders: Sequence[Path], predict: Predict) -> dict[str, Predicted]:

@@ -5,13 +5,11 @@ OUT/report.html  everything, figures inside      OUT/report.md  the tables      
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from jinja2 import Environment
 from matplotlib.figure import Figure
 
 from common.errors import HoraError
@@ -24,8 +22,9 @@ from evaluation.report.figures import (
     pass_at_k_figure,
     save,
 )
-from evaluation.report.study_page import PAGE, markdown
+from evaluation.report.pages import inline_svg, write_page
 from evaluation.report.study_statistics import Mean, estimate, mean_over_seeds, paired, per_problem, unmatched
+from evaluation.report.study_text import COUNTS, markdown
 from evaluation.results import Result
 from evaluation.run_folders import Run, RunFolderError, load_run
 
@@ -70,7 +69,7 @@ def write_study_report(
     drawn = _figures(arms, rows, start, next(iter(flat.values())), baseline)
     for name, (heading, figure) in drawn.items():
         save(figure, out, name)
-        figures[heading] = base64.b64encode((out / f"{name}.png").read_bytes()).decode()
+        figures[heading] = inline_svg(figure)
     facts = {
         "title": title,
         "baseline": baseline,
@@ -83,10 +82,9 @@ def write_study_report(
         "caveat": near_ceiling(rows, ks),
     }
     (out / "report.md").write_text(markdown(facts), encoding="utf-8")
-    page = Environment(autoescape=True).from_string(PAGE).render(facts, figures=figures)
-    path = out / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path, problems
+    columns = [f"Pass@{k}" for k in ks]
+    page = write_page(out / "report.html", "study", **facts, columns=columns, counts=COUNTS, figures=figures)
+    return page, problems
 
 
 def near_ceiling(rows: Sequence[Row], ks: Sequence[int]) -> str:

@@ -33,6 +33,10 @@ class Table:
     columns: list[tuple[str, int]]
     rows: list[tuple[str, str, list[Cell | None]]]
 
+    @property
+    def heads(self) -> list[str]:
+        return [f"{title}\nPass@{k}" for title, k in self.columns]
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:

@@ -90,5 +90,5 @@ def test_a_run_of_an_earlier_version_has_no_device_and_no_flops(run: Path) -> No
 def test_the_report_shows_the_table(run: Path, tmp_path: Path) -> None:
     text = write_report([run], tmp_path / "out", predict).read_text()
     assert "Predicted and measured: recorded" in text
-    assert "<td>A weight update</td><td>bytes</td><td>3,288,576</td><td>3,288,576</td>\n<td>1</td>" in text
+    assert "<td>A weight update</td><td>bytes</td><td>3,288,576</td><td>3,288,576</td><td>1</td>" in text
     assert "<td>no figure of this device</td>" in text

@@ -9,7 +9,8 @@ import numpy as np
 from actors.coordinator.allocation import divide_round
 from actors.coordinator.cycles import Cycles
 from actors.coordinator.shard import Allocation, Found
-from allocator.priors.base import Float, Int, State
+from allocator.posterior import Float, Int
+from allocator.priors.base import State
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
 from common.load import load
