@@ -76,7 +76,10 @@ class Engine:
         )
         self._stage = effective_stage(config)
         self._lora = config.learner.lora
-        self._policy = Policy(self._trainable(self._load()))
+        hf = self._load()
+        if self._lora is not None:
+            add_adapter(hf, config, self._lora)
+        self._policy = Policy(hf)
         self._reference = (
             self._frozen_policy() if config.learner.objective.kl and self._lora is None else None
         )
@@ -126,11 +129,6 @@ class Engine:
             model=policy, config=deepspeed_config(self._config), dist_init_required=False
         )[0]
         return sharded
-
-    def _trainable(self, hf: PreTrainedModel) -> PreTrainedModel:
-        if self._lora is not None:
-            add_adapter(hf, self._config, self._lora)
-        return hf
 
     @property
     def device_name(self) -> str:
@@ -234,10 +232,8 @@ class Engine:
 
     def _aligned(self, micro_batches: list[MicroBatch]) -> list[MicroBatch]:
         """The largest number of micro-batches of any rank, at least one."""
-        count = torch.tensor([max(1, len(micro_batches))], device=self.device)
-        if self._world > 1:
-            torch.distributed.all_reduce(count, op=torch.distributed.ReduceOp.MAX)
-        return micro_batches + [empty_micro_batch(self.device)] * (int(count.item()) - len(micro_batches))
+        count = int(self._over_ranks(max(1, len(micro_batches)), torch.distributed.ReduceOp.MAX))
+        return micro_batches + [empty_micro_batch(self.device)] * (count - len(micro_batches))
 
     def _tasks(self, rounds: list[MicroBatch]) -> list[Task]:
         """The micro-batches with the log-probs that are needed before the first update."""
@@ -294,16 +290,15 @@ class Engine:
         return False
 
     def _everywhere(self, ok: bool) -> bool:
-        flag = torch.tensor([int(ok)], device=self.device)
-        if self._world > 1:
-            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MIN)
-        return bool(flag.item())
+        return bool(self._over_ranks(ok, torch.distributed.ReduceOp.MIN))
 
-    def _over_ranks(self, value: float) -> float:
-        """The sum over all ranks. A collective."""
+    def _over_ranks(
+        self, value: float, op: torch.distributed.ReduceOp.RedOpType = torch.distributed.ReduceOp.SUM
+    ) -> float:
+        """The sum over all ranks, or what `op` makes of their values. A collective."""
         total = torch.tensor([value], dtype=torch.float64, device=self.device)
         if self._world > 1:
-            torch.distributed.all_reduce(total)
+            torch.distributed.all_reduce(total, op=op)
         return float(total.item())
 
     def _forward(self, module: Forward, micro: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:

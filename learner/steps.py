@@ -24,7 +24,7 @@ from common.keys import Keys
 from common.queue import Consumer, Entry, Ledger, Row
 from common.staleness import Ready, select_for_step
 from common.state import read_state
-from common.telemetry import Heart
+from common.telemetry import LEADER, Heart
 from common.types import Group
 from common.wire import decode_group
 from learner.admission import Foreign, Vocabulary, admitted
@@ -243,7 +243,7 @@ class Reader:
         while (rows := self._ledger.step(step)) is None:
             # A separate thread writes rank 0's heartbeat. So only a waiting rank 0 counts as alive each time;
             # any other state counts only when it changes.
-            beat = json.loads(self._redis.hget(parts, "learner/0") or "{}")
+            beat = json.loads(self._redis.hget(parts, LEADER) or "{}")
             told = beat if beat.get("state") == "waiting" else (beat.get("state"), beat.get("step"))
             if told != said:
                 heard, said = time.monotonic(), told

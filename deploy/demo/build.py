@@ -16,7 +16,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -46,9 +46,7 @@ def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, objec
     `out/measured.json`. Takes about six minutes on one CPU thread. Raises FileExistsError when `out` holds
     files already.
     """
-    out = Path(out)
-    if out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: name a new folder for the demo model")
+    out = new_folder(Path(out))
     tokenizer = make_tokenizer(MAX_TOKENS)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -61,6 +59,14 @@ def build(out: str | Path, seed: int = 0, steps: int = STEPS) -> dict[str, objec
     save(model, tokenizer, out)
     (out / "measured.json").write_text(json.dumps(measured, indent=1) + "\n")
     return measured
+
+
+def new_folder(out: Path) -> Path:
+    """`out`, made where it is not there. Raises FileExistsError when it holds files already."""
+    if out.is_dir() and any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty: name a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
 
 
 def make_model(
@@ -107,26 +113,42 @@ def imitate(
     steps: int,
     report_every: int = 50,
 ) -> None:
-    """Supervised learning on completions, `BATCH` a step, by AdamW: the rate rises over 50 steps, stays, and
-    falls to 0 over the last `DECAY`."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
+    """Supervised learning on completions, `BATCH` a step."""
+
+    def loss() -> Tensor:
+        tokens, labels = encode(list(islice(shown, BATCH)), tokenizer)
+        found: Tensor = model(input_ids=tokens, labels=labels).loss
+        return found
+
+    descend(model, loss, steps, LEARNING_RATE, DECAY, report_every)
+
+
+def descend(
+    model: Qwen2ForCausalLM,
+    loss_of_batch: Callable[[], Tensor],
+    steps: int,
+    rate: float,
+    decay: int,
+    report_every: int,
+) -> None:
+    """Minimise the loss of one batch after the other by AdamW: the rate rises over 50 steps, stays, and falls
+    to 0 over the last `decay`."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / DECAY)
+        optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / decay)
     )
     start = time.monotonic()
     model.train()
     for step in range(1, steps + 1):
-        tokens, labels = encode(list(islice(shown, BATCH)), tokenizer)
-        loss = model(input_ids=tokens, labels=labels).loss
+        loss = loss_of_batch()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         if step % report_every == 0:
-            print(
-                f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {time.monotonic() - start:.0f} s"
-            )
+            seconds = time.monotonic() - start
+            print(f"warm start: step {step}/{steps}, loss {loss.item():.3f}, {seconds:.0f} s", flush=True)
     model.eval()
 
 

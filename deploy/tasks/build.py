@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from deploy.demo.build import MAX_TOKENS, make_model, save
+from deploy.demo.build import MAX_TOKENS, descend, make_model, new_folder, save
 from deploy.demo.tokenizer import make_tokenizer
 from deploy.tasks.catalogue import TASKS
 from deploy.tasks.recall import (
@@ -43,9 +42,7 @@ def build(name: str, out: Path, seed: int = 0, steps: int | None = None) -> dict
 
     Raises FileExistsError when `out` holds files already.
     """
-    if out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: name a new folder for the task")
-    out.mkdir(parents=True, exist_ok=True)
+    new_folder(out)
     tokenizer = make_tokenizer(MAX_TOKENS)
     task, demonstrations = TASKS[name](seed)
     model = make_model(tokenizer, seed)
@@ -65,30 +62,16 @@ def warm_start(
     seed: int,
     steps: int,
 ) -> None:
-    """Supervised learning on demonstrations: AdamW, 50 steps of linear increase, decay to 0 over the last
-    `DECAY`."""
+    """Supervised learning on demonstrations."""
     rng, prompts = np.random.default_rng([seed, 9]), encode_prompts(task.questions, tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 50, (steps - step) / DECAY)
-    )
-    started = time.monotonic()
-    model.train()
-    for step in range(1, steps + 1):
+
+    def loss() -> torch.Tensor:
         chosen, answers, weights = demonstrations(rng, BATCH)
         completions = torch.tensor([encode_answer(a, tokenizer) for a in answers])
         nll = -logprobs(model, prompts[chosen], completions).sum(dim=1)
-        loss = (torch.from_numpy(weights).float() * nll).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 200 == 0:
-            print(
-                f"step {step}/{steps}, loss {loss.item():.3f}, {time.monotonic() - started:.0f} s", flush=True
-            )
-    model.eval()
+        return (torch.from_numpy(weights).float() * nll).mean()
+
+    descend(model, loss, steps, LEARNING_RATE, DECAY, report_every=200)
 
 
 def measure(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from deploy.demo.build import MAX_TOKENS, imitate, make_model, save
+from deploy.demo.build import MAX_TOKENS, imitate, make_model, new_folder, save
 from deploy.demo.tokenizer import make_tokenizer
 from deploy.tasks import programs
 
@@ -24,9 +24,7 @@ HEADS, LAYERS = 2, 3
 
 def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
     """Make the task in the new folder `out`. Raises FileExistsError when it holds files already."""
-    if out.is_dir() and any(out.iterdir()):
-        raise FileExistsError(f"{out} is not empty: name a new folder for the task")
-    out.mkdir(parents=True, exist_ok=True)
+    new_folder(out)
     programs.write(out, seed)
     tokenizer = make_tokenizer(MAX_TOKENS)
     model = make_model(tokenizer, seed, HEADS, LAYERS)

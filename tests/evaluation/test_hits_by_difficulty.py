@@ -95,4 +95,4 @@ def test_the_report_shows_the_table(tmp_path: Path) -> None:
     text = write_report([folder], tmp_path / "out").read_text()
     assert "Prompts with a hit: run" in text
     expected = promise(1.0, 5.0, [(6, 0), (6, 1)])
-    assert f"<td>{100 * expected:.1f}%</td>\n<td>100.0%</td>" in text
+    assert f"<td>{100 * expected:.1f}%</td><td>100.0%</td>" in text
