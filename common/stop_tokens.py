@@ -77,6 +77,13 @@ def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequ
     return str(tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def completed(
+    tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int], finish_reason: str | None
+) -> str:
+    """The text of a completion's `ids`: without the token that ended it, and without the `silent` ones."""
+    return spoken(tokenizer, silent, ids[:-1] if finish_reason == "stop" else ids)
+
+
 def _of_generation(config: Config) -> Iterator[int]:
     """The end tokens of the model's generation configuration, or of its configuration without one."""
     from transformers import AutoConfig, GenerationConfig

@@ -24,7 +24,7 @@ from common.config import Config
 from common.files import replacing, sync
 from common.rewards import total
 from common.rollout_files import ARRAYS, FOLDER, KEPT, REWARD, files_of, keeps, path_of, schema
-from common.stop_tokens import silent_tokens, spoken
+from common.stop_tokens import completed, silent_tokens, spoken
 from common.types import Group, Rollout, Tokens
 
 if TYPE_CHECKING:
@@ -114,8 +114,7 @@ class Texts:
         given between them as the model got it."""
         if rollout.turns:
             return "".join(self._turns(rollout))
-        ids = rollout.tokens[:-1] if rollout.finish_reason == "stop" else rollout.tokens
-        return spoken(self._tokenizer, self._silent, ids.tolist())
+        return completed(self._tokenizer, self._silent, rollout.tokens.tolist(), rollout.finish_reason)
 
     def _turns(self, rollout: Rollout) -> Iterator[str]:
         at = 0

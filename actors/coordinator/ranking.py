@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.stop_tokens import silent_tokens, spoken
+from common.stop_tokens import completed, silent_tokens
 from common.types import Group, Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -43,6 +43,4 @@ class LastTexts:
     def __call__(self, rollout: Rollout) -> str:
         """Its last turn, without the token that ended it and without special tokens."""
         ids = rollout.tokens[-rollout.turns[-1].sampled :] if rollout.turns else rollout.tokens
-        return spoken(
-            self._tokenizer, self._silent, (ids[:-1] if rollout.finish_reason == "stop" else ids).tolist()
-        )
+        return completed(self._tokenizer, self._silent, ids.tolist(), rollout.finish_reason)

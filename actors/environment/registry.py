@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from actors.environment.python_tool import python_tool
 from common.config import Config
 from common.config.environment import BUILT_IN, LIBRARY
 from common.errors import ConfigError
+from common.user_code import load_function
 
 OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
 
@@ -39,11 +39,7 @@ def load_environment(name: str) -> EpisodeFunction:
     """The built-in or own environment of this name. Raises ConfigError saying what is wrong with it."""
     if name in OWN:
         return OWN[name]
-    module, _, function = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"environment.path: cannot load {name!r}: {error}") from error
+    found = load_function("environment.path", name, f"{', '.join((*OWN, LIBRARY))} or ")
     if not inspect.iscoroutinefunction(found):
         raise ConfigError(f"environment.path: {name!r} is no `async def`")
     try:
@@ -52,4 +48,4 @@ def load_environment(name: str) -> EpisodeFunction:
         raise ConfigError(
             f"environment.path: {name!r} must take three arguments: row, policy, sandbox"
         ) from None
-    return found  # type: ignore[no-any-return]
+    return found

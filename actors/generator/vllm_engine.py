@@ -39,7 +39,7 @@ from common.adapters import read_adapter
 from common.config import Config, Lora
 from common.errors import ConfigError, UnhealthyError
 from common.prompts import load_tokenizer
-from common.stop_tokens import silent_tokens, spoken, stop_tokens
+from common.stop_tokens import completed, silent_tokens, stop_tokens
 from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
@@ -156,7 +156,11 @@ class Engine:
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
         return [
-            _completion(o, self._text(o), origin_of(self._name, stats.get(o.index)))
+            _completion(
+                o,
+                completed(self._tokenizer, self._silent, o.token_ids, o.finish_reason),
+                origin_of(self._name, stats.get(o.index)),
+            )
             for o in sorted(final.outputs, key=lambda o: o.index)
         ]
 
@@ -172,11 +176,6 @@ class Engine:
                     yield output
         finally:
             self._sequences.take(name)
-
-    def _text(self, output: CompletionOutput) -> str:
-        """The answer's text without the token that ended it, and without special tokens."""
-        ids = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-        return spoken(self._tokenizer, self._silent, ids)
 
     async def check_health(self) -> None:
         """Raise UnhealthyError when the engine is dead or hung."""

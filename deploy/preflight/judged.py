@@ -15,6 +15,7 @@ from common.errors import ConfigError
 from common.rewards import total
 from common.user_code import working_folder
 from common.user_rewards import Answer
+from deploy.monitor.visible import visible
 from deploy.preflight.configuration import OWN_FAULTS
 from deploy.preflight.findings import Finding, ok
 
@@ -96,5 +97,4 @@ def quoted(text: str) -> str:
     """The text, indented, without what a terminal would obey, and cut in its middle."""
     if len(text) > SHOWN:
         text = f"{text[: SHOWN // 2]}\n[… {len(text) - SHOWN} characters …]\n{text[-SHOWN // 2 :]}"
-    plain = "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "\n".join(f"      | {line}" for line in plain.split("\n"))
+    return "\n".join(f"      | {line}" for line in visible(text).split("\n"))
