@@ -25,16 +25,27 @@ def _snapshot(version: int) -> Any:
     return Snapshot(version, [], torch.device("cpu"))
 
 
-def group(client: Any, sent_s_ago: float) -> Any:
+class Clock:
+    """The time, `ago` seconds before now."""
+
+    def __init__(self, ago: float) -> None:
+        self.ago = ago
+
+    def __call__(self) -> float:
+        return time.time() - self.ago
+
+
+def group(client: Any, sent_s_ago: float, clock: Clock | None = None) -> Any:
     """A group that broadcast a version then, when no replica was there."""
     from learner.weights.broadcast import BroadcastClient
     from learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
-    times = iter([time.time() - sent_s_ago])
-    clock = lambda: next(times, time.time())  # noqa: E731
+    clock = clock or Clock(0.0)
+    clock.ago = sent_s_ago
     made = TransferGroup(config, client, BroadcastClient(1.0), clock)
     assert made.send(_snapshot(7)) == []
+    clock.ago = 0.0
     return made
 
 
@@ -63,7 +74,8 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     assert broadcast.roll_call(7, pinned=True) == {"generator/a": 6, "generator/b": 4}
 
     monkeypatch.setattr(BroadcastClient, "_all", lambda *_: [])
-    sent = group(client, sent_s_ago=30.0)
+    clock = Clock(0.0)
+    sent = group(client, 30.0, clock)
     heartbeat_now(client, "again", "generator/a", {"version": 7})
     heartbeat_now(client, "again", "generator/b", {"version": 4, "pinned": 4})
     assert not sent.is_behind(7)
@@ -74,10 +86,11 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
         lambda _, coming, *, pinned: (asked.append(pinned), {"generator/b": 99})[1],
     )
     last = load("tiny").learner.steps
+    clock.ago = 30.0
     for version in (7, last):
         sent.send(_snapshot(version))
+    clock.ago = 0.0
     assert asked == [False, True], "nobody could send a version after the last"
-    monkeypatch.setattr(sent._lagging, "_sent_at", time.time() - 30.0)
     assert sent.is_behind(last)
 
 
