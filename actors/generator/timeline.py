@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
-
-from vllm.v1.engine.output_processor import RequestState
-from vllm.v1.metrics.stats import RequestStateStats
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from common.types import Origin
 
+if TYPE_CHECKING:
+    from vllm.v1.engine.output_processor import RequestState
+    from vllm.v1.metrics.stats import RequestStateStats
 
-class Sequences(dict[str, RequestState]):
+
+class Sequences(dict[str, "RequestState"]):
     """vLLM's table of the sequences in flight, by internal id. vLLM returns the times of a request's last
-    sequence only, and forgets a sequence when it ends. This table keeps the record of each one until `take`.
-    """
+    sequence only, and forgets a sequence when it ends. This table keeps the record of each one for whoever
+    waits for the request."""
 
     def __init__(self, running: Mapping[str, RequestState]) -> None:
         super().__init__(running)
-        self._ended: defaultdict[str, dict[int, RequestStateStats]] = defaultdict(dict)
+        self._ended: dict[str, dict[int, RequestStateStats]] = {}
 
     def pop(self, name: str, *default: Any) -> Any:
         state = super().pop(name, *default)
-        if isinstance(state, RequestState) and state.stats is not None:
+        if state is not None and state.stats is not None and state.external_req_id in self._ended:
             self._ended[state.external_req_id][state.request_index] = state.stats
         return state
 
-    def take(self, request: str) -> dict[int, RequestStateStats]:
-        """The records of a request's sequences that have ended, by index; they are forgotten here."""
-        return self._ended.pop(request, {})
+    @contextmanager
+    def ended(self, request: str) -> Iterator[dict[int, RequestStateStats]]:
+        """The records of the sequences of `request` that end inside this block, by index. vLLM ends those of
+        a request that was cancelled while they were added after it: they leave nothing here."""
+        records = self._ended[request] = {}
+        try:
+            yield records
+        finally:
+            del self._ended[request]
 
 
 def origin_of(replica: str, stats: RequestStateStats | None) -> Origin | None:

@@ -145,14 +145,11 @@ class Engine:
         )
         final, name = None, uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens.tolist()}
-        try:
-            with self._progress.request(), _named_when_dead():
-                async for output in self._llm.generate(
-                    prompt, params, request_id=name, priority=priority, lora_request=self._request
-                ):
-                    final = output
-        finally:
-            stats = self._sequences.take(name)
+        with self._progress.request(), _named_when_dead(), self._sequences.ended(name) as stats:
+            async for output in self._llm.generate(
+                prompt, params, request_id=name, priority=priority, lora_request=self._request
+            ):
+                final = output
         if final is None or len(final.outputs) != n:
             raise RuntimeError(f"the engine returned {len(final.outputs) if final else 0} of {n} completions")
         return [
@@ -168,14 +165,11 @@ class Engine:
         """vLLM's own outputs for a request that is not training's, behind all that are."""
         name = uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens}
-        try:
-            with self._progress.request(), _named_when_dead():
-                async for output in self._llm.generate(
-                    prompt, params, request_id=name, priority=BELOW_TRAINING, lora_request=self._request
-                ):
-                    yield output
-        finally:
-            self._sequences.take(name)
+        with self._progress.request(), _named_when_dead():
+            async for output in self._llm.generate(
+                prompt, params, request_id=name, priority=BELOW_TRAINING, lora_request=self._request
+            ):
+                yield output
 
     async def check_health(self) -> None:
         """Raise UnhealthyError when the engine is dead or hung."""
