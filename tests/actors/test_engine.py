@@ -4,6 +4,7 @@ import asyncio
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.answers import format_reward
@@ -116,6 +117,33 @@ def test_a_call_that_is_cancelled_leaves_no_sequence_running(monkeypatch: pytest
             engine.shutdown()
 
     asyncio.run(run())
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
+    """oneDNN compiles a matrix product for each number of rows."""
+    from actors.generator.vllm_engine import Engine
+
+    config = load("tiny", ["rollout.max_response_tokens=2"])
+    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+
+    async def run() -> float:
+        engine = Engine(config)
+        try:
+            await engine.label(0)
+            core = next(p for p in psutil.Process().children(recursive=True) if "VLLM::" in p.name())
+            before = 0.0
+            for n in range(1, 225):
+                await engine.generate(prompt, n, seed=n, temperature=1.0)
+                if n == 32:
+                    before = core.memory_info().rss
+            return (core.memory_info().rss - before) / 2**20
+        finally:
+            engine.shutdown()
+
+    grown = asyncio.run(run())
+    assert grown < 100, f"{grown:.0f} MiB for 192 numbers of sequences"
 
 
 @pytest.mark.system
