@@ -86,7 +86,7 @@ class Keys:
 
     @property
     def hold(self) -> str:
-        """string that expires: while it is there, the learner does not begin its first step."""
+        """string that expires: while it is there, the learner publishes no weights."""
         return self._key("hold")
 
     @property

@@ -230,7 +230,9 @@ class Group:
 
 
 BELOW_TRAINING = 2**40
-"""Priority of requests that wait behind all rollouts of training."""
+"""Priority of requests that wait behind all rollouts of training, with a few places of each replica."""
+AFTER_TRAINING = BELOW_TRAINING - 1
+"""Priority of requests that wait behind all rollouts of training, with as many places as these."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,12 +204,12 @@ class Planner:
         return self._prompts_known
 
     def _check(self, step: int, silent: float) -> bool:
-        """Whether an operator paused the run; then waiting has no limit. Raises RunError when the coordinator
-        stopped or groups are overdue."""
+        """Whether an operator paused the run or the initial policy is measured; then waiting has no limit.
+        Raises RunError when the coordinator stopped or groups are overdue."""
         state = read_state(self._redis, self._config.run.name)
         if state.error:
             raise RunError(f"the coordinator stopped: {state.error}")
-        if state.paused:
+        if state.paused or self._redis.exists(self._keys.hold):
             return True
         if silent > self._config.learner.wait_limit_s:
             raise RunError(
@@ -280,7 +280,7 @@ def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
 
 
 def wait_while_held(client: redis.Redis, run: str, heart: Heart) -> None:
-    """Wait while the launcher measures the initial policy: a first step would change the weights under it."""
+    """Wait while the launcher measures the initial policy, whose weights the generators keep until then."""
     while client.exists(Keys(run).hold):
         heart.tell(state="ready", waiting_for="the evaluation of the initial policy")
         time.sleep(POLL_S)

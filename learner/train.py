@@ -96,7 +96,8 @@ def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) 
 
 def _train(parts: Parts, start: int) -> None:
     config, run_dir, bad_in_a_row = parts.config, parts.run_dir, 0
-    wait_while_held(parts.redis, config.run.name, parts.heart)
+    if config.generator.sleep != "none":  # a step would have the engines sleep
+        wait_while_held(parts.redis, config.run.name, parts.heart)
     _keep_candidate(parts, start)
     for step in range(start, config.learner.steps):
         update = train_step(parts, step)
@@ -114,6 +115,8 @@ def _train(parts: Parts, start: int) -> None:
                 parts.records.sync()
             parts.checkpoints.begin(parts.engine, step + 1)
         _acknowledge(parts, wait=last)
+        if step == start:  # its weights are not published before
+            wait_while_held(parts.redis, config.run.name, parts.heart)
     parts.publisher.close()
     parts.checkpoints.close()
     end = max(start, config.learner.steps)
@@ -239,7 +242,10 @@ def _mfu(parts: Parts, flops: float, seconds: float) -> float:
 def _prepare(
     config: Config, client: redis.Redis, heart: Heart, run_dir: Path, rank: int, world: int
 ) -> tuple[Parts, int]:
-    starting = partial(_starting, heart)
+
+    def starting(waits_for: str) -> None:
+        heart.tell(state="starting", waiting_for=waits_for)
+
     compile_extensions(starting)
     starting("the model to be loaded")
     engine = Engine(config, rank, world)
@@ -298,12 +304,11 @@ def _plan_and_records(
 
 def _publish_newest(parts: Parts, start: int) -> None:
     """Replicas get the weights after `start` steps, if they do not hold them. A collective."""
-    config, client, engine = parts.config, parts.redis, parts.engine
-    parts.published = engine.agree(available(client, config) if parts.rank == 0 else 0)
-    parts.republished = engine.agree(read_state(client, config.run.name).republished)
+    config, client, agree = parts.config, parts.redis, parts.engine.agree
+    parts.published = agree(available(client, config) if parts.rank == 0 else 0)
+    parts.republished = agree(read_state(client, config.run.name).republished)
     if parts.rank == 0:
-        # The learner before this one may have died between announcing a version and recording it as
-        # published.
+        # The learner before this one may have died between announcing a version and recording that.
         advance(client, config.run.name, parts.published)
     if parts.published < start:
         parts.publisher.publish(start)
@@ -317,10 +322,6 @@ def _note_refused(heart: Heart, checkpoints: Checkpoints, start: int) -> None:
             f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step "
             f"{start}"
         )
-
-
-def _starting(heart: Heart, waits_for: str) -> None:
-    heart.tell(state="starting", waiting_for=waits_for)
 
 
 def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:

@@ -23,7 +23,7 @@ from common.redis import Redis, connect
 from common.rewards import gold_test
 from common.state import read_state
 from common.telemetry import record_evaluation
-from common.types import Completion, Prompt, SamplingRequest
+from common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out
@@ -205,9 +205,10 @@ def samples_file(folder: Path, benchmark: Benchmark, step: int) -> Path:
 
 
 def sampling_calls(config: Config, version: int) -> tuple[Generate, Score]:
-    """Calls to what samples, on exactly weights `version`, and to verifiers, of the running application."""
+    """Calls to what samples, on exactly weights `version` and after what training asks for, and to verifiers,
+    of the running application."""
     generate, score = application_calls(config, version, weights_come=False)
-    return on_version(generate, version), score
+    return on_version(after_training(generate), version), score
 
 
 def application_calls(config: Config, version: int, *, weights_come: bool = True) -> tuple[Generate, Score]:
@@ -219,6 +220,16 @@ def application_calls(config: Config, version: int, *, weights_come: bool = True
     policy, verifier = (serve.get_deployment_handle(name, APP) for name in (config.policy, "verifier"))
     generate = policy_calls(policy, config, version, weights_come=weights_come)
     return generate, verifier_calls(verifier, config)
+
+
+def after_training(generate: Generate) -> Generate:
+    """`generate` for requests that wait behind those of training in an engine. So the first batch is there
+    when the learner is, while the initial policy is measured."""
+
+    async def sample(request: SamplingRequest) -> list[Completion]:
+        return await generate(replace(request, priority=AFTER_TRAINING))
+
+    return sample
 
 
 def on_version(generate: Generate, version: int) -> Generate:

@@ -1,10 +1,13 @@
 """The evaluation of the initial policy, while the learner starts.
 
-    generators are up ─► evaluation of version 0 ──────────► the learner's first step
-                     └─► learner: processes, model, engine ──┘
+    generators are up ─► evaluation of version 0 ───────────────────────► version 1 is published
+                     ├─► learner: processes, model, engine ─► first step ─┘
+                     └─► the first batch ─────────────────────┘
 
-Generators hold one version of the weights, so the learner begins its first step when the evaluation is over
-(`Keys.hold`). The hold expires if this process dies.
+Generators hold one version of the weights, so the learner keeps the weights of its first step until the
+evaluation is over (`Keys.hold`); with `generator.sleep` it waits before that step. An evaluation that is
+stopped or fails leaves the hold, which expires: what still lives of the run must not publish weights, because
+the resumed run completes the evaluation.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ class FirstEvaluation:
         self._over, self._here = threading.Event(), threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Counts] | None = None
-        self._stopped = False
+        self._stopped = self._complete = False
         self.error: Exception | None = None
 
     def run(self) -> None:
@@ -47,6 +50,7 @@ class FirstEvaluation:
         try:
             with suppress(asyncio.CancelledError):
                 evaluate_run(self._config, self._url, self._run_dir, 0, self._console, self._draw)
+                self._complete = True
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             if not self._stopped:
                 self.error = error
@@ -66,11 +70,12 @@ class FirstEvaluation:
         self._over.set()
 
     def hold(self) -> None:
-        """Renew the hold on the learner until the evaluation is over; then lift it."""
+        """Renew the hold on the learner until the evaluation is over; then lift it, if it is complete."""
         client, key = connect(self._url, patient=True), Keys(self._config.run.name).hold
         while not self._over.wait(RENEW_S):
             client.set(key, 1, ex=HOLD_S)
-        client.delete(key)
+        if self._complete:
+            client.delete(key)
 
     def _draw(self, sampling: Coroutine[Any, Any, Counts]) -> Counts:
         with asyncio.Runner() as runner:
@@ -84,13 +89,15 @@ class FirstEvaluation:
 
 @contextmanager
 def evaluating_first(config: Config, url: str, run_dir: Path, console: Console) -> Iterator[FirstEvaluation]:
-    """Hold the learner's first step back until the evaluation of the initial policy is over, where the run
-    has one to make: the block calls `run`. Raises its error when the block ends."""
+    """Hold the learner's weights back until the evaluation of the initial policy is over, where the run has
+    one to make: the block calls `run`. Raises its error when the block ends."""
     first = FirstEvaluation(config, url, run_dir, console)
     holding = threading.Thread(target=first.hold, name="hold", daemon=True)
     if is_missing(config, run_dir, 0):
         connect(url).set(Keys(config.run.name).hold, 1, ex=HOLD_S)
         holding.start()
+    else:
+        connect(url).delete(Keys(config.run.name).hold)  # of a launcher that was killed
     try:
         yield first
     except (KeyboardInterrupt, SystemExit, HoraError):  # what Ray Train makes of an interrupt

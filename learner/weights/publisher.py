@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from learner.weights.transfer_group import TransferGroup
 
 log = structlog.get_logger(__name__)
+HELD_POLL_S = 0.1
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class Timing:
 
 
 class Publisher:
-    """Publishes versions in order. `publish` is called on every rank; rank 0 drives."""
+    """Publishes versions in order. `publish` is called on every rank; rank 0 drives. While the launcher
+    measures the initial policy (`Keys.hold`), a version stays with the learner."""
 
     def __init__(self, config: Config, engine: Engine, client: redis.Redis, run_dir: Path, rank: int) -> None:
         self._config, self._redis, self._rank = config, client, rank
@@ -84,10 +88,11 @@ class Publisher:
         if self._rank == 0:
             weights = Snapshot(version, tensors, self._device)
             if self._group is None:
-                self._shipping = self._background.submit(self._ship, weights)
+                self._shipping = self._background.submit(self._when_free, partial(self._ship, weights))
             else:
                 self._newest = weights
-                self._shipping = self._background.submit(self._send, self._group, weights)
+                sending = partial(self._send, self._group, weights)
+                self._shipping = self._background.submit(self._when_free, sending)
 
     def refresh(self) -> None:
         """Send the newest version to replicas that started after its broadcast. Rank 0 calls this while it
@@ -118,6 +123,12 @@ class Publisher:
         self.wait()
         self._background.shutdown()
         self._aside.shutdown()
+
+    def _when_free(self, bring: Callable[[], None]) -> None:
+        """`bring` weights to the replicas as soon as no evaluation needs those that they have."""
+        while self._redis.exists(Keys(self._config.run.name).hold):
+            time.sleep(HELD_POLL_S)
+        bring()
 
     def _ship(self, weights: Snapshot) -> None:
         """Write the file and announce it. A separate thread tells the replicas to load it at once, so a hung

@@ -1,4 +1,4 @@
-"""The initial policy is measured while the learner starts; the learner's first step waits for it."""
+"""The initial policy is measured while the learner starts and makes its first step; its weights wait."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def during(
     assert not thread.is_alive()
 
 
-def test_the_learner_begins_when_the_evaluation_is_over(
+def test_the_learner_goes_on_when_the_evaluation_is_over(
     config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over: list[float] = []
@@ -82,6 +82,7 @@ def test_a_run_without_held_out_problems_or_with_a_result_holds_nothing(
     during(without, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / f"{held_out(config).name}-step0.json").touch()
+    connect(redis_url).set(Keys("held").hold, 1, ex=60)  # the launcher was killed when it had the result
     during(config, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
 
 
@@ -100,7 +101,8 @@ def test_the_end_of_a_run_breaks_the_evaluation_off(
     with pytest.raises(KeyboardInterrupt):
         during(config, redis_url, tmp_path, monkeypatch, evaluate, interrupted)
     assert time.monotonic() - began < 10.0
-    assert connect(redis_url).exists(Keys("held").hold) == 0
+    left_s = connect(redis_url).ttl(Keys("held").hold)
+    assert 0 < left_s <= first_evaluation.HOLD_S, "a resumed run completes it"
 
 
 def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
@@ -111,3 +113,4 @@ def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
 
     with pytest.raises(RunError, match="no verifier answers"):
         during(config, redis_url, tmp_path, monkeypatch, evaluate, lambda: time.sleep(20.0))
+    assert connect(redis_url).exists(Keys("held").hold), "a learner that still lives publishes nothing"

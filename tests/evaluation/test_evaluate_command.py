@@ -15,14 +15,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from actors.generator.places import Places
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
 from common.load import load
 from common.model_files import weights_digest
 from common.redis import connect
-from common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
 from deploy.launch.evaluation import (
+    after_training,
     evaluate_benchmark,
     evaluate_run,
     in_flight,
@@ -157,6 +159,22 @@ def test_an_answer_of_other_weights_is_refused() -> None:
     request = SamplingRequest(Prompt(0, "p", "1", np.zeros(1, np.int32)), 1, 0)
     with pytest.raises(RunError, match="an evaluation of version 2 was answered by version 3"):
         asyncio.run(on_version(generate, 2)(request))
+
+
+def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> None:
+    asked: list[SamplingRequest] = []
+
+    async def generate(request: SamplingRequest) -> list[Completion]:
+        asked.append(request)
+        return []
+
+    request = SamplingRequest(Prompt(0, "p", "1", np.zeros(1, np.int32)), 200, 0)
+    asyncio.run(after_training(generate)(request))
+    last_shard = 10**6 * load("tiny").rollout.shards
+    assert last_shard < asked[0].priority < BELOW_TRAINING
+    places = Places("generator/a", requests=2, aside=8)
+    with places.held(asked[0]), places.held(asked[0]):
+        assert places.sampling_aside == 0
 
 
 def test_a_model_that_was_trained_in_place_is_told_from_before(tmp_path: Path) -> None:

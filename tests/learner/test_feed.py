@@ -275,6 +275,20 @@ def test_a_paused_run_waits_for_as_long_as_it_takes(redis_server: RedisServer) -
 
 
 @pytest.mark.system
+def test_a_batch_has_no_limit_while_the_initial_policy_is_measured(redis_server: RedisServer) -> None:
+    client, began = connect(redis_server.url), time.monotonic()
+    client.set(Keys("f").hold, 1)
+
+    def sampled_late() -> None:
+        if time.monotonic() - began > 1.5 * config().learner.wait_limit_s:
+            client.delete(Keys("f").hold)
+            push(redis_server, *(of_run(i) for i in range(GAMMA)))
+
+    planner(redis_server).plan(0, sampled_late)
+    assert trained(redis_server, 0) == ["0:0", "0:1", "0:2"]
+
+
+@pytest.mark.system
 def test_a_rank_waits_while_rank_0_says_that_it_is_there(redis_server: RedisServer) -> None:
     client, limit = connect(redis_server.url), config().learner.wait_limit_s
     reader, done = Reader(client, config(), 1, 2), threading.Event()

@@ -69,6 +69,27 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
     assert told == [1, 4], "what is newer was out already"
 
 
+def test_no_version_leaves_the_learner_while_the_initial_policy_is_measured(
+    tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.weights.broadcast import BroadcastClient
+
+    told = list[int]()
+    monkeypatch.setattr(BroadcastClient, "update", lambda client, info, version: told.append(version))
+    held = Keys("r").hold
+    connect(redis_server.url).set(held, 1)
+    publisher, client = first_version(redis_server.url, tmp_path)
+    time.sleep(0.5)
+    assert newest_now(client, "r") is None
+    assert client.hget(Keys("r").state, "version") is None
+    assert not told
+    client.delete(held)
+    publisher.wait()
+    assert client.hget(Keys("r").state, "version") == b"1"
+    publisher.close()
+    assert told == [1]
+
+
 def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     tmp_path: Path,
     redis_server: RedisServer,

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +91,20 @@ def test_every_version_is_in_the_one_buffer_and_counts_when_it_was_sent(made: An
     assert len({info["digest"] for info in replicas.told}) == 3
     assert [info["last"] for info in replicas.told] == replicas.pinned_too == [False, False, True]
     assert publisher.timing.bytes == 4 * (16 + 7)
+    publisher.close()
+
+
+def test_no_replica_is_sent_a_version_while_the_initial_policy_is_measured(made: Any) -> None:
+    publisher, replicas, weights, client = made
+    client.set(Keys("r").hold, 1)
+    weights.step(1)
+    publisher.publish(1)
+    time.sleep(0.5)
+    publisher.refresh()
+    assert not replicas.told
+    client.delete(Keys("r").hold)
+    publisher.wait()
+    assert read(replicas.told[-1]) == {"a": {1}, "b": {1}}
     publisher.close()
 
 

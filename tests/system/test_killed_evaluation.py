@@ -2,6 +2,7 @@
 step. The resumed run completes both: every sample once, on weights that the result names."""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -61,3 +62,27 @@ def test_an_evaluation_that_was_killed_with_everything_else_is_completed_once(
         assert result.versions == [min(met), max(met)]
         assert min(met) >= step
     assert max(met) == STEPS, "after training there is one version"
+
+
+def test_the_first_step_is_not_published_before_the_initial_policy_is_measured(
+    live_run: Callable[..., Any],
+) -> None:
+    """Killed between the learner's first step and the end of the evaluation of step 0. That one is completed
+    on version 0 before any newer weights leave the learner."""
+    many = {"evaluation.prompts": 400, "evaluation.every": "null"}
+    run = live_run(3, **SETTINGS | many)
+    path = run.run / "evaluation" / "arithmetic-step0.samples.jsonl"
+    run.until(1)
+    run.wait_for(lambda: len(samples(path)) > 4, "samples of step 0")
+    time.sleep(2.0)
+    run.kill_everything()
+    assert not path.with_name("arithmetic-step0.json").exists(), "it was to be killed before its end"
+    assert run.trained() == 1, "the second step waits"
+    before = samples(path)
+    run.start("--resume")
+    run.finish()
+    run.assert_exact()
+    drawn, result = samples(path), read_result(path.with_name("arithmetic-step0.json"))
+    assert drawn[: len(before)] == before
+    assert result.versions == [0, 0]
+    assert {v for s in drawn for v in s["versions"]} == {0}
