@@ -173,7 +173,7 @@ def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> No
     last_shard = 10**6 * load("tiny").rollout.shards
     assert last_shard < asked[0].priority < BELOW_TRAINING
     places = Places("generator/a", requests=2, aside=8)
-    with places.held(asked[0]), places.held(asked[0]):
+    with places.held(asked), places.held(asked):
         assert places.sampling_aside == 0
 
 

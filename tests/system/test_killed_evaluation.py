@@ -69,7 +69,7 @@ def test_the_first_step_is_not_published_before_the_initial_policy_is_measured(
 ) -> None:
     """Killed between the learner's first step and the end of the evaluation of step 0. That one is completed
     on version 0 before any newer weights leave the learner."""
-    many = {"evaluation.prompts": 400, "evaluation.every": "null"}
+    many = {"evaluation.prompts": 200, "evaluation.every": "null"}
     run = live_run(3, **SETTINGS | many)
     path = run.run / "evaluation" / "arithmetic-step0.samples.jsonl"
     run.until(1)
