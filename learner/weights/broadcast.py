@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypedDict
 
 import structlog
 
 log = structlog.get_logger(__name__)
 APP, DEPLOYMENT = "hora", "generator"
+Ask = Callable[..., list[Any]]
+"""A method of the replicas and its arguments -> their answers."""
 
 
 class Confirmation(TypedDict):
@@ -25,11 +29,11 @@ class BroadcastClient:
     """Each call goes to every running replica and has `limit_s` seconds.
 
     Serve restarts a replica that fails. The new one pulls the newest version or is sent it; the other
-    replicas continue.
+    replicas continue. `ask` is what calls them: see `ask_replicas`.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit = limit_s
+    def __init__(self, limit_s: float, ask: Ask | None = None) -> None:
+        self._all = ask or partial(ask_replicas, limit_s)
 
     def roll_call(self, coming: int, *, pinned: bool) -> dict[str, int]:
         """The healthy replicas that answer now, each with the version it holds, before version `coming` is
@@ -61,21 +65,24 @@ class BroadcastClient:
         """Have the replicas free their cards at weights `version`; the names of those that did."""
         return self._all("sleep", version)
 
-    def _all(self, method: str, *args: Any) -> list[Any]:
-        import ray
-        from ray import serve
-        from ray.exceptions import RayError
-        from ray.serve.exceptions import RayServeException
 
-        if not ray.is_initialized():
-            return []  # A learner without a cluster: replicas pull the announced file.
-        try:
-            handle = serve.get_deployment_handle(DEPLOYMENT, APP)
-            results = handle.broadcast(method, *args).results(timeout_s=self._limit, return_exceptions=True)
-        except (RayServeException, RayError, KeyError, TimeoutError) as error:  # KeyError: no application yet
-            log.warning("broadcast failed", method=method, error=f"{type(error).__name__}: {error}")
-            return []
-        for failed in (r for r in results if isinstance(r, BaseException)):
-            reason = str(failed).strip().splitlines()[-1:]
-            log.warning("a replica failed an update", method=method, error=reason)
-        return [r for r in results if not isinstance(r, BaseException)]
+def ask_replicas(limit_s: float, method: str, *args: Any) -> list[Any]:
+    """What the generator replicas that run answer to `method` within `limit_s` seconds; failures are
+    logged."""
+    import ray
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    if not ray.is_initialized():
+        return []  # A learner without a cluster: replicas pull the announced file.
+    try:
+        handle = serve.get_deployment_handle(DEPLOYMENT, APP)
+        results = handle.broadcast(method, *args).results(timeout_s=limit_s, return_exceptions=True)
+    except (RayServeException, RayError, KeyError, TimeoutError) as error:  # KeyError: no application yet
+        log.warning("broadcast failed", method=method, error=f"{type(error).__name__}: {error}")
+        return []
+    for failed in (r for r in results if isinstance(r, BaseException)):
+        reason = str(failed).strip().splitlines()[-1:]
+        log.warning("a replica failed an update", method=method, error=reason)
+    return [r for r in results if not isinstance(r, BaseException)]

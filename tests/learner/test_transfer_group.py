@@ -68,12 +68,10 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
         {"replica": "generator/a", "version": 6, "pinned": False},
         {"replica": "generator/b", "version": 4, "pinned": True},
     ]
-    monkeypatch.setattr(BroadcastClient, "_all", lambda *_: answers)
-    broadcast = BroadcastClient(1.0)
+    broadcast = BroadcastClient(1.0, lambda *_: answers)
     assert broadcast.roll_call(7, pinned=False) == {"generator/a": 6}
     assert broadcast.roll_call(7, pinned=True) == {"generator/a": 6, "generator/b": 4}
 
-    monkeypatch.setattr(BroadcastClient, "_all", lambda *_: [])
     clock = Clock(0.0)
     sent = group(client, 30.0, clock)
     heartbeat_now(client, "again", "generator/a", {"version": 7})
@@ -94,15 +92,14 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     assert sent.is_behind(last)
 
 
-def test_what_a_pinned_replica_holds_is_no_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
     from learner.weights.broadcast import BroadcastClient
 
     said = [
         {"replica": f"generator/{v}", "version": v, "checksum": str(v), "pause_s": v, "checksum_s": 0}
         for v in (4, 7)
     ]
-    monkeypatch.setattr(BroadcastClient, "_all", lambda *_: said)
-    assert BroadcastClient(1.0).confirm(7) == said[1:]
+    assert BroadcastClient(1.0, lambda *_: said).confirm(7) == said[1:]
 
 
 @pytest.mark.parametrize("sent_s_ago", [1.0, -30.0])
