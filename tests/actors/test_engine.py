@@ -120,6 +120,7 @@ def test_a_call_that_is_cancelled_leaves_no_sequence_running(monkeypatch: pytest
 
 
 @pytest.mark.system
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
     """oneDNN compiles a matrix product for each number of rows."""
