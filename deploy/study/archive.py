@@ -22,8 +22,8 @@ import numpy as np
 from common.errors import HoraError
 from common.load import load
 from deploy.study.cells import Study, cells, load_study
+from deploy.study.exact_report import rules_of
 from deploy.study.loop import CURVES
-from deploy.study.loop_runner import rules_of
 from evaluation.report.curves import Curve, curve_of
 from evaluation.report.curves_report import report_curves
 from evaluation.report.figures import save
@@ -47,8 +47,13 @@ class Archive:
     def curves(self) -> dict[str, dict[int, Curve]]:
         return {arm: {seed: curve_of(r) for seed, r in found.items()} for arm, found in self.records.items()}
 
+    def has_rates(self, arm: str) -> bool:
+        """Whether the arm has groups, with the exact success rate of each one's prompt."""
+        records = self.records.get(arm, {}).values()
+        return bool(records) and all("p" in r["groups"] for r in records if isinstance(r["groups"], dict))
+
     def groups(self, arm: str) -> Groups:
-        """All groups of the arm, over its seeds."""
+        """All groups of the arm, over its seeds, where they have rates."""
         tables = [r["groups"] for r in self.records[arm].values()]
         columns = {
             name: np.concatenate([np.asarray(t[name]) for t in tables if isinstance(t, dict)])
@@ -103,7 +108,9 @@ def report(path: Path) -> Path:
     study = archive.study
     planned = dict.fromkeys(study.arms, len(study.seeds))
     page = report_curves(out, study.title or study.name, archive.curves(), planned, rules_of(study), name)
-    arms = [a for a in study.design.first or study.arms if archive.records.get(a)][:MOST_ARMS]
+    arms = [a for a in study.design.first or study.arms if archive.has_rates(a)][:MOST_ARMS]
+    if not arms:  # through the whole stack nobody knows the success rates that groups were sampled with
+        return page
     found = {arm: archive.groups(arm) for arm in arms}
     told = {arm: foretold(found[arm], archive.terms(arm), DRAWS) for arm in arms}
     save(mechanism_figure(found, told), out, f"{name}-mechanism")
@@ -115,7 +122,8 @@ def report(path: Path) -> Path:
 def _record(folder: Path) -> dict[str, object]:
     found = json.loads((folder / CURVES).read_text())
     lines = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
-    columns = {name: [_short(line[name]) for line in lines] for name in (*KEPT, *PRIOR)}
+    kept = [name for name in (*KEPT, *PRIOR) if name in lines[0]]
+    columns = {name: [_short(line[name]) for line in lines] for name in kept}
     return {**{key: _short(value) for key, value in found.items()}, "groups": columns}
 
 

@@ -18,9 +18,14 @@ from common.errors import RunError
 from common.load import dump_yaml
 from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, Study, cells, folders, load_study, same_at_step_0
+from deploy.study.exact_report import write_exact_report
+from deploy.study.loop import CURVES
+from deploy.study.stack_curves import check_kept, has_exact_success, write_stack_curves
 from evaluation.benchmarks import held_out
 from evaluation.console import counting_bar, say
 from evaluation.report.study_report import write_study_report
+from evaluation.report.study_statistics import unmatched
+from evaluation.run_folders import load_run
 
 STOP_LIMIT_S = 120.0
 POLL_S = 0.5
@@ -33,25 +38,42 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
-    todo = [c for c in cells(plan, folder) if not is_finished(c, folder)]
+    exact = has_exact_success(cells(plan, folder, held_out=False)[0].config)
+    every = cells(plan, folder, held_out=not exact)
+    for cell in every if exact else []:
+        check_kept(cell.config)
+    todo = [c for c in every if not is_finished(c, folder)]
     try:
-        failed = run_cells(plan, todo, folder, parallel or at_once(todo), console) if todo else []
+        failed = run_cells(plan, todo, every, folder, parallel or at_once(todo), console) if todo else []
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running. The same command continues the study.")
         raise SystemExit(130) from None
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}; log: {_log(cell, folder)}")
-    path, problems = write_study_report(
-        folder / "report",
-        plan.title or plan.name,
-        folders(plan, folder),
-        plan.compared_with,
-    )
+    if exact:
+        path, problems = _report_exactly(plan, every, folder)
+    else:
+        path, problems = write_study_report(
+            folder / "report",
+            plan.title or plan.name,
+            folders(plan, folder),
+            plan.compared_with,
+        )
     for problem in problems:
         say(console, f"not compute-matched: {problem}")
     console.print((path.parent / "report.md").read_text(), markup=False)
     say(console, f"report: {path}")
     return not failed and not problems
+
+
+def _report_exactly(plan: Study, every: Sequence[Cell], folder: Path) -> tuple[Path, list[str]]:
+    """The page of finished cells by their exact curves, and what is not compute-matched."""
+    finished = [cell for cell in every if is_finished(cell, folder)]
+    for cell in finished:
+        if not (cell.folder(folder) / CURVES).exists():
+            write_stack_curves(cell.config)
+    problems = unmatched({cell.name: load_run(cell.folder(folder)) for cell in finished})
+    return write_exact_report(plan, folder), problems
 
 
 def at_once(todo: Sequence[Cell]) -> int:
@@ -78,13 +100,12 @@ def is_finished(cell: Cell, out: Path) -> bool:
 
 
 def run_cells(
-    plan: Study, todo: list[Cell], out: Path, parallel: int, console: Console
+    plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int, console: Console
 ) -> list[tuple[Cell, str]]:
-    """Run `todo`, `parallel` at a time. Returns the failed cells with their reasons."""
+    """Run `todo` of `every` cell, `parallel` at a time. Returns the failed cells with their reasons."""
     (out / "logs").mkdir(parents=True, exist_ok=True)
     waiting, failed = list(todo), list[tuple[Cell, str]]()
     running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
-    every = cells(plan, out)
     with counting_bar(console, TextColumn("{task.fields[text]}")) as bar:
         task = bar.add_task(plan.name, total=sum(c.config.learner.steps for c in every), text="")
         try:

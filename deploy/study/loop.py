@@ -79,7 +79,7 @@ def run_cell(config: Config, every: int) -> Path:
         for step in range(config.learner.steps + 1):
             if step % every == 0 or step == config.learner.steps:
                 for name, success in parts.watched.items():
-                    curves[name].append({"step": step, **_figures(success(parts.engine.hf))})
+                    curves[name].append({"step": step, **figures(success(parts.engine.hf))})
             if step == config.learner.steps:
                 break
             groups = loop.run_until_complete(_batch(parts, step))
@@ -215,7 +215,7 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     }
 
 
-def _figures(success: np.ndarray) -> dict[str, float]:
+def figures(success: np.ndarray) -> dict[str, float]:
     """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of
     their entropy)."""
     total = success.sum(axis=1)

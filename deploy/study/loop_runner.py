@@ -11,11 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from common.load import dump_yaml
-from deploy.study.cells import Cell, Study, cells, folders, load_study
+from deploy.study.cells import Cell, cells, load_study
+from deploy.study.exact_report import write_exact_report
 from deploy.study.loop import CURVES, run_cell
 from evaluation.console import counting_bar, say
-from evaluation.report.curves import Rules
-from evaluation.report.curves_report import write_curves_report
 
 
 def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
@@ -30,24 +29,10 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}")
-    curves = {arm: {s: f / CURVES for s, f in of.items()} for arm, of in folders(plan, folder).items()}
-    path = write_curves_report(
-        folder / "report",
-        plan.title or plan.name,
-        curves,
-        rules_of(plan),
-    )
+    path = write_exact_report(plan, folder)
     console.print(path.read_text(), markup=False)
     say(console, f"report: {path}")
     return not failed
-
-
-def rules_of(study: Study) -> Rules:
-    """The design's rules for the report; without comparisons, every arm against the baseline."""
-    comparisons = study.design.comparisons or tuple(
-        (a, study.compared_with) for a in study.arms if a != study.compared_with
-    )
-    return Rules(comparisons, **study.design.model_dump(exclude={"comparisons", "every", "first"}))
 
 
 def _finished(cell: Cell, out: Path) -> bool:

@@ -112,5 +112,5 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("deploy.study.cell_runner.start_cell", start)
     with open(os.devnull, "w") as nowhere:
-        failed = run_cells(plan, [cell], tmp_path, 1, Console(file=nowhere))
+        failed = run_cells(plan, [cell], [cell], tmp_path, 1, Console(file=nowhere))
     assert failed == [(cell, "ValueError: worse")]

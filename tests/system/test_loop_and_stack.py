@@ -14,14 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from transformers import AutoModelForCausalLM
 
 from common.config import Config
 from common.load import load
-from common.prompts import load_tokenizer
 from deploy.study.loop import run_cell
+from deploy.study.stack_curves import has_exact_success, write_stack_curves
 from deploy.tasks.build import build
-from deploy.tasks.recall import ExactSuccess, load_task
 
 STEPS, WARM_START = 6, 250
 LOOP_SEEDS, STACK_SEEDS = range(8), range(3)
@@ -83,17 +81,18 @@ def settings(task: Path, out: Path, seed: int) -> list[str]:
 
 def in_the_loop(configs: list[Config]) -> list[Curve]:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        found = [json.loads(pool.submit(run_cell, c, STEPS).result().read_text()) for c in configs]
-    return [
-        Curve(
-            [s["grad_norm"] for s in one["steps"]],
-            [s["hits"] for s in one["steps"]],
-            [s["signal"] for s in one["steps"]],
-            one["curves"]["trained"][-1]["pass@1"],
-            one["curves"]["trained"][-1]["pass@16"],
-        )
-        for one in found
-    ]
+        return [curve_of(pool.submit(run_cell, c, STEPS).result()) for c in configs]
+
+
+def curve_of(path: Path) -> Curve:
+    one = json.loads(path.read_text())
+    return Curve(
+        [s["grad_norm"] for s in one["steps"]],
+        [s["hits"] for s in one["steps"]],
+        [s["signal"] for s in one["steps"]],
+        one["curves"]["trained"][-1]["pass@1"],
+        one["curves"]["trained"][-1]["pass@16"],
+    )
 
 
 def on_the_stack(task: Path, out: Path, seed: int) -> Curve:
@@ -102,18 +101,9 @@ def on_the_stack(task: Path, out: Path, seed: int) -> Curve:
     environment = {**os.environ, "COLUMNS": "120"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=700, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
-    run = out / f"facts-seed{seed}"
-    steps = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    model = AutoModelForCausalLM.from_pretrained(run / "model").eval()
-    tokenizer = load_tokenizer(str(task / "model"), trust_remote_code=False)
-    success = ExactSuccess(load_task(task), "trained", tokenizer)(model).sum(axis=1)
-    return Curve(
-        [s["grad_norm"] for s in steps],
-        [s["groups/hit"] for s in steps],
-        [1.0 - s["groups/zero_signal"] for s in steps],
-        float(success.mean()),
-        float(np.mean(1 - (1 - success) ** 16)),
-    )
+    config = load("facts", settings(task, out, seed))
+    assert has_exact_success(config)
+    return curve_of(write_stack_curves(config))
 
 
 def test_the_loop_learns_as_the_whole_stack_does(task: Path, tmp_path: Path) -> None:
