@@ -16,6 +16,7 @@ from deploy.preflight import configuration, machine, services
 from deploy.preflight.checks import target_of
 from deploy.preflight.findings import Finding, Target
 from deploy.preflight.machine import memory_gib
+from deploy.preflight.rounds import rounds
 from tests.support.preflight import Make, by_name, one
 
 
@@ -299,3 +300,21 @@ def test_a_folder_that_cannot_be_written_is_one_line(config: Make, tmp_path: Pat
     assert finding.level == "fail"
     assert path in finding.line
     assert "a file, not a folder" in finding.line or "cannot be written" in finding.line
+
+
+@pytest.mark.parametrize(("prompts", "full"), [(60, False), (120, True)])
+def test_rounds_that_leave_places_of_the_engines_empty_are_said(
+    prompts: int, full: bool, config: Make
+) -> None:
+    one_round = config(rollout={"prompts_per_batch": prompts, "shards": 2})
+    assert list(rounds(Target(one_round))) == []
+    eight = config(
+        rollout={"prompts_per_batch": prompts, "shards": 2, "group_size": 32, "pre_rollouts": 8},
+        allocation={"rounds": 8, "stop": "hit"},
+    )
+    [found] = rounds(Target(eight))
+    at_once = 4 * (prompts // 2 * 24 // 8)
+    assert found.level == "ok"
+    assert f"those of 4 shards in flight ask for at most {at_once} rollouts at once" in found.says
+    assert "the engines have 256 places" in found.says
+    assert ("would keep these full" not in found.says) is full

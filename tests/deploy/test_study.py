@@ -9,6 +9,7 @@ from common.errors import ConfigError
 from common.load import ROOT
 from deploy.study.cell_runner import at_once
 from deploy.study.cells import STUDIES, cells, load_study, same_at_step_0
+from deploy.study.stack_curves import check_kept, has_exact_success
 from deploy.tasks.catalogue import TASKS
 
 GOOD = {
@@ -35,11 +36,16 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(
             task = tmp_path / "tasks" / built
             task.mkdir(parents=True)
             (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
-            for prompts in make(0)[0].sets:
+            about = make(0)[0]
+            about.save(task)
+            for prompts in about.sets:
                 (task / f"{prompts}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
     monkeypatch.chdir(tmp_path)
     study = load_study(path.stem)
-    made = cells(study, tmp_path)
+    exact = has_exact_success(cells(study, tmp_path, held_out=False)[0].config)
+    made = cells(study, tmp_path, held_out=not exact)
+    for cell in made if exact else []:
+        check_kept(cell.config)
     assert study.name == path.stem
     assert len(made) == len(study.arms) * len(study.seeds) >= 6
     assert len({c.name for c in made}) == len(made)
