@@ -1,11 +1,12 @@
-"""What a study in the loop measured, in one compressed file, and every table and figure of the reports from
-such files.
+"""What a study with exact curves measured, in one compressed file, and every table and figure of the reports
+from such files.
 
     python -m deploy.study.archive pack STUDY FOLDER OUT.json.xz
     python -m deploy.study.archive report docs/results
 
 `pack` keeps of each finished cell its curves, its steps, the counts of every group and the success of every
-prompt at the end. `report` writes NAME.md and NAME-*.png beside each NAME.json.xz in a folder.
+prompt at the end; cells that OUT has already stay. `report` writes NAME.md and NAME-*.png beside each
+NAME.json.xz in a folder.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ class Archive:
 
 
 def pack(source: str, folder: Path, out: Path) -> int:
-    """Write the finished cells of the study in `folder` to `out`; returns how many. Raises HoraError where
-    there is none."""
+    """Write the finished cells of the study in `folder` to `out`, beside those that it has already; returns
+    how many it has now. Raises HoraError where there is none, and where it holds cells of other settings."""
     study = load_study(source)
-    records: dict[str, dict[str, object]] = {arm: {} for arm in study.arms}
+    records = _kept_before(study, out)
     for cell in cells(study, folder, held_out=False):
         if (cell.folder(folder) / CURVES).exists():
             records[cell.arm][str(cell.seed)] = _record(cell.folder(folder))
@@ -86,6 +87,25 @@ def pack(source: str, folder: Path, out: Path) -> int:
     text = json.dumps({"study": study.model_dump(mode="json"), "cells": records}, separators=(",", ":"))
     out.write_bytes(lzma.compress(text.encode(), preset=6))
     return count
+
+
+def _kept_before(study: Study, out: Path) -> dict[str, dict[str, object]]:
+    """arm -> seed -> record of the cells in `out`; none where it does not exist."""
+    records: dict[str, dict[str, object]] = {arm: {} for arm in study.arms}
+    if not out.exists():
+        return records
+    before = unpack(out)
+    changed = [
+        arm
+        for arm in before.records
+        if before.records[arm]
+        and (before.study.set, before.study.arms.get(arm)) != (study.set, study.arms.get(arm))
+    ]
+    if changed:
+        raise HoraError(f"{out}: holds cells of {changed[0]} with other settings; write to another file")
+    for arm, cells_of in before.records.items():
+        records[arm] = {str(seed): record for seed, record in cells_of.items()}
+    return records
 
 
 def unpack(path: Path) -> Archive:

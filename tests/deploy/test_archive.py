@@ -1,6 +1,7 @@
 """A study in one file: what comes out is what was measured, and all figures are drawn of it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,30 @@ def test_one_command_writes_every_table_and_figure_of_an_archive(folder: Path) -
     assert "## Mechanism" in text
     kinds = ("curves", "frontier", "forest", "power", "mechanism", "allocation")
     assert all((out / f"mini-{kind}.png").stat().st_size > 4000 for kind in kinds)
+
+
+def test_cells_that_ran_later_join_those_whose_folders_are_gone(folder: Path) -> None:
+    out = folder / "mini.json.xz"
+    assert pack("mini.yaml", folder / "cells", out) == 8
+    before = unpack(out).records["grpo"][100]
+    shutil.rmtree(folder / "cells")
+    write_cell(folder / "cells" / "stop-seed102", 2, 102)
+    assert pack("mini.yaml", folder / "cells", out) == 9
+    assert unpack(out).records["grpo"][100] == before
+    other = STUDY.replace("rollout.group_size: 16", "rollout.group_size: 12")
+    (folder / "mini.yaml").write_text(other)
+    with pytest.raises(HoraError, match="holds cells of grpo with other settings"):
+        pack("mini.yaml", folder / "cells", out)
+
+
+def test_groups_without_rates_have_a_report_without_the_mechanism(folder: Path) -> None:
+    for file in (folder / "cells").glob("*/groups.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({k: v for k, v in x.items() if k != "p"}) + "\n" for x in lines))
+    pack("mini.yaml", folder / "cells", folder / "mini.json.xz")
+    text = report(folder / "mini.json.xz").read_text()
+    assert "HORA finds more." in text
+    assert "## Mechanism" not in text
 
 
 def test_what_is_no_archive_is_one_line(folder: Path) -> None:
