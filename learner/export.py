@@ -30,6 +30,9 @@ from learner.origin import write_origin
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+OF_ENGINE = "hf."
+"""What a checkpoint's names begin with: the engine holds the policy as `hf`."""
+
 
 def export(
     engine: Engine, config: Config, folder: Path, rank: int, step: int, adapter: Path | None = None
@@ -55,14 +58,38 @@ def export_checkpoint(
     with `learner.lora` gives the merged model, or with `adapter` the adapter alone.
 
     Raises RunError when the checkpoint is missing or was changed, and when the folder is not empty, and
-    ConfigError for an adapter of a run that trained full weights. DeepSpeed's state contains pickles, so
-    nothing is loaded before the manifest is verified.
+    ConfigError for an adapter of a run that trained full weights.
     """
     if adapter and config.learner.lora is None:
         raise ConfigError(
             f"--adapter: {run_dir} trained full weights (learner.lora: null), it has no adapter; leave "
             "--adapter out"
         )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunError(f"{folder}: exists and is not empty; choose another folder")
+    chosen, weights = checkpoint_weights(run_dir, config, step)
+    if config.learner.lora is not None:
+        tensors = {
+            published_name(name): t.to(DTYPES[config.model.dtype])
+            for name, t in weights.items()
+            if PARAMETER.match(name)
+        }
+        (_write_adapter if adapter else _write_merged)(tensors, config, chosen, folder)
+        return chosen
+    model = load_model(config, attention="sdpa")  # only for its names and shapes
+    named = {name: weights[name].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()}
+    _write(model, named, config, chosen, folder)
+    return chosen
+
+
+def checkpoint_weights(
+    run_dir: Path, config: Config, step: int | None
+) -> tuple[int, dict[str, torch.Tensor]]:
+    """The step (default: the newest) and the trained parameters of a checkpoint, by the policy's names.
+
+    Raises RunError when it is missing or was changed. DeepSpeed's state contains pickles, so nothing is
+    loaded before the manifest is verified.
+    """
     found = checkpoints_in(run_dir / "checkpoints")
     if not found:
         raise RunError(
@@ -73,8 +100,6 @@ def export_checkpoint(
         raise RunError(
             f"{run_dir}: no checkpoint of step {chosen}; there are: {', '.join(map(str, sorted(found)))}"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunError(f"{folder}: exists and is not empty; choose another folder")
     try:
         verified(found[chosen], read_secret(run_dir), config.run.name, chosen)
     except Refused as refused:
@@ -83,24 +108,11 @@ def export_checkpoint(
             f"{found[chosen]}: {refused}; nothing of it is loaded{f', try {others}' if others else ''}"
         ) from None
     weights = _weights(found[chosen] / TAG)
-    if config.learner.lora is not None:
-        tensors = {
-            published_name(name.removeprefix("hf.")): t.to(DTYPES[config.model.dtype])
-            for name, t in weights.items()
-            if PARAMETER.match(name)
-        }
-        (_write_adapter if adapter else _write_merged)(tensors, config, chosen, folder)
-        return chosen
-    model = load_model(config, attention="sdpa")  # only for its names and shapes
-    named = {
-        name: weights[f"hf.{name}"].to(DTYPES[config.model.dtype]) for name, _ in model.named_parameters()
-    }
-    _write(model, named, config, chosen, folder)
-    return chosen
+    return chosen, {name.removeprefix(OF_ENGINE): t for name, t in weights.items()}
 
 
 def _weights(state: Path) -> dict[str, torch.Tensor]:
-    """Every trained parameter of a verified checkpoint, whole, by the policy's names."""
+    """Every trained parameter of a verified checkpoint, whole, by the engine's names."""
     if not list(state.glob("*_optim_states.pt")):  # without ZeRO one file holds all
         # Unpickling can execute code from the file, and DeepSpeed's state holds objects that weights_only
         # refuses. It is safe here: the caller has compared every file with the checksums of a manifest that

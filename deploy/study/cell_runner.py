@@ -51,7 +51,7 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}; log: {_log(cell, folder)}")
     if exact:
-        path, problems = _report_exactly(plan, every, folder)
+        path, problems = _report_exactly(plan, every, folder, console)
     else:
         path, problems = write_study_report(
             folder / "report",
@@ -66,12 +66,19 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     return not failed and not problems
 
 
-def _report_exactly(plan: Study, every: Sequence[Cell], folder: Path) -> tuple[Path, list[str]]:
-    """The page of finished cells by their exact curves, and what is not compute-matched."""
+def _report_exactly(
+    plan: Study, every: Sequence[Cell], folder: Path, console: Console
+) -> tuple[Path, list[str]]:
+    """The page of finished cells by their exact curves, and what is not compute-matched. A cell whose curve
+    has a hole is told, and missing in the report."""
     finished = [cell for cell in every if is_finished(cell, folder)]
-    for cell in finished:
-        if not (cell.folder(folder) / CURVES).exists():
-            write_stack_curves(cell.config)
+    new = [cell for cell in finished if not (cell.folder(folder) / CURVES).exists()]
+    with counting_bar(console) as bar:
+        for cell in bar.track(new, description="exact curves"):
+            try:
+                write_stack_curves(cell.config)
+            except RunError as error:
+                say(bar.console, f"{cell.name} has no curve: {error}")
     problems = unmatched({cell.name: load_run(cell.folder(folder)) for cell in finished})
     return write_exact_report(plan, folder), problems
 

@@ -10,9 +10,9 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+import torch
+from transformers import PreTrainedModel
 
 from common.config import Config
 from common.errors import ConfigError, RunError
@@ -23,8 +23,9 @@ from deploy.tasks.recall import TASK_FILE, ExactSuccess, load_task
 
 
 def has_exact_success(config: Config) -> bool:
-    """Whether the run's model is that of a recall task and nothing else evaluates it."""
-    return config.evaluation.path is None and (Path(config.model.path).parent / TASK_FILE).is_file()
+    """Whether the run trains all weights of a recall task's model and nothing else evaluates it."""
+    whole = config.evaluation.path is None and config.learner.lora is None
+    return whole and (Path(config.model.path).parent / TASK_FILE).is_file()
 
 
 def check_kept(config: Config) -> None:
@@ -40,6 +41,7 @@ def check_kept(config: Config) -> None:
 def write_stack_curves(config: Config) -> Path:
     """Write the curves of the finished run of `config` to its folder. Raises RunError where a checkpoint
     between is not kept."""
+    torch.set_num_threads(config.learner.threads)  # more of them wait for each other on a busy machine
     task = load_task(Path(config.model.path).parent)
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=False)
     watched = {name: ExactSuccess(task, name, tokenizer) for name in task.sets}
@@ -64,17 +66,20 @@ def write_stack_curves(config: Config) -> Path:
 def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
     """The policy before the first step and after each that has a checkpoint, with the number of steps."""
     from learner.checkpoint import checkpoints_in
-    from learner.export import export_checkpoint
+    from learner.engine import load_model
+    from learner.export import checkpoint_weights
 
     folder = config.run.path
     wanted = _steps_of(config)
     if missing := sorted(set(wanted) - set(checkpoints_in(folder / "checkpoints"))):
         raise RunError(f"{folder}: has no checkpoint of step {missing[0]} any more, so its curve has a hole")
-    yield 0, AutoModelForCausalLM.from_pretrained(config.model.path).eval()
+    model = load_model(config).eval()
+    yield 0, model
     for step in wanted:
-        with TemporaryDirectory() as scratch:
-            export_checkpoint(folder, config, step, Path(scratch))
-            yield step, AutoModelForCausalLM.from_pretrained(scratch).eval()
+        _, weights = checkpoint_weights(folder, config, step)
+        for name, parameter in model.named_parameters():
+            parameter.data.copy_(weights[name])
+        yield step, model
 
 
 def _steps_of(config: Config) -> list[int]:
