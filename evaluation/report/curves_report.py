@@ -199,7 +199,8 @@ def _level(arm: str, cells: Sequence[Curve], name: str, ks: Sequence[int]) -> li
     values = [f"{mean(f'pass@{k}', at):.1f}" for at in (0, half, -1) for k in ks]
     shares = [f"{100 * trained(f):.1f}" for f in ("hits", "signal")]
     steps = len(cells[0].training["tokens"])
-    spent = [f"{trained('tokens') * steps / 1000:.0f}", f"{trained('entropy'):.2f}"]
+    entropy = trained("entropy")
+    spent = [f"{trained('tokens') * steps / 1000:.0f}", "—" if np.isnan(entropy) else f"{entropy:.2f}"]
     return [arm, str(len(cells)), *values, *shares, *spent, f"{mean('ways', -1) / 100:.2f}"]
 
 
