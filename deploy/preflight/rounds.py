@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from deploy.preflight.findings import Finding, Target, ok
 
 ENOUGH = 2
-"""Rollouts asked for at once for each place, with which rounds were as fast as one phase."""
+"""Rollouts asked for at once for each place, below which the remark is made."""
 
 
 def rounds(target: Target) -> Iterator[Finding]:
