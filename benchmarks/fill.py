@@ -25,7 +25,6 @@ from common.prompts import load_tokenizer
 
 SIDES = [(512, 16), (256, 16), (128, 16), (64, 16), (256, 4), (128, 4), (64, 4), (256, 1), (128, 1)]
 BEGIN, END = 0.25, 0.8
-COMPLETIONS = {True: 2560, False: 1536}  # of a side with 128 at once and more, and with fewer
 
 
 async def measure(preset: str, repeats: int) -> dict[tuple[int, int], list[float]]:
@@ -47,7 +46,7 @@ async def measure(preset: str, repeats: int) -> dict[tuple[int, int], list[float
                 answered.append((time.monotonic(), sum(len(c.tokens) for c in completions)))
 
         began = time.monotonic()
-        await asyncio.gather(*(one() for _ in range(COMPLETIONS[at_once >= 128] // size)))
+        await asyncio.gather(*(one() for _ in range((2560 if at_once >= 128 else 1536) // size)))
         seconds = time.monotonic() - began
         begin, end = began + BEGIN * seconds, began + END * seconds
         return sum(tokens for at, tokens in answered if begin < at <= end) / (end - begin)

@@ -21,7 +21,6 @@ from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.isolation import sandbox
 from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollout_disk import rollouts
-from deploy.preflight.rounds import rounds
 from deploy.preflight.sharing import shared_weights
 from deploy.preflight.step_costs import said
 from evaluation.console import say
@@ -35,7 +34,6 @@ CONFIGURATION: tuple[Check, ...] = (
     sources.data,
     configuration.evaluation,
     *TASK,
-    rounds,
     rollouts,
     card_memory,
     disk.forecast,
@@ -67,7 +65,6 @@ CHECKS: tuple[Check, ...] = (
     sources.data,
     configuration.evaluation,
     *TASK,
-    rounds,
     rollouts,
 )
 SHOWN_BY_CHECK = (

@@ -30,6 +30,7 @@ from common.user_code import is_user_function, working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
 from deploy.preflight.machine import model_gib
+from deploy.preflight.rounds import rounds
 from learner.user_advantage import try_advantage
 
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
@@ -53,7 +54,7 @@ def model(target: Target) -> Iterator[Finding]:
 
 
 def names(target: Target) -> Iterator[Finding]:
-    """Rule, prior and rewards. A replica that finds such an error itself is only restarted, and fails
+    """Rule, rounds, prior and rewards. A replica that finds such an error itself is only restarted, and fails
     again."""
     config, allocation = target.config, target.config.allocation
     if not target.trains:
@@ -85,6 +86,7 @@ def names(target: Target) -> Iterator[Finding]:
         f"rule {allocation.rule}, prior {allocation.prior}; {gate if config.gate else 'no warm-up'}; "
         f"success: {success}",
     )
+    yield from rounds(target)
     if allocation.rounds > 1 and allocation.stop == "none" and allocation.rule == "hit_utility":
         yield should(
             False,

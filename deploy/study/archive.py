@@ -23,8 +23,8 @@ import numpy as np
 from common.errors import HoraError
 from common.load import load
 from deploy.study.cells import Study, cells, load_study
+from deploy.study.exact_curves import CURVES
 from deploy.study.exact_report import rules_of
-from deploy.study.loop import CURVES
 from evaluation.report.curves import Curve, curve_of
 from evaluation.report.curves_report import report_curves
 from evaluation.report.figures import save

@@ -17,10 +17,10 @@ from rich.progress import TextColumn
 from common.errors import RunError
 from common.load import dump_yaml
 from deploy.runs.record import RunFile
-from deploy.study.cells import Cell, Study, cells, folders, load_study, same_at_step_0
+from deploy.study.cells import Cell, Study, cells, folders, has_exact_success, load_study, same_at_step_0
+from deploy.study.exact_curves import CURVES
 from deploy.study.exact_report import write_exact_report
-from deploy.study.loop import CURVES
-from deploy.study.stack_curves import check_kept, has_exact_success, write_stack_curves
+from deploy.study.stack_curves import check_kept, write_stack_curves
 from evaluation.benchmarks import held_out
 from evaluation.console import counting_bar, say
 from evaluation.report.study_report import write_study_report
@@ -38,8 +38,8 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
-    exact = has_exact_success(cells(plan, folder, held_out=False)[0].config)
-    every = cells(plan, folder, held_out=not exact)
+    every = cells(plan, folder)
+    exact = has_exact_success(every[0].config)
     for cell in every if exact else []:
         check_kept(cell.config)
     todo = [c for c in every if not is_finished(c, folder)]

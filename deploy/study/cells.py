@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.config import Config
 from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
+from deploy.tasks.recall import TASK_FILE
 
 STUDIES = ROOT / "deploy" / "studies"
 # Settings that every cell of a study shares: the budget, what is trained on which data, and how it is
@@ -197,7 +198,7 @@ def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
     made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
     first = made[: len(study.arms)]
     made.sort(key=lambda cell: bool(study.design.first) and cell.arm not in study.design.first)
-    if held_out and first[0].config.evaluation.path is None:
+    if held_out and first[0].config.evaluation.path is None and not has_exact_success(first[0].config):
         raise ConfigError(
             f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL "
             "file or `arithmetic`"
@@ -213,6 +214,13 @@ def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
                 f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
             )
     return made
+
+
+def has_exact_success(config: Config) -> bool:
+    """Whether the run trains all weights of a recall task's model and nothing else evaluates it: then its
+    success is computed from the checkpoints."""
+    whole = config.evaluation.path is None and config.learner.lora is None
+    return whole and (Path(config.model.path).parent / TASK_FILE).is_file()
 
 
 def same_at_step_0(a: Config, b: Config) -> bool:

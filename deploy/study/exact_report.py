@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from deploy.study.cells import Study, folders
-from deploy.study.loop import CURVES
+from deploy.study.exact_curves import CURVES
 from evaluation.report.curves import Rules
 from evaluation.report.curves_report import write_curves_report
 

@@ -32,21 +32,18 @@ from actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from allocator.priors import Prior, make_prior
 from common.config import Config
 from common.errors import ConfigError
-from common.files import replace_text
 from common.order import batch_rows
 from common.prompts import load_tokenizer, render
 from common.types import Group, Prompt, Rollout
+from deploy.study.exact_curves import ExactCurves
 from deploy.study.local_sampler import LocalSampler
 from deploy.study.merging import merged
-from deploy.tasks.recall import TRAINED, ExactSuccess, RecallTask, load_task
+from deploy.tasks.recall import TRAINED, RecallTask, load_task
 from learner.batch import micro_batches, samples_at
 from learner.engine import Engine, set_device
 from learner.estimator import estimator_of
 from learner.extensions import compile_extensions
 from learner.records import group_record
-
-CURVES = "curves.json"
-KS = (1, 4, 16, 64, 256)
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Parts:
     prior: Prior
     engine: Engine
     sampler: LocalSampler
-    watched: dict[str, ExactSuccess]
+    curves: ExactCurves
 
 
 def run_cell(config: Config, every: int) -> Path:
@@ -72,14 +69,12 @@ def run_cell(config: Config, every: int) -> Path:
     folder = config.run.path
     folder.mkdir(parents=True, exist_ok=True)
     parts = _prepare(config)
-    curves: dict[str, list[dict[str, float]]] = {name: [] for name in parts.watched}
     steps, began = [], time.monotonic()
     # asyncio.run for each step would look up the SIGINT handler, which prints the result of the step before.
     with (folder / "groups.jsonl").open("w") as records, closing(asyncio.new_event_loop()) as loop:
         for step in range(config.learner.steps + 1):
             if step % every == 0 or step == config.learner.steps:
-                for name, success in parts.watched.items():
-                    curves[name].append({"step": step, **figures(success(parts.engine.hf))})
+                parts.curves.measure(parts.engine.hf, step)
             if step == config.learner.steps:
                 break
             groups = loop.run_until_complete(_batch(parts, step))
@@ -87,16 +82,7 @@ def run_cell(config: Config, every: int) -> Path:
             steps.append(_train(parts, step, groups))
             lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
             records.writelines(json.dumps(line) + "\n" for line in lines)
-    found = {
-        "arm": config.run.name.rpartition("-seed")[0],
-        "seed": config.run.seed,
-        "curves": curves,
-        "success": {name: s(parts.engine.hf).sum(axis=1).tolist() for name, s in parts.watched.items()},
-        "steps": steps,
-        "seconds": time.monotonic() - began,
-    }
-    replace_text(folder / CURVES, json.dumps(found))
-    return folder / CURVES
+    return parts.curves.write(config, steps, seconds=time.monotonic() - began)
 
 
 def run_cell_apart(config: Config, every: int) -> Path:
@@ -141,7 +127,7 @@ def _prepare(config: Config) -> Parts:
         make_prior(allocation.prior, len(prompts), allocation.alpha, allocation.beta),
         engine,
         LocalSampler(engine.hf, tokenizer, config),
-        {name: ExactSuccess(task, name, tokenizer) for name in task.sets},
+        ExactCurves(task, tokenizer),
     )
 
 
@@ -193,7 +179,7 @@ async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Gro
 def _success_rates(parts: Parts, groups: list[Group]) -> list[float]:
     """The success probability of each group's prompt under the weights that sampled it."""
     rows = [g.prompt_index for g in groups]
-    rates: list[float] = parts.watched[TRAINED](parts.engine.hf, rows).sum(axis=1).tolist()
+    rates: list[float] = parts.curves.sets[TRAINED](parts.engine.hf, rows).sum(axis=1).tolist()
     return rates
 
 
@@ -212,16 +198,4 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
         "tokens": float(sum(g.tokens for g in groups)),
         "entropy": float(-np.mean([r.logprobs.sum() for g in groups for r in g.rollouts])),
         "grad_norm": update.grad_norm,
-    }
-
-
-def figures(success: np.ndarray) -> dict[str, float]:
-    """Pass@K over prompts of success (n, R) by right answer, and how many right answers are in use (exp of
-    their entropy)."""
-    total = success.sum(axis=1)
-    share = success / np.maximum(total, 1e-300)[:, None]
-    ways = np.exp(-(share * np.log(np.maximum(share, 1e-300))).sum(axis=1))
-    return {
-        **{f"pass@{k}": float(np.mean(1 - (1 - total) ** k)) for k in KS},
-        "ways": float(ways.mean()),
     }

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from common.load import dump_yaml
 from deploy.study.cells import Cell, cells, load_study
+from deploy.study.exact_curves import CURVES
 from deploy.study.exact_report import write_exact_report
-from deploy.study.loop import CURVES, run_cell
+from deploy.study.loop import run_cell
 from evaluation.console import counting_bar, say
 
 

@@ -9,7 +9,8 @@ from common.config import Config
 from common.errors import ConfigError, RunError
 from common.load import ROOT, load
 from deploy.study.cell_runner import study
-from deploy.study.stack_curves import check_kept, has_exact_success, write_stack_curves
+from deploy.study.cells import has_exact_success
+from deploy.study.stack_curves import check_kept, write_stack_curves
 from deploy.tasks.catalogue import TASKS
 
 
@@ -48,7 +49,7 @@ def test_a_curve_with_a_hole_is_refused_before_and_after_the_run(task: Path) -> 
     check_kept(config_of(task, **{"learner.checkpoint_every": 5, "learner.keep_checkpoints": 12}))
     for step in (55, 60):
         (config.run.path / "checkpoints" / f"step-{step:08d}").mkdir(parents=True)
-    with pytest.raises(RunError, match="has no checkpoint of step 5 any more"):
+    with pytest.raises(RunError, match="no checkpoint of step 5; there are: 55, 60"):
         write_stack_curves(config)
 
 

@@ -8,8 +8,8 @@ import yaml
 from common.errors import ConfigError
 from common.load import ROOT
 from deploy.study.cell_runner import at_once
-from deploy.study.cells import STUDIES, cells, load_study, same_at_step_0
-from deploy.study.stack_curves import check_kept, has_exact_success
+from deploy.study.cells import STUDIES, cells, has_exact_success, load_study, same_at_step_0
+from deploy.study.stack_curves import check_kept
 from deploy.tasks.catalogue import TASKS
 
 GOOD = {
@@ -42,10 +42,10 @@ def test_every_shipped_study_has_valid_cells_of_equal_budget(
                 (task / f"{prompts}.jsonl").write_text('{"problem": "ab=?", "answer": "123"}\n')
     monkeypatch.chdir(tmp_path)
     study = load_study(path.stem)
-    exact = has_exact_success(cells(study, tmp_path, held_out=False)[0].config)
-    made = cells(study, tmp_path, held_out=not exact)
-    for cell in made if exact else []:
-        check_kept(cell.config)
+    made = cells(study, tmp_path)
+    for cell in made:
+        if has_exact_success(cell.config):
+            check_kept(cell.config)
     assert study.name == path.stem
     assert len(made) == len(study.arms) * len(study.seeds) >= 6
     assert len({c.name for c in made}) == len(made)

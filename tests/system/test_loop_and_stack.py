@@ -17,8 +17,9 @@ from scipy import stats
 
 from common.config import Config
 from common.load import load
+from deploy.study.cells import has_exact_success
 from deploy.study.loop import run_cell
-from deploy.study.stack_curves import has_exact_success, write_stack_curves
+from deploy.study.stack_curves import write_stack_curves
 from deploy.tasks.build import build
 
 STEPS, WARM_START = 6, 250
