@@ -91,7 +91,7 @@ class Side:
 
 
 def measure(config: Config, episodes: int, rounds: int) -> dict[str, list[Measured]]:
-    from deploy.launch.local import stack
+    from deploy.launch.stack import stack
 
     plain = config.model_copy(update={"environment": config.environment.model_copy(update={"path": None})})
     found: dict[str, list[Measured]] = {HOME: [], LOAD: []}

@@ -74,7 +74,7 @@ def through_serve(
 
     from actors.calls import generator_calls, verifier_calls
     from deploy.app import APP
-    from deploy.launch.local import stack
+    from deploy.launch.stack import stack
 
     with stack(config, folder, Console(quiet=True), train=False):
         generate = generator_calls(serve.get_deployment_handle("generator", APP), config, 0)

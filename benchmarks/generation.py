@@ -81,7 +81,7 @@ def direct(config: Config, batches: int) -> float:
 
 def through_the_system(config: Config, batches: int, folder: Path) -> tuple[float, list[float]]:
     """Tokens per second into the queue over the same batches, and the seconds of each update's pause."""
-    from deploy.launch.local import stack
+    from deploy.launch.stack import stack
     from learner.weights.broadcast import BroadcastClient
 
     rollout = config.rollout

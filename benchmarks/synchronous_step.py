@@ -56,7 +56,7 @@ def measure(config: Config, batches: int) -> dict[bool, list[float]]:
     from ray import serve
 
     from deploy.app import APP
-    from deploy.launch.local import stack
+    from deploy.launch.stack import stack
 
     found: dict[bool, list[float]] = {True: [], False: []}
 

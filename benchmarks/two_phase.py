@@ -166,7 +166,7 @@ def measure(
     from ray import serve
 
     from deploy.app import APP
-    from deploy.launch.local import stack
+    from deploy.launch.stack import stack
 
     found: dict[tuple[int, str], list[Measured]] = {}
 

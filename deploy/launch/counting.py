@@ -16,7 +16,8 @@ from common.order import mixed_rows
 from common.prompts import load_tokenizer
 from common.types import Prompt
 from deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
-from deploy.launch.local import stack, with_port
+from deploy.launch.local import with_port
+from deploy.launch.stack import stack
 from deploy.preflight.checks import require
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable

@@ -1,8 +1,8 @@
 """The evaluation of the initial policy, while the learner starts.
 
-    generators are up ─► evaluation of version 0 ───────────────────────► version 1 is published
-                     ├─► learner: processes, model, engine ─► first step ─┘
-                     └─► the first batch ─────────────────────┘
+    application is deployed ─┬─► generators load ─┬─► evaluation of version 0 ───────► version 1 is published
+                             │                    └─► the first batch ─┐           │
+                             └─► learner: processes, model, engine ────┴─► first step
 
 Generators hold one version of the weights, so the learner keeps the weights of its first step until the
 evaluation is over (`Keys.hold`); with `generator.sleep` it waits before that step. An evaluation that is
@@ -16,7 +16,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,16 @@ from deploy.launch.evaluation import evaluate_run, is_missing
 from evaluation.evaluate import Counts
 
 HOLD_S, RENEW_S = 120, 10.0
+Up = Callable[[threading.Event], bool]
+"""Waits until the replicas are up: False when the event is set before."""
 
 
 class FirstEvaluation:
     """Evaluates version 0 in the thread that calls `run`; the others may wait for it or stop it."""
 
-    def __init__(self, config: Config, url: str, run_dir: Path, console: Console) -> None:
+    def __init__(self, config: Config, url: str, run_dir: Path, console: Console, up: Up) -> None:
         self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
+        self._up = up
         self._over, self._here = threading.Event(), threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Counts] | None = None
@@ -46,11 +49,13 @@ class FirstEvaluation:
         self.error: Exception | None = None
 
     def run(self) -> None:
-        """To the end. An error is kept, and interrupts the main thread as Ctrl-C does."""
+        """From when the replicas are up to its end. An error is kept, also of a replica that does not start,
+        and interrupts the main thread as Ctrl-C does."""
         try:
             with suppress(asyncio.CancelledError):
-                evaluate_run(self._config, self._url, self._run_dir, 0, self._console, self._draw)
-                self._complete = True
+                if self._up(self._over):
+                    evaluate_run(self._config, self._url, self._run_dir, 0, self._console, self._draw)
+                    self._complete = True
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             if not self._stopped:
                 self.error = error
@@ -88,10 +93,12 @@ class FirstEvaluation:
 
 
 @contextmanager
-def evaluating_first(config: Config, url: str, run_dir: Path, console: Console) -> Iterator[FirstEvaluation]:
+def evaluating_first(
+    config: Config, url: str, run_dir: Path, console: Console, up: Up
+) -> Iterator[FirstEvaluation]:
     """Hold the learner's weights back until the evaluation of the initial policy is over, where the run has
     one to make: the block calls `run`. Raises its error when the block ends."""
-    first = FirstEvaluation(config, url, run_dir, console)
+    first = FirstEvaluation(config, url, run_dir, console, up)
     holding = threading.Thread(target=first.hold, name="hold", daemon=True)
     if is_missing(config, run_dir, 0):
         connect(url).set(Keys(config.run.name).hold, 1, ex=HOLD_S)

@@ -9,13 +9,10 @@ Order of shutdown, on success, failure and Ctrl-C alike; each step runs even if 
 
 from __future__ import annotations
 
-import io
-import logging
-import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,36 +20,31 @@ from rich.console import Console
 
 from actors.coordinator.identity import MAY_CHANGE
 from common.config import Config
-from common.errors import ConfigError, RunError, any_error_as
-from common.keys import Keys
+from common.errors import ConfigError
 from common.load import differences, load
-from common.redis import connect
 from deploy.launch.best import settle_last
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from deploy.launch.first_evaluation import evaluating_first
 from deploy.launch.live_evaluation import evaluating
 from deploy.launch.placement import telling_unplaced
 from deploy.launch.ports import free_port
-from deploy.launch.ray_node import LOGS_OF_RAY, watched_node
-from deploy.launch.ray_token import keep_token_private
-from deploy.launch.run_redis import refuse_leftovers, run_redis
-from deploy.launch.signals import starting_ray
+from deploy.launch.run_redis import refuse_leftovers
+from deploy.launch.stack import Application, stack, starting
 from deploy.launch.summary import summarise
 from deploy.monitor.alerts import Alerts
-from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.pace import Pace
-from deploy.monitor.progress import counting_replicas, progress, working
+from deploy.monitor.progress import progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
 from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.preflight.memory import run_target
-from deploy.runs.record import CONFIG, RunFile, issue_token, settled, write_config
+from deploy.preflight.resources import shares_a_card
+from deploy.runs.record import CONFIG, RunFile, settled, write_config
 from evaluation.benchmarks import find_benchmarks
 from evaluation.model_weights import model_digest
 from learner.origin import step_of
 
-ENDPOINT = "endpoint"
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
 """Seconds for the slowest view to show the end of the run."""
 
@@ -81,9 +73,10 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     with file.recorded(
         config.run.name, again, console, http_port=config.telemetry.http_port, weights=weights
     ):
-        with stack(config, run_dir, console, file=file) as url:
-            pace = _train(config, url, run_dir, console, alerts)
-            evaluate_run(config, url, run_dir, config.learner.steps, console)
+        with starting(config, run_dir, console, file=file) as application:
+            pace = _train(application, run_dir, console, alerts)
+            application.wait()  # a resumed run without a step left trains faster than a replica loads
+            evaluate_run(config, application.url, run_dir, config.learner.steps, console)
             settle_last(config, run_dir, console)
             with working("showing the end to who watches", console=console):
                 time.sleep(LAST_LOOK_S)
@@ -162,102 +155,14 @@ def with_port(config: Config) -> Config:
     return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"http_port": port})})
 
 
-@contextmanager
-def stack(
-    config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
-) -> Iterator[str]:
-    """Redis, Ray and the Serve application, up and healthy; yields the Redis URL. All of it ends with the
-    block.
-
-    Without `train` the application only samples and verifies. `file` records the reason when Ray's own
-    processes die.
-    """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault(*SERVE_CALLBACK)
-    for setting in LOGS_OF_RAY.items():
-        os.environ.setdefault(*setting)
-    import ray
-    from ray import serve
-
-    # Ray's own messages would break the progress display; its logs are in RUN/logs.
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-
-    from deploy.app import APP, build_run, build_sampler, endpoint_of
-
-    with ExitStack() as stopping, ExitStack() as exits:
-        began = time.monotonic()
-        with working("starting", 3 + _replicas(config, train) + config.serve.endpoint, console) as begin:
-            begin("Redis")
-            url = exits.enter_context(run_redis(config, run_dir, named=train))
-            issue_token(url, config.run.name, run_dir)
-            connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them is alive
-            begin("Ray")
-            _start_ray(config)
-            exits.callback(ray.shutdown)
-            exits.enter_context(watched_node(file))
-            _link_logs(run_dir)
-            begin("Serve")
-            serve.start(
-                http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
-                logging_config={"log_level": "WARNING"},
-            )
-            exits.callback(serve.shutdown)
-            application = build_run(config, drain=False) if train else build_sampler(config)
-            with counting_replicas(APP, begin):
-                serve.run(application, name=APP, route_prefix="/" if train else None, blocking=False)
-            if config.serve.endpoint:
-                begin("endpoint")
-                serve.run(endpoint_of(config), name=ENDPOINT, route_prefix="/v1", blocking=False)
-        page = (
-            f"; live page: http://{config.telemetry.http_host}:{config.telemetry.http_port}" if train else ""
-        )
-        console.print(f"up in {time.monotonic() - began:.0f} s{page}; Ctrl-C stops everything", markup=False)
-        # Registered last, so it runs first at the end.
-        exits.callback(_show_stopping, stopping)
-        yield url
-
-
-def _show_stopping(exits: ExitStack) -> None:
-    """Until `exits` is closed, a bar on standard error and silence on standard output, where Ray announces
-    every part of its orderly shutdown as a failed task."""
-    exits.enter_context(working("stopping"))
-    exits.enter_context(redirect_stdout(io.StringIO()))
-
-
-def _replicas(config: Config, train: bool) -> int:
-    """Replicas of the application; its root, ingress or sampler, is one."""
-    parts = [name for name in config.deployments if train or name != "coordinator"]
-    return 1 + sum(getattr(config, name).replicas for name in parts)
-
-
-def _start_ray(config: Config) -> None:
-    import ray
-
-    keep_token_private(make=True)
-
-    def failed(reason: str) -> RunError:
-        return RunError(
-            f"Ray did not start on this machine ({reason}); if it is busy with other work, try again when it "
-            "is less so"
-        )
-
-    with any_error_as(failed), starting_ray():  # plain Exception when Ray's processes take over 30 s
-        ray.init(
-            address="local",
-            num_cpus=_cpus(config),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=256 * 2**20,
-        )
-
-
-def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Alerts) -> Pace:
+def _train(application: Application, run_dir: Path, console: Console, alerts: Alerts) -> Pace:
     from learner import launch
 
+    config, url = application.config, application.url
+    if shares_a_card(config) or config.generator.sleep != "none":
+        application.wait()  # an engine that loads measures what is free of its card
     with (
-        evaluating_first(config, url, run_dir, console) as first,
+        evaluating_first(config, url, run_dir, console, application.wait) as first,
         progress(config, url, console, alerts, first.run) as pace,
         telling_unplaced(config, url),
         evaluating(config, url, run_dir, console, first.wait),
@@ -265,26 +170,3 @@ def _train(config: Config, url: str, run_dir: Path, console: Console, alerts: Al
     ):
         launch.run(config, url, str(run_dir))
     return pace
-
-
-def _cpus(config: Config) -> int:
-    """CPUs that Ray may hand out: this machine's, but at least those that the parts reserve, because they
-    share them."""
-    parts = [getattr(config, name) for name in config.deployments]
-    reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
-    reserved += config.serve.endpoint * config.serve.cpus
-    return max(os.cpu_count() or 1, int(reserved + 1))
-
-
-def _link_logs(run_dir: Path) -> None:
-    """RUN/logs leads to Ray's log folder of this session."""
-    import ray
-
-    link = run_dir / "logs"
-    with suppress(FileNotFoundError):
-        link.unlink()
-    session = ray._private.worker._global_node.get_session_dir_path()
-    link.symlink_to(Path(session) / "logs")
-
-
-__all__ = ["RunError", "run_local", "stack"]

@@ -13,7 +13,8 @@ from rich.console import Console
 from common.config import Config
 from common.errors import RunError
 from common.load import load
-from deploy.launch.local import stack, with_port
+from deploy.launch.local import with_port
+from deploy.launch.stack import stack
 from deploy.preflight.checks import require
 from deploy.preflight.findings import Target
 from deploy.runs.record import CONFIG

@@ -67,39 +67,6 @@ def working(
 
 
 @contextmanager
-def counting_replicas(app: str, begin: Callable[[str], None]) -> Iterator[None]:
-    """Call `begin` once, and again for each replica of Serve's application `app` that is up, while the block
-    runs."""
-    done = threading.Event()
-    thread = threading.Thread(target=_count_replicas, args=(app, begin, done), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(5.0)
-
-
-def _count_replicas(app: str, begin: Callable[[str], None], done: threading.Event) -> None:
-    from ray import serve
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
-
-    begin("replicas")
-    counted = 0
-    while not done.wait(EVERY_S):
-        try:
-            found = serve.status().applications.get(app)
-        except (RayError, RayServeException):
-            return  # the caller that starts the application gets the same error and reports it
-        states = [] if found is None else [d.replica_states for d in found.deployments.values()]
-        up = sum(count for s in states for state, count in s.items() if state == "RUNNING")
-        for _ in range(counted, up):
-            begin("replicas")
-        counted = max(counted, up)
-
-
-@contextmanager
 def progress(
     config: Config,
     url: str,

@@ -197,7 +197,7 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RunError("the stack was reached")
         yield ""
 
-    monkeypatch.setattr("deploy.launch.local.stack", away)
+    monkeypatch.setattr("deploy.launch.local.starting", away)
     monkeypatch.setattr("deploy.launch.local.require", lambda *_: [])
 
 

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise RunError("the stack was reached")
         yield ""
 
-    monkeypatch.setattr("deploy.launch.local.stack", away)
+    monkeypatch.setattr("deploy.launch.local.starting", away)
     monkeypatch.setattr("deploy.launch.local.require", lambda *_: [])
     run = tmp_path / "tiny"
     run.mkdir()

@@ -20,7 +20,7 @@ from common.keys import Keys
 from common.load import load
 from common.redis import connect
 from deploy.launch import first_evaluation
-from deploy.launch.first_evaluation import evaluating_first
+from deploy.launch.first_evaluation import Up, evaluating_first
 from evaluation.benchmarks import held_out
 from learner.steps import wait_while_held
 
@@ -39,10 +39,12 @@ def during(
     monkeypatch: pytest.MonkeyPatch,
     evaluate: Evaluate,
     do: Callable[[], None],
+    up: Up = lambda _: True,
 ) -> None:
-    """`do` in the place of the learner, while `evaluate` runs in the thread of the display."""
+    """`do` in the place of the learner, while `evaluate` runs in the thread of the display. `up` waits for
+    the replicas."""
     monkeypatch.setattr(first_evaluation, "evaluate_run", evaluate)
-    with evaluating_first(config, url, tmp_path, Console()) as first, closing(first):
+    with evaluating_first(config, url, tmp_path, Console(), up) as first, closing(first):
         thread = threading.Thread(target=first.run)
         thread.start()
         do()
@@ -114,3 +116,66 @@ def test_an_evaluation_that_fails_ends_the_run_with_its_reason(
     with pytest.raises(RunError, match="no verifier answers"):
         during(config, redis_url, tmp_path, monkeypatch, evaluate, lambda: time.sleep(20.0))
     assert connect(redis_url).exists(Keys("held").hold), "a learner that still lives publishes nothing"
+
+
+def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluation(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, evaluated = threading.Event(), threading.Event()
+
+    def learn() -> None:
+        assert not evaluated.wait(0.3)
+        loaded.set()
+        assert evaluated.wait(5.0)
+
+    during(
+        config,
+        redis_url,
+        tmp_path,
+        monkeypatch,
+        lambda *_: evaluated.set(),
+        learn,
+        lambda _: loaded.wait(10.0),
+    )
+
+
+def test_a_replica_that_does_not_start_ends_the_run_with_its_reason(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def up(_: threading.Event) -> bool:
+        raise RunError("a replica of generator does not start")
+
+    evaluated: list[object] = []
+    with pytest.raises(RunError, match="generator does not start"):
+        during(
+            config,
+            redis_url,
+            tmp_path,
+            monkeypatch,
+            lambda *_: evaluated.append(1),
+            lambda: time.sleep(20.0),
+            up,
+        )
+    assert not evaluated
+
+
+def test_a_run_that_ends_before_its_replicas_are_up_does_not_wait_for_them(
+    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[object] = []
+    with pytest.raises(RunError, match="refused"):
+        during(
+            config,
+            redis_url,
+            tmp_path,
+            monkeypatch,
+            lambda *_: evaluated.append(1),
+            refuse,
+            lambda stopped: not stopped.wait(30.0),
+        )
+    assert not evaluated
+    assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
+
+
+def refuse() -> None:
+    raise RunError("the learner refused")

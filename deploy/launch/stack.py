@@ -1,0 +1,250 @@
+"""Redis, Ray and the Serve application of one machine, which end with the command that started them.
+
+`starting` yields when the application is deployed, so that a learner can start while generators load; `stack`
+when all of it is up.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from common.config import Config
+from common.errors import RunError, any_error_as
+from common.keys import Keys
+from common.redis import connect
+from deploy.launch.ray_node import LOGS_OF_RAY, watched_node
+from deploy.launch.ray_token import keep_token_private
+from deploy.launch.run_redis import run_redis
+from deploy.launch.signals import starting_ray
+from deploy.monitor.hosts import SERVE_CALLBACK
+from deploy.monitor.progress import working
+from deploy.runs.record import RunFile, issue_token
+
+if TYPE_CHECKING:
+    from ray.serve import Application as ServeApplication
+    from ray.serve.schema import ApplicationStatusOverview
+
+ENDPOINT = "endpoint"
+LOOK_S = 0.5
+
+
+@dataclass(slots=True)
+class Application:
+    """The Serve application of `config`, deployed; its replicas may still be loading."""
+
+    config: Config
+    url: str
+    """Of its Redis."""
+    train: bool
+    _console: Console
+    _bar: ExitStack
+    """Closing it ends the bar of the start."""
+    _begin: Callable[[str], None]
+    _began: float
+    _up: bool = field(default=False, init=False)
+
+    def wait(self, stopped: threading.Event | None = None) -> bool:
+        """Whether all replicas are up: False when `stopped` was set before they were. Raises RunError with
+        the reason when one cannot start."""
+        from deploy.app import APP, endpoint_of
+
+        stopped = stopped or threading.Event()
+        if self._up:
+            return True
+        if not _are_up(APP, self._begin, stopped):
+            return False
+        if self.config.serve.endpoint:
+            _deploy(endpoint_of(self.config), ENDPOINT, "/v1")
+            if not _are_up(ENDPOINT, self._begin, stopped):
+                return False
+        self._bar.close()
+        self._up = True
+        at = f"{self.config.telemetry.http_host}:{self.config.telemetry.http_port}"
+        page = f"; live page: http://{at}" if self.train else ""
+        seconds = time.monotonic() - self._began
+        self._console.print(f"up in {seconds:.0f} s{page}; Ctrl-C stops everything", markup=False)
+        return True
+
+
+@contextmanager
+def stack(
+    config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
+) -> Iterator[str]:
+    """As `starting`, but all of it is up and healthy; yields the Redis URL."""
+    with starting(config, run_dir, console, train=train, file=file) as application:
+        application.wait()
+        yield application.url
+
+
+@contextmanager
+def starting(
+    config: Config, run_dir: Path, console: Console, *, train: bool = True, file: RunFile | None = None
+) -> Iterator[Application]:
+    """Redis, Ray and Serve are up, and the application is deployed. All of it ends with the block.
+
+    Without `train` the application only samples and verifies. `file` records the reason when Ray's own
+    processes die.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault(*SERVE_CALLBACK)
+    for setting in LOGS_OF_RAY.items():
+        os.environ.setdefault(*setting)
+    import ray
+    from ray import serve
+
+    # Ray's own messages would break the progress display; its logs are in RUN/logs.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+
+    from deploy.app import APP, build_run, build_sampler
+
+    with ExitStack() as stopping, ExitStack() as exits:
+        began, bar = time.monotonic(), exits.enter_context(ExitStack())
+        parts = 3 + _replicas(config, train) + config.serve.endpoint
+        begin = bar.enter_context(working("starting", parts, console))
+        begin("Redis")
+        url = exits.enter_context(run_redis(config, run_dir, named=train))
+        issue_token(url, config.run.name, run_dir)
+        connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them is alive
+        begin("Ray")
+        _start_ray(config)
+        exits.callback(ray.shutdown)
+        exits.enter_context(watched_node(file))
+        _link_logs(run_dir)
+        begin("Serve")
+        serve.start(
+            http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
+            logging_config={"log_level": "WARNING"},
+        )
+        exits.callback(serve.shutdown)
+        _deploy(
+            build_run(config, drain=False) if train else build_sampler(config), APP, "/" if train else None
+        )
+        # Registered last, so they run first at the end.
+        exits.callback(_show_stopping, stopping)
+        exits.callback(bar.close)
+        yield Application(config, url, train, console, bar, begin, began)
+
+
+def _deploy(application: ServeApplication, name: str, route: str | None) -> None:
+    """Without waiting for its replicas."""
+    from ray import serve
+
+    serve.run_many(
+        [serve.RunTarget(application, name=name, route_prefix=route)],
+        wait_for_ingress_deployment_creation=False,
+        wait_for_applications_running=False,
+    )
+
+
+def _are_up(name: str, begin: Callable[[str], None], stopped: threading.Event) -> bool:
+    """Wait for the replicas of application `name`, or for `stopped`; `begin` is called once, and again for
+    each replica that is up."""
+    from ray.serve.schema import ApplicationStatus
+
+    begin("replicas")
+    counted = 0
+    while (found := _look_at(name, stopped)) is not None:
+        if found.status is ApplicationStatus.RUNNING:
+            return True
+        if found.status is ApplicationStatus.DEPLOY_FAILED:
+            raise RunError(_reason(found))
+        states = [d.replica_states for d in found.deployments.values()]
+        up = sum(count for s in states for state, count in s.items() if state == "RUNNING")
+        for _ in range(counted, up):
+            begin("replicas")
+        counted = max(counted, up)
+        if stopped.wait(LOOK_S):
+            break
+    return False
+
+
+def _look_at(name: str, stopped: threading.Event) -> ApplicationStatusOverview | None:
+    """The state of application `name`; None once `stopped` is set, because Serve ends then."""
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        return serve.status().applications[name]
+    except (RayError, RayServeException, KeyError) as error:
+        if stopped.is_set():
+            return None
+        raise RunError(f"Serve ended while application {name!r} started: {error}") from error
+
+
+def _reason(found: ApplicationStatusOverview) -> str:
+    """What the replicas that do not start say, in one line."""
+    failed = {name: d.message for name, d in found.deployments.items() if "FAILED" in d.status.value}
+    for name, message in failed.items():
+        last = [line.strip() for line in message.splitlines() if line.strip()][-1]
+        why = re.sub(r"^(?:[\w.]*(?:Error|Exception): )+", "", last)
+        return f"a replica of {name} does not start: {why} (its log is in logs/serve of the run's folder)"
+    return f"the application does not start: {found.message}"
+
+
+def _show_stopping(exits: ExitStack) -> None:
+    """Until `exits` is closed, a bar on standard error and silence on standard output, where Ray announces
+    every part of its orderly shutdown as a failed task."""
+    exits.enter_context(working("stopping"))
+    exits.enter_context(redirect_stdout(io.StringIO()))
+
+
+def _replicas(config: Config, train: bool) -> int:
+    """Replicas of the application; its root, ingress or sampler, is one."""
+    parts = [name for name in config.deployments if train or name != "coordinator"]
+    return 1 + sum(getattr(config, name).replicas for name in parts)
+
+
+def _start_ray(config: Config) -> None:
+    import ray
+
+    keep_token_private(make=True)
+
+    def failed(reason: str) -> RunError:
+        return RunError(
+            f"Ray did not start on this machine ({reason}); if it is busy with other work, try again when it "
+            "is less so"
+        )
+
+    with any_error_as(failed), starting_ray():  # plain Exception when Ray's processes take over 30 s
+        ray.init(
+            address="local",
+            num_cpus=_cpus(config),
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=256 * 2**20,
+        )
+
+
+def _cpus(config: Config) -> int:
+    """CPUs that Ray may hand out: this machine's, but at least those that the parts reserve, because they
+    share them."""
+    parts = [getattr(config, name) for name in config.deployments]
+    reserved = sum(part.replicas * part.cpus for part in parts) + config.learner.workers + 1
+    reserved += config.serve.endpoint * config.serve.cpus
+    return max(os.cpu_count() or 1, int(reserved + 1))
+
+
+def _link_logs(run_dir: Path) -> None:
+    """RUN/logs leads to Ray's log folder of this session."""
+    import ray
+
+    link = run_dir / "logs"
+    with suppress(FileNotFoundError):
+        link.unlink()
+    session = ray._private.worker._global_node.get_session_dir_path()
+    link.symlink_to(Path(session) / "logs")
