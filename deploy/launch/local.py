@@ -22,6 +22,7 @@ from actors.coordinator.identity import MAY_CHANGE
 from common.config import Config
 from common.errors import ConfigError
 from common.load import differences, load
+from common.redis import connect
 from deploy.launch.best import settle_last
 from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from deploy.launch.first_evaluation import evaluating_first
@@ -33,6 +34,7 @@ from deploy.launch.stack import Application, stack, starting
 from deploy.launch.summary import summarise
 from deploy.monitor.alerts import Alerts
 from deploy.monitor.pace import Pace
+from deploy.monitor.presence import is_watched
 from deploy.monitor.progress import progress, working
 from deploy.monitor.terminal import LINE_PERIOD_S
 from deploy.preflight.checks import SHOWN_BY_RUN, require, show
@@ -78,8 +80,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             application.wait()  # a resumed run without a step left trains faster than a replica loads
             evaluate_run(config, application.url, run_dir, config.learner.steps, console)
             settle_last(config, run_dir, console)
-            with working("showing the end to who watches", console=console):
-                time.sleep(LAST_LOOK_S)
+            _show_end(config, application.url, console)
         summarise(config, run_dir, pace, console)
 
 
@@ -113,6 +114,13 @@ def evaluate_local(
             soft_wrap=True,
         )
         raise SystemExit(130) from None
+
+
+def _show_end(config: Config, url: str, console: Console) -> None:
+    """Give those who watch the run the time to see how it ends."""
+    if is_watched(connect(url), config.run.name):
+        with working("showing the end to who watches", console=console):
+            time.sleep(LAST_LOOK_S)
 
 
 def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:

@@ -11,7 +11,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,11 +24,14 @@ from common.keys import Keys
 from common.redis import Redis, connect, hidden
 from common.state import read_config
 from deploy.monitor.history import History
+from deploy.monitor.presence import Presence
 from deploy.monitor.run_state import RunState, read_run
 
 log = structlog.get_logger(__name__)
 PERIOD_S = 1.0
 COLUMNS_S = 2.0
+WATCHED_S = 15.0
+"""Seconds after a request that its sender counts as watching: a script asks again."""
 Observer = Callable[[RunState], None]
 Read = Callable[[Any, str], RunState]
 
@@ -55,6 +59,7 @@ class Feed:
         self.run = run
         self._url, self._observer, self._state = redis_url, observer, read
         self._client: Redis | None = None
+        self._presence, self._streams, self._asked = Presence(redis_url, run), 0, -WATCHED_S
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
@@ -88,6 +93,20 @@ class Feed:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            self._presence.end()
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Around events for one client."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+    def asked(self) -> None:
+        """Call it for a request of the newest state."""
+        self._asked = time.monotonic()
 
     async def after(self, number: int) -> Event:
         """The newest event after look `number`; waits for it."""
@@ -121,6 +140,7 @@ class Feed:
 
     def _read(self, client: Redis) -> RunState:
         state = self._state(client, self.run)
+        self._presence.tell(self._streams > 0 or time.monotonic() - self._asked < WATCHED_S)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         with self._history_lock:

@@ -15,6 +15,7 @@ from rich.live import Live
 from common.errors import RunError
 from common.redis import Redis, connect, hidden
 from deploy.monitor.feed import Read
+from deploy.monitor.presence import Presence
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.screen import line, screen
 from deploy.runs.record import RunFile
@@ -48,14 +49,20 @@ def monitor(
     if once:
         console.print(screen(_settled(client, run, read), console.width))
         return
+    presence = Presence(redis_url, run)
+
+    def watching(client: Redis, run: str) -> RunState:
+        presence.tell(True)
+        return read(client, run)
+
     try:
         if console.is_terminal:
-            last, ending = _watch(client, redis_url, run, console, file, read)
+            last, ending = _watch(client, redis_url, run, console, file, watching)
             console.print(screen(last, console.width))
             if ending:
                 say(console, ending)
         else:
-            _follow(client, redis_url, run, file, read)
+            _follow(client, redis_url, run, file, watching)
     except KeyboardInterrupt:
         return
 

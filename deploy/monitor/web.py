@@ -114,6 +114,7 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     @app.get("/status", response_model=RunState, responses={503: PROBLEMS[503]})
     async def status() -> Response:
         """The run as every view shows it; at most a second old."""
+        feed.asked()
         return JSONResponse(_current(feed).to_dict())
 
     @app.get("/history", responses={200: {"description": "Columns for charts, at most 400 points each."}})
@@ -142,9 +143,10 @@ async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
     # A page of an older server reloads itself when this differs from its first value.
     yield f"retry: 1000\nevent: page\ndata: {page}\n\n"
     number = -1
-    while True:
-        number = (await feed.after(number)).number
-        yield f"data: {feed.text}\n\n"
+    with feed.streaming():
+        while True:
+            number = (await feed.after(number)).number
+            yield f"data: {feed.text}\n\n"
 
 
 def _add_controls(app: FastAPI, feed: Feed) -> None:

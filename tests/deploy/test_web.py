@@ -15,6 +15,7 @@ from common.keys import Keys
 from common.redis import connect
 from common.state import changed
 from deploy.launch.redis_server import RedisServer
+from deploy.monitor.presence import is_watched
 from deploy.monitor.run_state import RunState
 from deploy.monitor.web import create_app
 from tests.support.synthetic_run import SyntheticRun, config_of, play
@@ -105,6 +106,20 @@ def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve):
         pushed = time.monotonic()
         next(line for line in lines if '"queue_depth":8' in line)
     assert time.monotonic() - pushed < 2.0
+
+
+def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, monkeypatch):
+    monkeypatch.setattr("deploy.monitor.feed.WATCHED_S", 1.0)
+    play(SyntheticRun(redis_url, config_of("read")), 2)
+    redis, client = connect(redis_url), serve(redis_url, "read")
+    assert not is_watched(redis, "read"), "a server alone"
+    with client.stream("GET", "/events") as stream:
+        next(stream.iter_lines())
+        until(lambda: is_watched(redis, "read"))
+    until(lambda: not is_watched(redis, "read"))
+    client.get("/status")
+    until(lambda: is_watched(redis, "read"))
+    until(lambda: not is_watched(redis, "read"))
 
 
 def test_no_page_may_frame_ours_and_no_foreign_name_reads_the_run(redis_url, serve):

@@ -1,0 +1,76 @@
+"""A run shows its end to those who watch it, on a real Redis: it sees them by their connection."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import redis
+from rich.console import Console
+
+from common.redis import connect
+from deploy.launch import local
+from deploy.monitor.presence import Presence, is_watched
+from tests.support.synthetic_run import SyntheticRun, config_of, play
+
+HORA = str(Path(sys.executable).with_name("hora"))
+
+
+def until(check: Callable[[], bool], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not check():
+        assert time.monotonic() < deadline, f"not within {limit_s} s"
+        time.sleep(0.05)
+
+
+def test_a_view_is_present_from_its_first_look_until_it_ends(redis_url: str) -> None:
+    client, view = connect(redis_url), Presence(redis_url, "seen")
+    assert not is_watched(client, "seen")
+    view.tell(True)
+    assert is_watched(client, "seen")
+    assert not is_watched(client, "see"), "of another run"
+    view.tell(False)
+    assert not is_watched(client, "seen")
+
+
+def test_a_view_whose_connection_was_lost_is_present_at_its_next_look_but_one(redis_url: str) -> None:
+    client, view = connect(redis_url), Presence(redis_url, "lost")
+    view.tell(True)
+    client.client_kill_filter(_type="normal", skipme=True)
+    assert not is_watched(client, "lost")
+    with pytest.raises(redis.exceptions.ConnectionError):
+        view.tell(True)
+    view.tell(True)
+    assert is_watched(client, "lost")
+
+
+def test_a_terminal_that_watches_is_seen(redis_url: str) -> None:
+    play(SyntheticRun(redis_url, config_of("watched")), 2)
+    client = connect(redis_url)
+    command = [HORA, "monitor", "tiny", "-s", "run.name=watched"]
+    env = {**os.environ, "HORA_REDIS_URL": redis_url}
+    process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: is_watched(client, "watched"))
+    finally:
+        process.terminate()
+        process.wait(20)
+    until(lambda: not is_watched(client, "watched"))
+
+
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_run_waits_at_its_end_for_those_who_watch_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(local, "time", SimpleNamespace(sleep=slept.append))
+    view = Presence(redis_url, "shown")
+    view.tell(watched)
+    local._show_end(config_of("shown"), redis_url, Console(quiet=True))
+    assert slept == [local.LAST_LOOK_S] * watched
