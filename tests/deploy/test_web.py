@@ -114,7 +114,8 @@ def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, se
     redis, client = connect(redis_url), serve(redis_url, "read")
     assert not is_watched(redis, "read"), "a server alone"
     with client.stream("GET", "/events") as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()
+        next(lines)
         until(lambda: is_watched(redis, "read"))
     until(lambda: not is_watched(redis, "read"))
     client.get("/status")
