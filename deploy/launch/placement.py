@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import redis
-import structlog
 
 from common.config import Config
 from common.errors import RunError
@@ -19,7 +18,6 @@ from common.telemetry import SILENT_S
 from deploy.app import APP
 from deploy.monitor.run_state import read_run
 
-log = structlog.get_logger(__name__)
 EVERY_S = 5.0
 
 
@@ -73,13 +71,12 @@ def _tell(config: Config, url: str, done: threading.Event) -> None:
 
     client, said = connect(url), ""
     while not done.wait(EVERY_S):
-        try:
+        # A look that fails, as before the coordinator has told of the run, is followed by the next.
+        with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
             now = unplaced(_shares(config, client), ray.cluster_resources())
             if now != said:
                 client.hset(Keys(config.run.name).state, mapping=changed(unplaced=now))
                 said = now
-        except (RayError, RayServeException, redis.exceptions.RedisError, RunError) as error:
-            log.debug("placement not read", reason=str(error))  # the next look may succeed
 
 
 def _shares(config: Config, client: redis.Redis) -> list[Share]:

@@ -53,7 +53,7 @@ class Application:
     """Closing it ends the bar of the start."""
     _begin: Callable[[str], None]
     _began: float
-    _up: bool = field(default=False, init=False)
+    is_up: bool = field(default=False, init=False)
 
     def wait(self, stopped: threading.Event | None = None) -> bool:
         """Whether all replicas are up: False when `stopped` was set before they were. Raises RunError with
@@ -61,7 +61,7 @@ class Application:
         from deploy.app import APP, endpoint_of
 
         stopped = stopped or threading.Event()
-        if self._up:
+        if self.is_up:
             return True
         if not _are_up(APP, self._begin, stopped):
             return False
@@ -70,7 +70,7 @@ class Application:
             if not _are_up(ENDPOINT, self._begin, stopped):
                 return False
         self._bar.close()
-        self._up = True
+        self.is_up = True
         at = f"{self.config.telemetry.http_host}:{self.config.telemetry.http_port}"
         page = f"; live page: http://{at}" if self.train else ""
         seconds = time.monotonic() - self._began
@@ -128,14 +128,24 @@ def starting(
             http_options={"host": config.telemetry.http_host, "port": config.telemetry.http_port},
             logging_config={"log_level": "WARNING"},
         )
-        exits.callback(serve.shutdown)
         _deploy(
             build_run(config, drain=False) if train else build_sampler(config), APP, "/" if train else None
         )
+        application = Application(config, url, train, console, bar, begin, began)
+        exits.callback(_end_serve, application)
         # Registered last, so they run first at the end.
         exits.callback(_show_stopping, stopping)
         exits.callback(bar.close)
-        yield Application(config, url, train, console, bar, begin, began)
+        yield application
+
+
+def _end_serve(application: Application) -> None:
+    """In order, if all replicas are up. One that loads hears of it only when it has loaded, after minutes for
+    a large model; Ray's end kills it."""
+    from ray import serve
+
+    if application.is_up:
+        serve.shutdown()
 
 
 def _deploy(application: ServeApplication, name: str, route: str | None) -> None:

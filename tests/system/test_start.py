@@ -90,6 +90,7 @@ def test_a_stop_while_generators_and_learner_load_ends_both(tmp_path: Path) -> N
     assert json.loads((starting.run / "run.json").read_text())["state"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_generator_that_cannot_load_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     """vLLM refuses the variable in the process of a replica, as it refuses a card that is too small."""
     starting = Starting(tmp_path, VLLM_FLOAT32_MATMUL_PRECISION="neither")
