@@ -169,6 +169,10 @@ def _train(application: Application, run_dir: Path, console: Console, alerts: Al
     config, url = application.config, application.url
     if shares_a_card(config) or config.generator.sleep != "none":
         application.wait()  # an engine that loads measures what is free of its card
+    else:
+        # While an engine loads it keeps one core busy. The learner's processes beside all the others' at once
+        # would only delay the engine.
+        application.wait_for_all_but("generator")
     with (
         evaluating_first(config, url, run_dir, console, application.wait) as first,
         progress(config, url, console, alerts, first.run) as pace,

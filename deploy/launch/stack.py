@@ -53,6 +53,7 @@ class Application:
     """Closing it ends the bar of the start."""
     _begin: Callable[[str], None]
     _began: float
+    _counted: dict[str, int] = field(default_factory=dict, init=False)
     is_up: bool = field(default=False, init=False)
 
     def wait(self, stopped: threading.Event | None = None) -> bool:
@@ -63,11 +64,11 @@ class Application:
         stopped = stopped or threading.Event()
         if self.is_up:
             return True
-        if not _are_up(APP, self._begin, stopped):
+        if not self._are_up(APP, stopped):
             return False
         if self.config.serve.endpoint:
             _deploy(endpoint_of(self.config), ENDPOINT, "/v1")
-            if not _are_up(ENDPOINT, self._begin, stopped):
+            if not self._are_up(ENDPOINT, stopped):
                 return False
         self._bar.close()
         self.is_up = True
@@ -76,6 +77,35 @@ class Application:
         seconds = time.monotonic() - self._began
         self._console.print(f"up in {seconds:.0f} s{page}; Ctrl-C stops everything", markup=False)
         return True
+
+    def wait_for_all_but(self, name: str) -> None:
+        """Until the replicas of every deployment but `name` are up. Raises RunError as `wait` does."""
+        from deploy.app import APP
+
+        self._are_up(APP, threading.Event(), name)
+
+    def _are_up(self, app: str, stopped: threading.Event, but: str | None = None) -> bool:
+        """Whether application `app` is up, or all of it except the deployment `but`; False once `stopped` is
+        set."""
+        from ray.serve.schema import ApplicationStatus
+
+        while (found := _look_at(app, stopped)) is not None:
+            self._count(app, found)
+            if found.status is ApplicationStatus.DEPLOY_FAILED:
+                raise RunError(_reason(found))
+            if found.status is ApplicationStatus.RUNNING or (but and _all_but(but, found)):
+                return True
+            if stopped.wait(LOOK_S):
+                break
+        return False
+
+    def _count(self, app: str, found: ApplicationStatusOverview) -> None:
+        """Each replica that is up is a part of the bar."""
+        states = [d.replica_states for d in found.deployments.values()]
+        up = 1 + sum(count for s in states for state, count in s.items() if state == "RUNNING")
+        for _ in range(self._counted.get(app, 0), up):
+            self._begin("replicas")
+        self._counted[app] = max(self._counted.get(app, 0), up)
 
 
 @contextmanager
@@ -159,28 +189,6 @@ def _deploy(application: ServeApplication, name: str, route: str | None) -> None
     )
 
 
-def _are_up(name: str, begin: Callable[[str], None], stopped: threading.Event) -> bool:
-    """Wait for the replicas of application `name`, or for `stopped`; `begin` is called once, and again for
-    each replica that is up."""
-    from ray.serve.schema import ApplicationStatus
-
-    begin("replicas")
-    counted = 0
-    while (found := _look_at(name, stopped)) is not None:
-        if found.status is ApplicationStatus.RUNNING:
-            return True
-        if found.status is ApplicationStatus.DEPLOY_FAILED:
-            raise RunError(_reason(found))
-        states = [d.replica_states for d in found.deployments.values()]
-        up = sum(count for s in states for state, count in s.items() if state == "RUNNING")
-        for _ in range(counted, up):
-            begin("replicas")
-        counted = max(counted, up)
-        if stopped.wait(LOOK_S):
-            break
-    return False
-
-
 def _look_at(name: str, stopped: threading.Event) -> ApplicationStatusOverview | None:
     """The state of application `name`; None once `stopped` is set, because Serve ends then."""
     from ray import serve
@@ -193,6 +201,13 @@ def _look_at(name: str, stopped: threading.Event) -> ApplicationStatusOverview |
         if stopped.is_set():
             return None
         raise RunError(f"Serve ended while application {name!r} started: {error}") from error
+
+
+def _all_but(but: str, found: ApplicationStatusOverview) -> bool:
+    from ray.serve.schema import DeploymentStatus
+
+    others = [d.status for name, d in found.deployments.items() if name != but]
+    return bool(others) and all(status is DeploymentStatus.HEALTHY for status in others)
 
 
 def _reason(found: ApplicationStatusOverview) -> str:
