@@ -30,7 +30,7 @@ def test_the_size_that_is_said_is_not_exceeded(tmp_path: Path, logprobs: str) ->
 
 def test_the_kinds_are_said_in_words() -> None:
     said = in_words(load("tiny"))
-    assert said.startswith("all 25,600 in runs/tiny/rollouts, at most about ")
+    assert said.startswith("all 19,200 in runs/tiny/rollouts, at most about ")
     assert in_words(load("tiny", ["telemetry.rollouts=none"])) == "none are kept (telemetry.rollouts)"
     sample = in_words(load("tiny", ["telemetry.rollouts=sample", "telemetry.rollouts_logprobs=true"]))
     assert sample.startswith("those of 0.1 of the prompts with log-probs")
