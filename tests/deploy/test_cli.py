@@ -67,7 +67,7 @@ def assert_refused(done: Done, *words: str) -> None:
         ("rollout.shards=7", ["rollout.shards (7) must divide rollout.prompts_per_batch (40)"]),
         ("model.path=/nowhere/model", ["model.path (/nowhere/model)", "no such file or folder"]),
         ("model.trust_remote_code=perhaps", ["model.trust_remote_code", "boolean"]),
-        ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (64)"]),
+        ("evaluation.k=[1,128]", ["evaluation.k (128)", "evaluation.samples (32)"]),
         ("data.path=/nowhere/data.jsonl", ["data.path (/nowhere/data.jsonl)"]),
         ("reward.weights={fluency: 1.0}", ["unknown reward 'fluency'"]),
         ("reward.success=no.such:fn", ["reward:", "cannot load 'no.such:fn'"]),
@@ -136,7 +136,7 @@ def test_the_same_names_stop_a_deployment_and_a_run(tmp_path: Path) -> None:
 
 
 def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
-    assert load("tiny", ["evaluation.k=[64,1,8,1]"]).evaluation.k == (1, 8, 64)
+    assert load("tiny", ["evaluation.k=[32,1,8,1]"]).evaluation.k == (1, 8, 32)
 
 
 @pytest.mark.system
