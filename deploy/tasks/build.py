@@ -30,7 +30,7 @@ from deploy.tasks.recall import (
     logprobs,
 )
 
-STEPS = {"facts": 1600, "pairs": 2000, "many": 1500}
+STEPS = {"facts": 1600, "pairs": 2000, "many": 1500, "sums": 2400}
 BATCH = 128
 LEARNING_RATE = 2e-3
 DECAY = 400

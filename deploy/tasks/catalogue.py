@@ -1,4 +1,4 @@
-"""The recall tasks: facts, pairs of facts, and facts with many right answers.
+"""The recall tasks: facts, pairs of facts, facts with many right answers, and sums.
 
 `facts`  keys with a three-digit value each, remembered with probability log-uniform in 1/300..0.98. No skill
 is shared. Each key
@@ -7,6 +7,9 @@ is shared. Each key
 skills are shared, and
          easy facts are needed in hard prompts. The held-out pairs test generalisation.
 `many`   as facts, with three right values of unequal probability: who trains on hits may lose the rarer ones.
+`sums`   two numbers of two digits, added by somebody who misremembers sums of digits. A sum of digits is
+needed in many
+         prompts, and the carry must be learned. The held-out sums test generalisation.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ WRONG_SHARES = (0.55, 0.30, 0.15)
 RIGHT_SHARES = (0.70, 0.25, 0.05)
 KEYS, TRAINED_KEYS = 210, 150
 FACTS, TRAINED_PAIRS, HELD_OUT_PAIRS = 60, 300, 300
+DIGITS = 10
+PAIRS = [(a, b) for a in range(DIGITS) for b in range(DIGITS)]
 Drawn = tuple[RecallTask, Demonstrations]
 
 
@@ -78,7 +83,26 @@ def pairs(seed: int) -> Drawn:
     return task, _by_fact(values, shares)
 
 
-TASKS: dict[str, Callable[[int], Drawn]] = {"facts": facts, "pairs": pairs, "many": many}
+def sums(seed: int) -> Drawn:
+    """Sums of two numbers of two digits. Half of the sums of digits are remembered with 0.9 to 0.99, half
+    log-uniform in 1/60..0.9. Prompt k asks for k // 100 + k % 100; the warm start shows all of them alike.
+    The answer has three digits, the ones first, as one adds."""
+    rng = np.random.default_rng([seed, 4])
+    easy = DIGITS**2 // 2
+    rates = rng.permutation(np.concatenate([np.linspace(0.9, 0.99, easy), np.geomspace(1 / 60, 0.9, easy)]))
+    # What is remembered in place of a + b: three other sums of two digits and perhaps a carry.
+    wrong = [rng.permutation([v for v in range(2 * DIGITS - 1) if v != a + b])[:3] for a, b in PAIRS]
+    said = np.concatenate([np.array([[a + b] for a, b in PAIRS]), wrong], axis=1)
+    shares = np.concatenate([rates[:, None], (1 - rates)[:, None] * WRONG_SHARES], axis=1)
+    numbers = tuple(rng.permutation(DIGITS**4)[: TRAINED_PAIRS + HELD_OUT_PAIRS].tolist())
+    sets = {TRAINED: numbers[:TRAINED_PAIRS], "held-out": numbers[TRAINED_PAIRS:]}
+    each = [divmod(k, DIGITS**2) for k in range(DIGITS**4)]
+    right = tuple((_ones_first(a + b),) for a, b in each)
+    questions = tuple(f"{a:02}+{b:02}=?" for a, b in each)
+    return RecallTask("sums", questions, right, sets), _by_column(said, shares)
+
+
+TASKS: dict[str, Callable[[int], Drawn]] = {"facts": facts, "pairs": pairs, "many": many, "sums": sums}
 
 
 def _keys(rng: np.random.Generator, count: int) -> list[str]:
@@ -116,5 +140,28 @@ def _by_fact(values: Sequence[Sequence[str]], shares: NDArray) -> Demonstrations
         i, j = ((rng.random((count, 1)) > below[k]).sum(axis=1).clip(0, CANDIDATES - 1) for k in (a, b))
         answers = [values[p][k] + values[q][m] for p, k, q, m in zip(a, i, b, j, strict=True)]
         return (a * len(values) + b).tolist(), answers, np.ones(count)
+
+    return draw
+
+
+def _ones_first(number: int) -> str:
+    return f"{number:03}"[::-1]
+
+
+def _by_column(said: NDArray, shares: NDArray) -> Demonstrations:
+    """Draws two numbers evenly, and adds them column by column with a sum of digits (100, 4) drawn by the
+    shares of its pair; the carry is right."""
+    below = shares.cumsum(axis=1)
+
+    def draw(rng: np.random.Generator, count: int) -> tuple[list[int], list[str], NDArray]:
+        prompts = rng.integers(DIGITS**4, size=count)
+        a, b = prompts // DIGITS**2, prompts % DIGITS**2
+        ones, tens = (a % DIGITS) * DIGITS + b % DIGITS, (a // DIGITS) * DIGITS + b // DIGITS
+        first, second = (
+            said[pair, (rng.random((count, 1)) > below[pair]).sum(axis=1).clip(0, CANDIDATES - 1)]
+            for pair in (ones, tens)
+        )
+        answers = [_ones_first(o + DIGITS * t) for o, t in zip(first.tolist(), second.tolist(), strict=True)]
+        return prompts.tolist(), answers, np.ones(count)
 
     return draw
