@@ -136,7 +136,7 @@ def starting(
 
     # Ray's own messages would break the progress display; its logs are in RUN/logs.
     logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns of a replica that is busy for a moment
 
     from deploy.app import APP, build_run, build_sampler
 
