@@ -78,7 +78,7 @@ def test_cells_come_seed_by_seed_and_carry_arm_and_seed(tmp_path: Path) -> None:
         ({"arms": {"a": {"run.seed": 4}}}, "run.seed is set by the study itself"),
         (
             {"set": {"evaluation.k": [128]}},
-            "evaluation.k (128) must be between 1 and evaluation.samples (64)",
+            "evaluation.k (128) must be between 1 and evaluation.samples (32)",
         ),
         ({"seeds": []}, "seeds: Tuple should have at least 1 item"),
         ({"seeds": [1, 1]}, "the same seed twice"),
