@@ -37,7 +37,7 @@ def facts(seed: int) -> Drawn:
     rng = np.random.default_rng([seed, 1])
     keys, values = _keys(rng, KEYS), _values(rng, KEYS)
     rates = rng.permutation(np.geomspace(1 / 300, 0.98, KEYS))
-    shares = np.concatenate([rates[:, None], (1 - rates)[:, None] * WRONG_SHARES], axis=1)
+    shares = _with_wrong(rates)
     # Prompt i < KEYS asks key i in the trained form, prompt KEYS + i in the other.
     questions = [f"{key}=?" for key in keys] + [f"?:{key}" for key in keys]
     trained, rest = range(TRAINED_KEYS), range(TRAINED_KEYS, KEYS)
@@ -66,11 +66,8 @@ def pairs(seed: int) -> Drawn:
     asks for the facts k // 60 and k % 60; the warm start shows all pairs alike."""
     rng = np.random.default_rng([seed, 2])
     keys, values = _keys(rng, FACTS), _values(rng, FACTS)
-    easy = FACTS // 2
-    rates = rng.permutation(
-        np.concatenate([np.linspace(0.9, 0.99, easy), np.geomspace(1 / 60, 0.9, FACTS - easy)])
-    )
-    shares = np.concatenate([rates[:, None], (1 - rates)[:, None] * WRONG_SHARES], axis=1)
+    rates = _half_easy(rng, FACTS)
+    shares = _with_wrong(rates)
     both = [(a, b) for a in range(FACTS) for b in range(FACTS)]
     numbers = tuple(rng.permutation(len(both))[: TRAINED_PAIRS + HELD_OUT_PAIRS].tolist())
     sets = {TRAINED: numbers[:TRAINED_PAIRS], "held-out": numbers[TRAINED_PAIRS:]}
@@ -88,12 +85,11 @@ def sums(seed: int) -> Drawn:
     log-uniform in 1/60..0.9. Prompt k asks for k // 100 + k % 100; the warm start shows all of them alike.
     The answer has three digits, the ones first, as one adds."""
     rng = np.random.default_rng([seed, 4])
-    easy = DIGITS**2 // 2
-    rates = rng.permutation(np.concatenate([np.linspace(0.9, 0.99, easy), np.geomspace(1 / 60, 0.9, easy)]))
+    rates = _half_easy(rng, DIGITS**2)
     # What is remembered in place of a + b: three other sums of two digits and perhaps a carry.
     wrong = [rng.permutation([v for v in range(2 * DIGITS - 1) if v != a + b])[:3] for a, b in PAIRS]
     said = np.concatenate([np.array([[a + b] for a, b in PAIRS]), wrong], axis=1)
-    shares = np.concatenate([rates[:, None], (1 - rates)[:, None] * WRONG_SHARES], axis=1)
+    shares = _with_wrong(rates)
     numbers = tuple(rng.permutation(DIGITS**4)[: TRAINED_PAIRS + HELD_OUT_PAIRS].tolist())
     sets = {TRAINED: numbers[:TRAINED_PAIRS], "held-out": numbers[TRAINED_PAIRS:]}
     each = [divmod(k, DIGITS**2) for k in range(DIGITS**4)]
@@ -114,6 +110,24 @@ def _keys(rng: np.random.Generator, count: int) -> list[str]:
 def _values(rng: np.random.Generator, count: int) -> list[tuple[str, ...]]:
     """The candidate values of each key, three digits without a leading zero."""
     return [tuple(str(100 + v) for v in rng.permutation(900)[:CANDIDATES]) for _ in range(count)]
+
+
+def _half_easy(rng: np.random.Generator, count: int) -> NDArray:
+    """(count,) probabilities in random order: half 0.9 to 0.99, half log-uniform in 1/60..0.9."""
+    easy = count // 2
+    return rng.permutation(
+        np.concatenate([np.linspace(0.9, 0.99, easy), np.geomspace(1 / 60, 0.9, count - easy)])
+    )
+
+
+def _with_wrong(rates: NDArray) -> NDArray:
+    """(n, 4) shares of the right value, remembered with `rates` (n,), and of three wrong ones."""
+    return np.concatenate([rates[:, None], (1 - rates)[:, None] * WRONG_SHARES], axis=1)
+
+
+def _candidates(rng: np.random.Generator, below: NDArray) -> NDArray:
+    """A candidate for each row of cumulated shares (n, 4)."""
+    return (rng.random((len(below), 1)) > below).sum(axis=1).clip(0, CANDIDATES - 1)
 
 
 def _by_share(values: Sequence[Sequence[str]], shares: NDArray) -> Demonstrations:
@@ -137,7 +151,7 @@ def _by_fact(values: Sequence[Sequence[str]], shares: NDArray) -> Demonstrations
 
     def draw(rng: np.random.Generator, count: int) -> tuple[list[int], list[str], NDArray]:
         a, b = rng.integers(len(values), size=(2, count))
-        i, j = ((rng.random((count, 1)) > below[k]).sum(axis=1).clip(0, CANDIDATES - 1) for k in (a, b))
+        i, j = _candidates(rng, below[a]), _candidates(rng, below[b])
         answers = [values[p][k] + values[q][m] for p, k, q, m in zip(a, i, b, j, strict=True)]
         return (a * len(values) + b).tolist(), answers, np.ones(count)
 
@@ -157,10 +171,7 @@ def _by_column(said: NDArray, shares: NDArray) -> Demonstrations:
         prompts = rng.integers(DIGITS**4, size=count)
         a, b = prompts // DIGITS**2, prompts % DIGITS**2
         ones, tens = (a % DIGITS) * DIGITS + b % DIGITS, (a // DIGITS) * DIGITS + b // DIGITS
-        first, second = (
-            said[pair, (rng.random((count, 1)) > below[pair]).sum(axis=1).clip(0, CANDIDATES - 1)]
-            for pair in (ones, tens)
-        )
+        first, second = (said[pair, _candidates(rng, below[pair])] for pair in (ones, tens))
         answers = [_ones_first(o + DIGITS * t) for o, t in zip(first.tolist(), second.tolist(), strict=True)]
         return prompts.tolist(), answers, np.ones(count)
 
