@@ -139,43 +139,36 @@ def test_replicas_load_beside_the_learner_and_are_waited_for_before_the_evaluati
     )
 
 
-def test_a_replica_that_does_not_start_ends_the_run_with_its_reason(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def up(_: threading.Event) -> bool:
-        raise RunError("a replica of generator does not start")
-
-    evaluated: list[object] = []
-    with pytest.raises(RunError, match="generator does not start"):
-        during(
-            config,
-            redis_url,
-            tmp_path,
-            monkeypatch,
-            lambda *_: evaluated.append(1),
-            lambda: time.sleep(20.0),
-            up,
-        )
-    assert not evaluated
-
-
-def test_a_run_that_ends_before_its_replicas_are_up_does_not_wait_for_them(
-    config: Config, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluated: list[object] = []
-    with pytest.raises(RunError, match="refused"):
-        during(
-            config,
-            redis_url,
-            tmp_path,
-            monkeypatch,
-            lambda *_: evaluated.append(1),
-            refuse,
-            lambda stopped: not stopped.wait(30.0),
-        )
-    assert not evaluated
-    assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"
+def no_start(_: threading.Event) -> bool:
+    raise RunError("a replica of generator does not start")
 
 
 def refuse() -> None:
     raise RunError("the learner refused")
+
+
+@pytest.mark.parametrize(
+    ("up", "learn", "reason"),
+    [
+        (no_start, lambda: time.sleep(20.0), "generator does not start"),
+        (lambda stopped: not stopped.wait(30.0), refuse, "the learner refused"),
+    ],
+)
+def test_a_run_that_ends_before_its_replicas_are_up_ends_at_once_with_its_reason(
+    config: Config,
+    redis_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    up: Up,
+    learn: Callable[[], None],
+    reason: str,
+) -> None:
+    evaluated: list[object] = []
+
+    def evaluate(*_: Any) -> None:
+        evaluated.append(1)
+
+    with pytest.raises(RunError, match=reason):
+        during(config, redis_url, tmp_path, monkeypatch, evaluate, learn, up)
+    assert not evaluated
+    assert connect(redis_url).exists(Keys("held").hold), "a resumed run completes it"

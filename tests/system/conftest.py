@@ -148,8 +148,7 @@ class LiveRun:
         self._process.kill()
         self._process.wait(20)
         began = time.monotonic()
-        _, alive = psutil.wait_procs(list(self.family), timeout=120)
-        assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
+        self.assert_nothing_left(120.0)
         return time.monotonic() - began
 
     def kill_everything(self) -> None:
@@ -171,15 +170,20 @@ class LiveRun:
         assert self._process.returncode == 0, self.output()
         return time.monotonic() - began
 
-    def fail(self, limit_s: float = 400.0) -> str:
-        """What a run said that ended by itself and not well."""
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+
+    def fail(self, limit_s: float = 400.0, status: int = 1) -> str:
+        """What a run said that ended with `status`, and not well."""
         assert self._process is not None
         deadline = time.monotonic() + limit_s
         while self._process.poll() is None:
             assert time.monotonic() < deadline, self.output()
             self.processes()
             time.sleep(0.2)
-        assert self._process.returncode == 1, self.output()
+        assert self._process.returncode == status, self.output()
         return self.said()
 
     def assert_exact(self) -> None:
@@ -188,7 +192,10 @@ class LiveRun:
         assert steps == list(range(self.steps))
         assert audit_run(self.run)
         assert read_rollouts(self.run, columns=["queued", "replica"])["queued"].null_count == 0
-        _, alive = psutil.wait_procs(list(self.family), timeout=20)
+        self.assert_nothing_left()
+
+    def assert_nothing_left(self, limit_s: float = 20.0) -> None:
+        _, alive = psutil.wait_procs(list(self.family), timeout=limit_s)
         assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
 
     def end(self) -> None:
