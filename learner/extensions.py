@@ -14,6 +14,7 @@ import importlib.metadata
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
         doing(f"DeepSpeed's {builder.name} to be compiled in {place}")
         (place / builder.name / BATON).unlink(missing_ok=True)
         try:
-            with _environment(ROOT, str(place)):
+            with builds_in(place):
                 builder.load(verbose=False)  # DeepSpeed finds the loaded module later
         except (RuntimeError, OSError, ImportError) as error:
             raise RunError(
@@ -84,6 +85,15 @@ def owned(place: Path, doing: Callable[[str], None] = lambda _: None) -> Iterato
         file.truncate(0)
         file.write(f"process {os.getpid()} of {socket.gethostname()}")
         file.flush()
+        yield
+
+
+@contextmanager
+def builds_in(place: Path) -> Iterator[None]:
+    """Where torch builds, with the programs of this Python's environment found first: ninja is one of them,
+    and `.venv/bin/hora` is often called by its path."""
+    programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    with _environment(ROOT, str(place)), _environment("PATH", programs):
         yield
 
 

@@ -19,6 +19,17 @@ with owned(Path(sys.argv[1])):
     time.sleep(60)
 """
 
+BUILD = """
+import sys
+from pathlib import Path
+from torch.utils.cpp_extension import is_ninja_available
+from learner.extensions import builds_in
+assert not is_ninja_available()
+with builds_in(Path(sys.argv[1])):
+    assert is_ninja_available()
+assert not is_ninja_available()
+"""
+
 
 def holder(place: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(place)], stdout=subprocess.PIPE, text=True)
@@ -91,3 +102,8 @@ def test_builds_of_this_environment_lie_in_a_folder_of_their_own_below_the_users
     assert place.parent == tmp_path / "hora"
     monkeypatch.setattr(extensions.importlib.metadata, "version", lambda name: "9.9")
     assert extensions.build_folder() != place
+
+
+def test_a_build_finds_ninja_where_the_environment_is_not_on_the_path(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BUILD, str(tmp_path)]
+    subprocess.run(command, env={"PATH": str(tmp_path)}, check=True, timeout=120)
