@@ -7,6 +7,7 @@ and shows its trace.
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -33,6 +34,22 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Change one value, e.g. -s rollout.group_size=32. May be repeated."),
 ]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hora {importlib.metadata.version('hora-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """What every command has in common."""
 
 
 @app.command()

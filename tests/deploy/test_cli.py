@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from inspect import signature
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def assert_refused(done: Done, *words: str) -> None:
     assert len(done.stderr.strip().splitlines()) == 1
     for word in words:
         assert word in done.stderr
+
+
+def test_the_version_is_that_of_the_installed_package(hora: Callable[..., Done]) -> None:
+    done = hora("--version")
+    assert (done.returncode, done.stdout) == (0, f"hora {metadata.version('hora-rl')}\n")
 
 
 @pytest.mark.parametrize(
