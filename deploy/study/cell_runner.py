@@ -20,6 +20,7 @@ from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, Study, cells, folders, has_exact_success, load_study, same_at_step_0
 from deploy.study.exact_curves import CURVES
 from deploy.study.exact_report import write_exact_report
+from deploy.study.folder import alone_in
 from deploy.study.stack_curves import check_kept, write_stack_curves
 from evaluation.benchmarks import held_out
 from evaluation.console import counting_bar, say
@@ -44,7 +45,8 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
         check_kept(cell.config)
     todo = [c for c in every if not is_finished(c, folder)]
     try:
-        failed = run_cells(plan, todo, every, folder, parallel or at_once(todo), console) if todo else []
+        with alone_in(folder):
+            failed = run_cells(plan, todo, every, folder, parallel or at_once(todo), console)
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running. The same command continues the study.")
         raise SystemExit(130) from None

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from rich.console import Console
 
 from common.load import dump_yaml
+from common.processes import die_with_parent
 from deploy.study.cells import Cell, cells, load_study
 from deploy.study.exact_curves import CURVES
 from deploy.study.exact_report import write_exact_report
+from deploy.study.folder import alone_in
 from deploy.study.loop import run_cell
 from evaluation.console import counting_bar, say
 
@@ -27,7 +30,8 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     console, plan = Console(), load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
     todo = [c for c in cells(plan, folder, held_out=False) if not _finished(c, folder)]
-    failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
+    with alone_in(folder):
+        failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}")
     path = write_exact_report(plan, folder)
@@ -51,7 +55,9 @@ def _run_all(
     context = multiprocessing.get_context("spawn")  # torch does not survive a fork
     with (
         counting_bar(console) as bar,
-        ProcessPoolExecutor(min(parallel, max(1, len(todo))), mp_context=context) as pool,
+        ProcessPoolExecutor(
+            min(parallel, max(1, len(todo))), context, initializer=_obey, initargs=(os.getpid(),)
+        ) as pool,
     ):
         task = bar.add_task("cells", total=len(todo))
         started: dict[Future[Path], Cell] = {pool.submit(_run, c, every, out): c for c in todo}
@@ -61,10 +67,17 @@ def _run_all(
                     failed.append((started[future], f"{type(error).__name__}: {error}"))
                 bar.advance(task)
         except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True, wait=False)
-            console.print("\nstopped; the same command continues the study.")
+            for worker in multiprocessing.active_children():  # the pool's end would wait for their cells
+                worker.terminate()
+            console.print("\nstopped; nothing is left running. The same command continues the study.")
             raise SystemExit(130) from None
     return failed
+
+
+def _obey(study: int) -> None:
+    """In a new worker: only the study hears Ctrl-C, and a worker ends with the study, killed or not."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL, study)
 
 
 def _run(cell: Cell, every: int, out: Path) -> Path:

@@ -84,7 +84,7 @@ def test_no_cell_outlives_a_study_that_is_told_to_end(tmp_path: Path, number: si
             cell.kill()
 
 
-def test_ais_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_path: Path) -> None:
+def test_a_finished_cell_may_have_been_moved_and_one_that_goes_on_may_not(tmp_path: Path) -> None:
     for state in ("finished", "stopped"):
         here, there = tmp_path / state, tmp_path / f"{state}-moved"
         made(tmp_path, here, state)

@@ -68,7 +68,7 @@ def interrupted(command: list[str], out: Path, log: Path) -> None:
     assert ended == 130, log.read_text()[-3000:]
     _, alive = psutil.wait_procs(family, timeout=30)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
-    assert "The same command goes on with the study" in log.read_text()
+    assert "The same command continues the study" in log.read_text()
 
 
 def test_an_interrupted_study_goes_on_to_a_report_at_equal_compute(tmp_path: Path) -> None:
