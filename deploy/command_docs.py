@@ -16,9 +16,9 @@ Parameter = typer.core.TyperArgument | typer.core.TyperOption
 HEAD = """# Commands
 
 Every command prints its options with `--help`, and `hora --version` the version. A mistake that you can
-correct is one line on standard error, with exit status 1. A command that Ctrl-C or a signal stopped exits with
-130. CONFIG is a YAML file, a Serve file, or the name of a preset in `deploy/presets/`. RUN is the folder of a
-run. Generated from `deploy/cli.py`.
+correct is one line on standard error, with exit status 1. A command that Ctrl-C or a signal stopped exits
+with 130. CONFIG is a YAML file, a Serve file, or the name of a preset in `deploy/presets/`. RUN is the
+folder of a run. Generated from `deploy/cli.py`.
 """
 
 
