@@ -157,8 +157,14 @@ def shared_memory(target: Target) -> Iterator[Finding]:
 
 
 def limits(target: Target) -> Iterator[Finding]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    soft, hard = (sys.maxsize if n == unlimited else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
     fix = f"Ray wants {OPEN_FILES} and more: ulimit -n {min(hard, 65536)}"
+    if hard < OPEN_FILES:
+        fix = (
+            f"Ray wants {OPEN_FILES} and more, and the hard limit is {hard}: docker --ulimit nofile=65536, "
+            "LimitNOFILE of a service, or /etc/security/limits.conf"
+        )
     yield should(soft >= OPEN_FILES, "open files", f"limit {soft}", fix)
 
 
