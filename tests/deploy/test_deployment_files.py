@@ -82,7 +82,8 @@ def test_compose_has_the_shape_that_compose_reads():
     service = closed(
         [],
         **dict.fromkeys(("image", "shm_size", "user", "network_mode"), STRING),
-        **dict.fromkeys(("read_only", "init"), {"type": "boolean"}),
+        init={"type": "boolean"},
+        read_only={"type": "boolean"},
         cap_drop=many(STRING),
         security_opt=many(STRING),
         build=closed(["context", "dockerfile"], context=STRING, dockerfile=STRING, args=OBJECT),
