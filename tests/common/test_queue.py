@@ -237,14 +237,14 @@ def test_nothing_that_was_acknowledged_is_lost_when_redis_is_killed(redis_server
 
 def test_a_lease_is_held_by_one_and_passes_on_when_its_owner_is_silent(redis_server: RedisServer) -> None:
     async def work(client: Any, producer: Producer) -> None:
-        one, two = Leases(client, "q", "one", 0.2), Leases(client, "q", "two", 0.2)
+        one, two = Leases(client, "q", "one", 0.6), Leases(client, "q", "two", 0.6)
         assert await one.acquire("0:0")
         assert not await two.acquire("0:0")
         async with one.held("0:0"):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             assert not await two.acquire("0:0"), "it is renewed while it is used"
         assert await two.acquire("0:0")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.8)
         assert await one.acquire("0:0"), "a silent owner loses it"
         await two.release("0:0")
         assert not await two.acquire("0:0"), "releasing another's lease does nothing"
