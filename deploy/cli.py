@@ -7,7 +7,6 @@ and shows its trace.
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,8 +36,10 @@ Overrides = Annotated[
 
 
 def _print_version(asked: bool) -> None:
+    from importlib.metadata import version
+
     if asked:
-        typer.echo(f"hora {importlib.metadata.version('hora-rl')}")
+        typer.echo(f"hora {version('hora-rl')}")
         raise typer.Exit
 
 
@@ -222,7 +223,6 @@ def evaluate(
     from evaluation.benchmarks import parse_ks
 
     ks = parse_ks(k) if k else None
-    names = benchmark.split(",")
     run = Path(model).resolve().parent
     source = config or (str(run / "config.yaml") if (run / "run.json").is_file() else "tiny")
     chosen = load(source, [*(set_ or ()), *model_settings(model)])
@@ -234,7 +234,7 @@ def evaluate(
             "configuration"
         )
     with stopped_by_signals():
-        evaluate_local(chosen, names, samples, ks, out, step)
+        evaluate_local(chosen, benchmark.split(","), samples, ks, out, step)
 
 
 app.add_typer(results)

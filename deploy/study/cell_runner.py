@@ -43,9 +43,9 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     exact = has_exact_success(every[0].config)
     for cell in every if exact else []:
         check_kept(cell.config)
-    todo = [c for c in every if not is_finished(c, folder)]
     try:
         with alone_in(folder):
+            todo = [c for c in every if not is_finished(c, folder)]
             failed = run_cells(plan, todo, every, folder, parallel or at_once(todo), console)
     except KeyboardInterrupt:
         console.print("\nstopped; nothing is left running. The same command continues the study.")

@@ -29,8 +29,8 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     """
     console, plan = Console(), load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
-    todo = [c for c in cells(plan, folder, held_out=False) if not _finished(c, folder)]
     with alone_in(folder):
+        todo = [c for c in cells(plan, folder, held_out=False) if not _finished(c, folder)]
         failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}")
