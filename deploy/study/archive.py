@@ -31,9 +31,13 @@ from evaluation.report.figures import save
 from evaluation.report.mechanism import Groups, Terms, foretold
 from evaluation.report.mechanism_figures import allocation_figure, mechanism_figure, mechanism_table
 
-KEPT = ("step", "prompt_index", "p", "size", "successes", "hits", "rounds", "round_hits", "tokens")
+KEPT = ("step", "prompt_index", "p", "successes", "rounds", "round_hits", "tokens")
+"""Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
+successes + Σ round_hits."""
 PRIOR = ("prior_alpha", "prior_beta")
 DIGITS = 5
+DIGITS_OF = {"p": 3, "success": 3}
+"""Significant digits, by key: of success rates there are over a thousand a cell."""
 DRAWS = 4
 MOST_ARMS = 4
 
@@ -55,13 +59,16 @@ class Archive:
 
     def groups(self, arm: str) -> Groups:
         """All groups of the arm, over its seeds, where they have rates."""
-        tables = [r["groups"] for r in self.records[arm].values()]
-        columns = {
-            name: np.concatenate([np.asarray(t[name]) for t in tables if isinstance(t, dict)])
-            for name in ("step", "p", "size", "hits", *PRIOR)
-        }
-        prior = np.stack([columns[name] for name in PRIOR], axis=1)
-        return Groups(columns["step"], columns["p"], columns["size"], columns["hits"], prior)
+        tables = [t for r in self.records[arm].values() if isinstance(t := r["groups"], dict)]
+        columns = {name: [value for t in tables for value in t[name]] for name in (*KEPT, *PRIOR)}
+        later, found = ([sum(counts) for counts in columns[name]] for name in ("rounds", "round_hits"))
+        return Groups(
+            batch=np.array(columns["step"]),
+            p=np.array(columns["p"]),
+            size=self.terms(arm).pre_rollouts + np.array(later),
+            hits=np.array(columns["successes"]) + np.array(found),
+            prior=np.stack([columns[name] for name in PRIOR], axis=1),
+        )
 
     def terms(self, arm: str) -> Terms:
         """How the arm divides Phase B."""
@@ -104,7 +111,7 @@ def _kept_before(study: Study, out: Path) -> dict[str, dict[str, object]]:
     if changed:
         raise HoraError(f"{out}: holds cells of {changed[0]} with other settings; write to another file")
     for arm, cells_of in before.records.items():
-        records[arm] = {str(seed): record for seed, record in cells_of.items()}
+        records[arm] = {str(seed): _kept(record) for seed, record in cells_of.items()}
     return records
 
 
@@ -142,19 +149,26 @@ def report(path: Path) -> Path:
 def _record(folder: Path) -> dict[str, object]:
     found = json.loads((folder / CURVES).read_text())
     lines = [json.loads(line) for line in (folder / "groups.jsonl").read_text().splitlines()]
-    kept = [name for name in (*KEPT, *PRIOR) if name in lines[0]]
-    columns = {name: [_short(line[name]) for line in lines] for name in kept}
-    return {**{key: _short(value) for key, value in found.items()}, "groups": columns}
+    columns = {name: [line[name] for line in lines] for name in lines[0] if name in (*KEPT, *PRIOR)}
+    return _kept({**found, "groups": columns})
 
 
-def _short(value: object) -> object:
-    """`value` with its floats cut to DIGITS significant digits."""
+def _kept(record: Mapping[str, object]) -> dict[str, object]:
+    """A cell's record as it is kept: floats cut, and no column of groups that follows from others."""
+    kept, groups = {key: _short(value, key) for key, value in record.items()}, record["groups"]
+    if isinstance(groups, Mapping):
+        kept["groups"] = {name: _short(groups[name], name) for name in groups if name in (*KEPT, *PRIOR)}
+    return kept
+
+
+def _short(value: object, key: str) -> object:
+    """`value`, found under `key`, with its floats cut to significant digits."""
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{DIGITS_OF.get(key, DIGITS)}g}")
     if isinstance(value, Mapping):
-        return {key: _short(v) for key, v in value.items()}
+        return {name: _short(v, key if key in DIGITS_OF else name) for name, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_short(v) for v in value]
+        return [_short(v, key) for v in value]
     return value
 
 

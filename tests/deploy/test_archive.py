@@ -73,7 +73,8 @@ def write_cell(folder: Path, arm: int, seed: int) -> None:
         for prompt in range(PROMPTS):
             p = float(rng.uniform())
             group = {"step": step, "prompt_index": prompt, "p": p, "size": 16, "successes": 1, "tokens": 99}
-            counts = {"hits": int(rng.binomial(16, p)), "rounds": [12], "round_hits": [1]}
+            hits = int(rng.binomial(12, p))
+            counts = {"hits": 1 + hits, "rounds": [8, 4], "round_hits": [hits, 0]}
             lines.append(json.dumps({**group, **counts, "prior_alpha": 1.0, "prior_beta": 1.0}))
     (folder / "groups.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -92,7 +93,11 @@ def test_what_comes_out_of_an_archive_is_what_the_cells_wrote(folder: Path) -> N
     expected = [point["pass@16"] for point in written["curves"]["held-out"]]
     np.testing.assert_allclose(curve.values["held-out"]["pass@16"], expected, rtol=1e-4)
     groups = archive.groups("stop")
-    assert len(groups.p) == 2 * STEPS * PROMPTS
+    cells = [folder / "cells" / f"stop-seed{seed}" / "groups.jsonl" for seed in (100, 101)]
+    lines = [json.loads(line) for cell in cells for line in cell.read_text().splitlines()]
+    assert groups.size.tolist() == [line["size"] for line in lines]
+    assert groups.hits.tolist() == [line["hits"] for line in lines]
+    np.testing.assert_allclose(groups.p, [line["p"] for line in lines], rtol=5e-3)
     assert archive.terms("stop").rounds == 2
 
 
