@@ -27,7 +27,7 @@ from actors.verifier.code.pool import limits_of
 from actors.verifier.code.runner import TRIES
 from common.config import Config
 from common.config.reward import EPISODE, Reward
-from common.errors import NoRoom, PinLost, RunError, StaleWeights
+from common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
 from common.rewards import group_functions, tests_of
 from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
 from common.user_code import is_user_function
@@ -245,7 +245,8 @@ async def retry(
 ) -> T:
     """First answer of `ask(number of earlier calls)`, tried up to `attempts` times of `limit_s` seconds, with
     growing pauses. A full replica does not count as a try, nor with `patient` do stale weights. Cancelling
-    this call cancels the try. Raises RunError after the last try, and PinLost at once.
+    this call cancels the try. Raises RunError after the last try, or once a reward was away too long, and
+    PinLost at once.
     """
     attempt = 1
     for before in count():
@@ -254,6 +255,8 @@ async def retry(
                 return await ask(before)
         except PinLost as lost:
             raise PinLost(str(lost)) from None  # not Ray's class, which would not survive another call
+        except AwayTooLong as error:  # it was asked for as long as it may be away
+            raise RunError(f"{what} failed: {_short(error)}") from error
         # Broad: sampling and scoring have no side effects, so whatever a replica, the network or Serve raises
         # is worth another try, up to `attempts`.
         except (Exception, asyncio.CancelledError) as error:

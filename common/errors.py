@@ -35,6 +35,11 @@ class Unavailable(Exception):
     `reward.wait_limit_s`."""
 
 
+class AwayTooLong(RuntimeError):
+    """A reward raised Unavailable for the whole of `reward.wait_limit_s`. Asking again would wait as long
+    once more."""
+
+
 class UnhealthyError(RuntimeError):
     """A replica cannot complete its requests any more and must be replaced."""
 

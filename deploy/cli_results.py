@@ -59,7 +59,7 @@ def rollouts(
     step: Annotated[int | None, typer.Option(min=0, help="Only those of this step.")] = None,
     prompt: Annotated[int | None, typer.Option(min=0, help="Only those of the prompt of this index.")] = None,
     success: Annotated[bool | None, typer.Option("--success/--failure", help="Only hits, or misses.")] = None,
-    phase: Annotated[Literal["A", "B"] | None, typer.Option(help="Only those of this phase.")] = None,
+    phase: Annotated[Literal["A", "B"] | None, typer.Option(help="Only those of phase A or B.")] = None,
     source: Annotated[str | None, typer.Option(help="Only those of this data set.")] = None,
     longest: Annotated[bool, typer.Option("--longest", help="The longest first, of all steps.")] = False,
     least_likely: Annotated[

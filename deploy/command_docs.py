@@ -65,13 +65,15 @@ def _argument(parameter: Parameter) -> str:
 def _label(parameter: Parameter) -> str:
     if isinstance(parameter, typer.core.TyperArgument):
         return _argument(parameter)
-    return ", ".join(parameter.opts)
+    others = [o for o in parameter.secondary_opts if not o.startswith("--no-")]
+    return ", ".join([*parameter.opts, *others])
 
 
 def _default(parameter: Parameter) -> str:
     if parameter.required:
         return "required"
-    return "" if parameter.default in (None, False) else f"`{parameter.default}`"
+    shown = parameter.default not in (None, "") and parameter.default is not False
+    return f"`{parameter.default}`" if shown else ""
 
 
 def _meaning(parameter: Parameter) -> str:

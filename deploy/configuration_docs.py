@@ -3,7 +3,7 @@ docs/reference/configuration.md`."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -40,7 +40,8 @@ def _section(path: str, model: Any) -> str:
         elif (each := _named(field.annotation)) is not None:
             nested.append(_section(f"{path}.{name}.NAME", each))
         key = f"`{path}.{field.alias or name}`"
-        lines.append(f"| {key} | {_default(field.default)} | {_meaning(field.description)} |\n")
+        meaning = _meaning(field.description) + _choices(field.annotation, field.description or "")
+        lines.append(f"| {key} | {_default(field.default)} | {meaning} |\n")
     return "".join(lines + nested)
 
 
@@ -48,6 +49,15 @@ def _named(annotation: Any) -> type[BaseModel] | None:
     """The model of the values of a section that the user names; None for everything else."""
     values = get_args(annotation)[1:]
     return next((v for v in values if isinstance(v, type) and issubclass(v, BaseModel)), None)
+
+
+def _choices(annotation: Any, said: str) -> str:
+    """The values of a key that takes few, unless `said` names them all."""
+    kinds = [annotation, *get_args(annotation)]
+    values = [str(v) for kind in kinds if get_origin(kind) is Literal for v in get_args(kind)]
+    if all(value in said for value in values):
+        return ""
+    return f" One of {', '.join(f'`{value}`' for value in values)}."
 
 
 def _default(value: Any) -> str:

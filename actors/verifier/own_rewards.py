@@ -13,7 +13,7 @@ from pebble import ProcessExpired
 
 from actors.verifier.judges import Judges
 from common.config import Reward
-from common.errors import Unavailable
+from common.errors import AwayTooLong, Unavailable
 from common.reward_names import function_of, taken
 from common.user_code import is_user_function
 from common.user_rewards import (
@@ -56,7 +56,8 @@ class OwnRewards:
             self._judges.close()
 
     async def score(self, answer: Answer) -> dict[str, float]:
-        """The rewards of one completion. Raises ValueError where one fails."""
+        """The rewards of one completion. Raises ValueError where one fails, AwayTooLong where its service
+        is away."""
         scored: dict[str, float] = {}
         for f in self._singles:
             value = await self._patient(f, partial(self._call, user_reward, user_reward_async, f, answer))
@@ -97,7 +98,7 @@ class OwnRewards:
         return self._reward.time_limit_s
 
     async def _patient(self, name: str, ask: Callable[[], Awaitable[T]]) -> T:
-        """`ask`, again and again for reward.wait_limit_s while it raises Unavailable."""
+        """`ask`, again while it raises Unavailable. Raises AwayTooLong after reward.wait_limit_s."""
         deadline, pause = time.monotonic() + self._reward.wait_limit_s, 0.5
         while True:
             try:
@@ -105,7 +106,7 @@ class OwnRewards:
             except Unavailable as error:
                 self.away[name] = str(error)
                 if time.monotonic() + pause > deadline:
-                    raise ValueError(
+                    raise AwayTooLong(
                         f"reward {name!r} was unavailable for reward.wait_limit_s = "
                         f"{self._reward.wait_limit_s:g} s: {error}"
                     ) from None

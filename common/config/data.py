@@ -58,8 +58,9 @@ class Rows(Section):
     limit: Count | None = Field(None, description="Use only the first N rows.")
     system: str | None = Field(
         None,
-        description="System message of the chat template. Left out: one that asks for what the rewards look "
-        "for, unless `template` is yours or the data is `arithmetic`. null: the template's own.",
+        description="System message of the chat template. Left out: one that asks for what HORA's rewards "
+        "look for, unless all rewards or the `template` are yours or the data is `arithmetic`. null: the "
+        "template's own.",
     )
     template: str = Field("{problem}", description="Text of the user message; {problem} is replaced.")
     chat: bool = Field(True, description="Render through the tokenizer's chat template.")

@@ -53,7 +53,8 @@ class Reward(Section):
         "accuracy",
         description="Reward that says whether a rollout is a success, which Phase A counts. It is computed "
         "whether it has a weight or not. Where code_tests has a weight and accuracy none, the default is "
-        "code_tests. null: nothing is; so too by default where all weights are your own rewards'.",
+        "code_tests. null: nothing is; so too by default where neither has a weight and a reward of your "
+        "own or an environment's has one.",
     )
     success_at: float = Field(
         1.0, allow_inf_nan=False, description="A rollout is a success where that reward is at least this."

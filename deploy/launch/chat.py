@@ -10,27 +10,26 @@ import httpx
 from rich.console import Console
 
 from common.errors import RunError
-from deploy.launch.serving import Served, serving
-from deploy.runs.record import CONFIG
+from deploy.launch.serving import Served, config_of, serving
 
 READ_S = 600.0
 
 
 def chat_with_run(run: Path, step: int | None, url: str | None, temperature: float) -> None:
     """A conversation with the policy, line by line, until an empty one. With `url` the endpoint of a run that
-    trains, else one that is started for it."""
+    trains, else one that is started for it. It begins with the run's system message, as its prompts do."""
     console = Console()
+    system = config_of(run).data.system
     if url is not None:
-        if not (run / CONFIG).is_file():
-            raise RunError(f"{run}: not a run folder, there is no {CONFIG}; `hora runs` lists runs")
-        _talk(Served(url.rstrip("/").removesuffix("/v1"), "", run / "token"), temperature, console)
+        served = Served(url.rstrip("/").removesuffix("/v1"), "", run / "token")
+        _talk(served, system, temperature, console)
         return
     with serving(run, step, console) as served:
-        _talk(served, temperature, console)
+        _talk(served, system, temperature, console)
 
 
-def _talk(served: Served, temperature: float, console: Console) -> None:
-    messages: list[dict[str, str]] = []
+def _talk(served: Served, system: str | None, temperature: float, console: Console) -> None:
+    messages = [{"role": "system", "content": system}] if system else []
     console.print("An empty line ends it.", style="dim")
     while line := _asked(console):
         messages.append({"role": "user", "content": line})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ FOLDER = "serving"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the endpoint is, its model's name, and the file with its key."""
+    """Where the endpoint is, its model's name, and the file with its key. HORA_TOKEN, where it is set, is the
+    key instead, for the endpoint and for us."""
 
     url: str
     model: str
@@ -34,16 +36,31 @@ class Served:
 
     @property
     def key(self) -> str:
-        return self.key_file.read_text().strip()
+        """Raises RunError where there is none."""
+        own = os.environ.get("HORA_TOKEN")
+        if not own and not self.key_file.is_file():
+            raise RunError(
+                f"{self.key_file}: no such file, so there is no key: on a cluster it is HORA_TOKEN of the "
+                "replicas; set it here too"
+            )
+        return own or self.key_file.read_text().strip()
+
+    @property
+    def key_is(self) -> tuple[str, str]:
+        """Where the key is, in words and for a shell."""
+        if os.environ.get("HORA_TOKEN"):
+            return "HORA_TOKEN", "$HORA_TOKEN"
+        return f"the content of {self.key_file}", f"$(cat {self.key_file})"
 
 
 def serve_run(run: Path, step: int | None, host: str | None, port: int | None) -> None:
     """Serve until interrupted; says where, and how to ask."""
     console = Console()
     with serving(run, step, console, host, port) as served:
+        where, shell = served.key_is
         console.print(
-            f"{served.url}/v1, model {served.model}; key: the content of {served.key_file}\n"
-            f'  curl {served.url}/v1/models -H "Authorization: Bearer $(cat {served.key_file})"\n'
+            f"{served.url}/v1, model {served.model}; key: {where}\n"
+            f'  curl {served.url}/v1/models -H "Authorization: Bearer {shell}"\n'
             "Ctrl-C ends it.",
             markup=False,
             highlight=False,
@@ -73,10 +90,7 @@ def serving(
 
 def served_config(run: Path, step: int | None, host: str | None, port: int | None) -> Config:
     """The run's configuration with its trained model and the endpoint on."""
-    file = run / CONFIG
-    if not file.is_file():
-        raise RunError(f"{run}: not a run folder, there is no {CONFIG}; `hora runs` lists runs")
-    config = load(str(file))
+    config = config_of(run)
     telemetry = config.telemetry.model_copy(
         update={"http_port": 0 if port is None else port, "http_host": host or config.telemetry.http_host}
     )
@@ -87,6 +101,13 @@ def served_config(run: Path, step: int | None, host: str | None, port: int | Non
             "telemetry": telemetry,
         }
     )
+
+
+def config_of(run: Path) -> Config:
+    """The configuration of the run in folder `run`. Raises RunError where there is none."""
+    if not (run / CONFIG).is_file():
+        raise RunError(f"{run}: not a run folder, there is no {CONFIG}; `hora runs` lists runs")
+    return load(str(run / CONFIG))
 
 
 def _model(run: Path, step: int | None) -> Path:

@@ -27,7 +27,10 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "hora_weight_version": ("Published weight version.", ()),
     "hora_staleness_bound_steps": ("rollout.max_staleness.", ()),
-    "hora_lag_steps": ("Lag of the groups of the last step.", ("stat",)),
+    "hora_lag_steps": (
+        "Steps between the weights that sampled a token and the last step; up to twice the bound.",
+        ("stat",),
+    ),
     "hora_reward": ("Mean reward of the last step, by name.", ("name",)),
     "hora_source": (
         "Figures of the last step by data source, where a run has several: groups, rollouts, tokens, reward, "

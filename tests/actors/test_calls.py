@@ -7,7 +7,7 @@ import pytest
 
 from actors import calls
 from actors.calls import retry
-from common.errors import NoRoom, PinLost, RunError, StaleWeights
+from common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +67,14 @@ def test_a_pin_that_is_lost_goes_through_at_once_as_our_own_error() -> None:
     with pytest.raises(PinLost, match="not pinned at version 4") as lost:
         asyncio.run(retry(replica.ask, "generating", attempts=9, limit_s=1.0, patient=True))
     assert lost.type is PinLost
+
+
+def test_a_reward_that_was_away_too_long_is_not_asked_again() -> None:
+    replica = Replica(
+        [AwayTooLong("reward 'judge' was unavailable for reward.wait_limit_s = 600 s"), "answer"]
+    )
+    with pytest.raises(RunError, match=r"verifying failed: AwayTooLong: reward 'judge' was unavailable"):
+        asyncio.run(retry(replica.ask, "verifying", attempts=9, limit_s=1.0))
 
 
 def test_our_own_cancellation_goes_through_at_once() -> None:

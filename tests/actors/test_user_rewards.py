@@ -15,6 +15,7 @@ from actors.calls import generator_calls, verifier_calls
 from actors.verifier.pool import VerifierPool
 from common.config import Config, Data, Reward
 from common.datasets import load_dataset
+from common.errors import AwayTooLong
 from common.types import Completion, Prompt, SamplingRequest, VersionSpan
 from common.user_rewards import Answer
 
@@ -137,7 +138,7 @@ def test_a_reward_that_is_unavailable_is_waited_for_and_said(own: Path) -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_reward_that_stays_unavailable_ends_with_the_limit_and_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"unavailable for reward\.wait_limit_s = 1 s: the judge restarts"):
+    with pytest.raises(AwayTooLong, match=r"unavailable for reward\.wait_limit_s = 1 s: the judge restarts"):
         asyncio.run(score("away", answer(), wait_limit_s=1))
 
 

@@ -95,6 +95,13 @@ def test_every_page_is_in_the_navigation() -> None:
     assert yaml.safe_load((ROOT / "mkdocs.yml").read_text())["strict"] is True
 
 
+def test_the_first_page_links_every_page() -> None:
+    linked = set(re.findall(r"\]\(([^)#]+\.md)", (DOCS / "index.md").read_text()))
+    tables = {str(page.relative_to(DOCS)) for page in (DOCS / "results").glob("*.md")}  # linked by Results
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md", "architecture.md"}
+    assert linked == pages - tables
+
+
 def test_the_readme_lists_every_command() -> None:
     named = {
         " ".join(words[: 2 if words[0] == "prior" else 1]) for words in hora_commands(ROOT / "README.md")
