@@ -148,7 +148,9 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
 def environment_deployment(config: Config) -> serve.Deployment:
     """The environments of a checked configuration, scaled with their load where they may be."""
     environment = config.environment
-    requests = max(1, environment.episodes // config.rollout.samples_per_request)
+    # A request is the episodes of one prompt in one phase, often few: what bounds them is the replica.
+    usual = min(config.rollout.samples_per_request, config.rollout.pre_rollouts)
+    requests = max(1, environment.episodes // usual)
     most = environment.max_replicas
     scaled: dict[str, Any] = {"num_replicas": environment.replicas}
     if most is not None:
@@ -160,7 +162,7 @@ def environment_deployment(config: Config) -> serve.Deployment:
     return _deployment(
         Environment,
         "environment",
-        max_ongoing_requests=requests,
+        max_ongoing_requests=environment.episodes,
         ray_actor_options={"num_cpus": environment.cpus},
         health_check_period_s=2.0,
         health_check_timeout_s=30.0,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.config import Config, Data
 from common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
+from common.errors import ConfigError
 
 _DATA = Path(__file__).parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)
@@ -112,6 +113,17 @@ def held_out_name(path: str) -> str:
     """What the results of `evaluation.path` are named: `arithmetic-2-4` for `arithmetic:2-4`, a file without
     its ending."""
     return path.replace(":", "-") if _is_arithmetic(path) else Path(path).stem
+
+
+def refuse_long(name: str, lengths: Sequence[int], limit: int) -> None:
+    """Raise ConfigError where a problem has more than `limit` tokens (rollout.max_prompt_tokens): Pass@K over
+    the short problems would look like that over all."""
+    if (longest := max(lengths)) > limit:
+        raise ConfigError(
+            f"{name}: {sum(n > limit for n in lengths)} of {len(lengths)} prompts are longer than "
+            f"rollout.max_prompt_tokens = {limit}; set it to {longest} (-s rollout.max_prompt_tokens="
+            f"{longest}) if the model's context holds that and an answer"
+        )
 
 
 def parse_ks(text: str) -> tuple[int, ...]:

@@ -33,17 +33,15 @@ class ClippedAdamW(torch.optim.AdamW):
 
 
 def schedule(config: Config) -> Callable[[int], float]:
-    """Factor of the learning rate at each update: linear warm-up, then the configured decay over
-    learner.steps."""
-    settings, total = (
-        config.learner.optimizer,
-        config.learner.steps * config.learner.objective.updates_per_batch,
-    )
+    """Factor of the learning rate at each update: linear warm-up over warmup_steps, then the configured decay
+    over learner.steps. Each step has updates_per_batch updates."""
+    settings, each = config.learner.optimizer, config.learner.objective.updates_per_batch
+    warmup, total = settings.warmup_steps * each, config.learner.steps * each
 
     def factor(update: int) -> float:
-        if update < settings.warmup_steps:
-            return (update + 1) / settings.warmup_steps
-        done = (update - settings.warmup_steps) / max(1, total - settings.warmup_steps)
+        if update < warmup:
+            return (update + 1) / warmup
+        done = (update - warmup) / max(1, total - warmup)
         if settings.schedule == "linear":
             return max(0.0, 1.0 - done)
         if settings.schedule == "cosine":

@@ -346,19 +346,22 @@ def _help_replicas(parts: Parts, step: int) -> None:
     parts.publisher.refresh()
     if parts.publisher.is_damaged():
         log.error("a replica found the newest weights damaged; publishing them again", version=step)
-        parts.redis.hincrby(Keys(parts.config.run.name).state, "republished", 1)
-        _publish_again(parts, step)
+        # A number, not an increment: a command whose answer is lost is sent again.
+        number = parts.republished + 1
+        parts.redis.hset(Keys(parts.config.run.name).state, "republished", str(number))
+        _publish_again(parts, step, number)
 
 
 def _publish_with_rank_0(parts: Parts, step: int) -> None:
     """Publish again together with rank 0, which waits for groups of step `step` too: gathering is a
     collective."""
-    if read_state(parts.redis, parts.config.run.name).republished > parts.republished:
-        _publish_again(parts, step)
+    number = read_state(parts.redis, parts.config.run.name).republished
+    if number > parts.republished:
+        _publish_again(parts, step, number)
 
 
-def _publish_again(parts: Parts, step: int) -> None:
-    parts.republished += 1
+def _publish_again(parts: Parts, step: int, number: int) -> None:
+    parts.republished = number
     parts.publisher.publish(step)
     parts.publisher.wait()
     parts.published = step  # a newer version is published again when its step is repeated

@@ -45,7 +45,7 @@ class Episodes:
         count: Count,
     ) -> None:
         self._config, self._function, self._tools, self._count = config, function, tools, count
-        self._template = Template(tokenizer, config.data.chat)
+        self._templates = {chat: Template(tokenizer, chat) for chat in (True, False)}
         self._places = asyncio.Semaphore(config.environment.episodes)
         self.running = 0
 
@@ -87,14 +87,15 @@ class Episodes:
         )
 
     async def _one(self, prompt: Prompt, sample: Sample, version: int) -> Completion:
-        messages = opening(prompt.text, self._config.data)
-        history = self._config.environment.history
-        conversation = Conversation(self._template, messages, prompt.tokens, history)
-        policy = Policy(conversation, sample, self._config, version)
+        own = self._config.of(prompt.source)
+        messages = opening(prompt.text, own.data)
+        template = self._templates[own.data.chat]
+        conversation = Conversation(template, messages, prompt.tokens, own.environment.history)
+        policy = Policy(conversation, sample, own, version)
         row = Row(prompt.index, prompt.text, prompt.answer, prompt.row)
         self.running += 1
         try:
-            made = await run_episode(self._function, row, conversation, policy, self._tools, self._config)
+            made = await run_episode(self._function, row, conversation, policy, self._tools, own)
         finally:
             self.running -= 1
         self._count("episodes", 1)

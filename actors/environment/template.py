@@ -51,11 +51,9 @@ class Template:
         return ids[1:] if len(ids) and int(ids[0]) == last else ids
 
     def whole(self, messages: Sequence[Message]) -> Tokens:
-        """Tokens (T,) of a conversation up to the beginning of the assistant's next turn."""
-        harmless = [self._plain(message) for message in messages]
-        if not self._chat:
-            return self._encode("".join(str(message["content"]) for message in harmless))
-        return self._encode(self._render(harmless))
+        """Tokens (T,) of a conversation up to the beginning of the assistant's next turn, by the chat
+        template."""
+        return self._encode(self._render([self._plain(message) for message in messages]))
 
     def _render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError

@@ -102,7 +102,7 @@ class VerifierPool:
         self._courts: list[_Court] = []
         self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
         self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
-        self._verdicts = Remembered[tuple[str, str], bool](CACHE_SIZE)
+        self._verdicts = Remembered[tuple[str, str, float], bool](CACHE_SIZE)
         self._waiting = 0
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
         # Only a few calls are in the pool at a time. The others are not lost with it, and start on the next
@@ -192,7 +192,7 @@ class VerifierPool:
         if verdict is not None:
             self._counts["plain"] += 1
         else:
-            verdict = await self._remembered(gold, answer)
+            verdict = await self._remembered(gold, answer, court.reward.time_limit_s)
         return 1.0 if verdict else 0.0
 
     async def _answer(self, court: _Court, completion: str) -> str | None:
@@ -201,26 +201,25 @@ class VerifierPool:
             return extract(completion)
         return await court.own.call("reward.answer", answers.user_answer, name, completion)
 
-    async def _remembered(self, gold: str, answer: str) -> bool:
-        key = (equality.bare(gold), equality.bare(answer))
+    async def _remembered(self, gold: str, answer: str, seconds: float) -> bool:
+        key = (equality.bare(gold), equality.bare(answer), seconds)
         self._counts["cached"] += key in self._verdicts
         return await self._verdicts.of(key, partial(self._verify, *key))
 
-    async def _verify(self, gold: str, answer: str) -> bool:
+    async def _verify(self, gold: str, answer: str, seconds: float) -> bool:
         try:
-            verdict = await self._equal(gold, answer)
+            verdict = await self._equal(gold, answer, seconds)
         except ProcessExpired:
             # Try once more, because another process may have taken the memory. An answer that ends two
             # workers is wrong.
             try:
-                verdict = await self._equal(gold, answer)
+                verdict = await self._equal(gold, answer, seconds)
             except ProcessExpired:
                 verdict = self._killed(gold, "ended its process twice")
         self._counts["verified"] += 1
         return verdict
 
-    async def _equal(self, gold: str, answer: str) -> bool:
-        seconds = self._reward.time_limit_s
+    async def _equal(self, gold: str, answer: str, seconds: float) -> bool:
         try:
             return bool(await self._run(_judge, seconds, gold, answer, limit_s=STALLED * seconds))
         except (MemoryError, RecursionError) as error:

@@ -90,6 +90,11 @@ class Config(Section):
                 "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: "
                 "use bfloat16, or sdpa"
             )
+        if self.learner.offload_optimizer and self.model.dtype == "float32" and not self.learner.zero_stage:
+            raise ValueError(
+                "learner.offload_optimizer moves what ZeRO holds, and learner.zero_stage is 0 (in float32 "
+                "without ZeRO): set learner.zero_stage: 1 or more"
+            )
         if self.learner.lora is not None:
             self.learner.lora.check_serving(
                 self.model.dtype, self.weights.transport, self.generator.clear_cache
@@ -264,6 +269,13 @@ class Config(Section):
                     "name the environment, or another reward"
                 )
         elif self.environment.history == "render":
+            plain = [name for name in self.source_names if not self.of(name).data.chat]
+            if plain:
+                key = f"data.sources.{plain[0]}.chat" if plain[0] else "data.chat"
+                raise ValueError(
+                    f"environment.history (render) shows what the chat template shows, and {key} is false: "
+                    "use environment.history: append"
+                )
             whole = [
                 key
                 for key, value in (("ratio", objective.ratio), ("importance", objective.importance))

@@ -26,7 +26,7 @@ from common.telemetry import record_evaluation
 from common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
-from evaluation.benchmarks import Benchmark, held_out
+from evaluation.benchmarks import Benchmark, held_out, refuse_long
 from evaluation.evaluate import Counts, evaluate
 from evaluation.model_weights import model_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
@@ -119,21 +119,13 @@ def evaluate_benchmark(
 def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> list[Prompt]:
     """Rendered problems; prints which rows are left out and why.
 
-    Raises ConfigError when a problem does not fit: Pass@K over the short problems would look like that over
-    all.
+    Raises ConfigError when a problem does not fit.
     """
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     found = [make_prompt(tokenizer, row.index, row, data, config.evaluated_source) for row in dataset.rows]
-    limit, longest = config.rollout.max_prompt_tokens, max(len(p.tokens) for p in found)
-    if longest > limit:
-        long = sum(len(p.tokens) > limit for p in found)
-        raise ConfigError(
-            f"{dataset.name}: {long} of {len(found)} prompts are longer than rollout.max_prompt_tokens = "
-            f"{limit}; set it to {longest} (-s rollout.max_prompt_tokens={longest}) if the model's context "
-            "holds that and an answer"
-        )
+    refuse_long(dataset.name, [len(p.tokens) for p in found], config.rollout.max_prompt_tokens)
     return found
 
 
@@ -282,8 +274,16 @@ def about_sampling(config: Config) -> dict[str, object]:
         "max_response_tokens": config.rollout.max_response_tokens,
         "success": config.evaluated.reward.success,
         "success_at": config.evaluated.reward.success_at,
+        **_about_judging(config),
         **_about_episodes(config),
     }
+
+
+def _about_judging(config: Config) -> dict[str, object]:
+    """Where a completion ends and how it is judged, as far as it is not the default."""
+    keys = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
+    reward = config.evaluated.reward.model_dump(mode="json", include=keys, exclude_defaults=True)
+    return {**reward, **({"stop": list(config.rollout.stop)} if config.rollout.stop else {})}
 
 
 def _about_episodes(config: Config) -> dict[str, object]:

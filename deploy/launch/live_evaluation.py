@@ -133,6 +133,9 @@ class LiveEvaluation:
                 await self._pins.release()
                 await client.hdel(Keys(self._config.run.name).parts, PART)
             await client.aclose()
+        while not self._stopped:  # after an error: the learner still writes weights that none will measure
+            await asyncio.to_thread(self._settle, self._config.learner.steps)
+            await asyncio.sleep(POLL_S)
 
     async def _work(self, client: AsyncRedis) -> None:
         problems = await asyncio.to_thread(run_problems, self._config, self._console)

@@ -13,7 +13,7 @@ from common.order import Mixture, counts_of, mixed_rows
 from common.prompts import load_tokenizer, render
 from common.rewards import gold_test
 from deploy.preflight.findings import Finding, Target, ok, plural
-from evaluation.benchmarks import known_leaks
+from evaluation.benchmarks import known_leaks, refuse_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,9 @@ def data(target: Target) -> Iterator[Finding]:
         return
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if config.evaluation.path:
-        load_held_out(config)
+        problems = load_held_out(config, gold_test(config.evaluated.reward))
+        rendered = [len(render(tokenizer, row.problem, config.evaluated.data)) for row in problems.rows]
+        refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
     found = [_usable(config, source, tokenizer) for source in config.source_names]
     for usable in found:
         yield from usable.warnings

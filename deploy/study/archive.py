@@ -76,7 +76,13 @@ class Archive:
         config = load(self.study.base, [f"{key}={json.dumps(value)}" for key, value in settings.items()])
         allocation, rollout = config.allocation, config.rollout
         return Terms(
-            allocation.rule, allocation.rounds, allocation.stop, rollout.group_size, rollout.pre_rollouts
+            allocation.rule,
+            allocation.rounds,
+            allocation.stop,
+            rollout.group_size,
+            rollout.pre_rollouts,
+            rollout.shards,
+            allocation.max_group_size,
         )
 
 

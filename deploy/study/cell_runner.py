@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import TextColumn
 
+from common.config import Config
 from common.errors import RunError
 from common.load import dump_yaml
+from deploy.preflight.memory import run_target
 from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, Study, cells, folders, has_exact_success, load_study, same_at_step_0
 from deploy.study.exact_curves import CURVES
@@ -39,7 +42,7 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     console = Console()
     plan = load_study(source)
     folder = (out or Path("studies") / plan.name).resolve()
-    every = cells(plan, folder)
+    every = _on_this_machine(cells(plan, folder))
     exact = has_exact_success(every[0].config)
     for cell in every if exact else []:
         check_kept(cell.config)
@@ -66,6 +69,18 @@ def study(source: str, out: Path | None, parallel: int | None) -> bool:
     console.print((path.parent / "report.md").read_text(), markup=False)
     say(console, f"report: {path}")
     return not failed and not problems
+
+
+def _on_this_machine(every: Sequence[Cell]) -> list[Cell]:
+    """With the numbers that `run.resources: auto` chooses here: the same for all seeds of an arm."""
+    chosen: dict[str, Config] = {}
+    for cell in every:
+        if cell.arm not in chosen:
+            chosen[cell.arm] = run_target(cell.config).config
+    parts = {
+        arm: {"generator": config.generator, "learner": config.learner} for arm, config in chosen.items()
+    }
+    return [replace(c, config=c.config.model_copy(update=parts[c.arm])) for c in every]
 
 
 def _report_exactly(

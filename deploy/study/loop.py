@@ -97,6 +97,8 @@ def _check(config: Config) -> None:
         "allocation.budget": (config.allocation.budget, "rollouts"),
         "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
         "rollout.max_staleness": (config.rollout.max_staleness, 0),
+        "allocation.prior_state": (config.allocation.prior_state or "null", "null"),
+        "reward.answer": (config.reward.answer, "tags"),
         "learner.workers": (config.learner.workers, 1),
         "data.sources": (", ".join(config.data.sources) or "empty", "empty"),
         "environment.path": (config.environment.path or "null", "null"),

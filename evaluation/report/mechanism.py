@@ -49,20 +49,27 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How an arm divides Phase B."""
+    """How an arm divides Phase B: in `shards` parts of a batch, each on its own."""
 
     rule: str
     rounds: int
     stop: str
     group_size: int
     pre_rollouts: int
+    shards: int = 1
+    max_group_size: int | None = None
 
 
 def foretold(groups: Groups, terms: Terms, draws: int, seed: int = 0) -> Groups:
     """`draws` repetitions of the arm's batches by the allocator on prompts of the same rates, without any
     model."""
     rng = np.random.default_rng(seed)
-    parts = [_draw(rng, groups, rows, terms) for rows in batches(groups) for _ in range(draws)]
+    parts = [
+        _draw(rng, groups, shard, terms)
+        for rows in batches(groups)
+        for _ in range(draws)
+        for shard in np.split(rows, terms.shards)
+    ]
     rows = np.concatenate([rows for rows in batches(groups) for _ in range(draws)])
     sizes, hits = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Groups(groups.batch[rows], groups.p[rows], sizes, hits, groups.prior[rows])
@@ -75,13 +82,21 @@ def batches(groups: Groups) -> Iterator[Int]:
 
 
 def _draw(rng: np.random.Generator, groups: Groups, rows: Int, terms: Terms) -> tuple[Int, Int]:
-    """Sizes and hits (n,) of one batch drawn anew."""
+    """Sizes and hits (n,) of one shard drawn anew."""
     p, n = groups.p[rows].clip(0.0, 1.0), len(rows)
     alpha, beta = groups.prior[rows[0]].tolist()
     budget = n * (terms.group_size - terms.pre_rollouts)
     rounds = 1 if terms.rule == "uniform" else terms.rounds
     stop = "none" if terms.rule == "uniform" else terms.stop
-    session = Session(n, budget, rule=terms.rule, prior=(alpha, beta), rounds=rounds, stop=stop)
+    session = Session(
+        n,
+        budget,
+        rule=terms.rule,
+        prior=(alpha, beta),
+        rounds=rounds,
+        stop=stop,
+        max_group_size=terms.max_group_size,
+    )
     hits = rng.binomial(terms.pre_rollouts, p)
     session.tell(hits.tolist(), terms.pre_rollouts)
     sizes = np.full(n, terms.pre_rollouts)

@@ -337,8 +337,11 @@ def test_an_environment_that_cannot_be_one_is_refused_by_name() -> None:
         load("tiny-guess", ["environment.max_turns=5000"])
     with pytest.raises(ConfigError, match=r"reward 'episode.solved' is given by an environment, and"):
         load("tiny-guess", ["environment.path=null"])
+    rendered = ["environment.history=render", "data.chat=true"]
     with pytest.raises(ConfigError, match=r"learner.objective.ratio .sequence. takes a rollout as one"):
-        load("tiny-guess", ["environment.history=render", "learner.objective.ratio=sequence"])
+        load("tiny-guess", [*rendered, "learner.objective.ratio=sequence"])
+    with pytest.raises(ConfigError, match=r"environment.history .render. shows .* and data.chat is false"):
+        load("tiny-guess", ["environment.history=render", "data.chat=false"])
     with pytest.raises(ConfigError, match=r"environment.max_given_tokens = 8 \+ 3 \+ 9000 = 9011"):
         load("tiny-guess", ["environment.max_given_tokens=9000"])
 

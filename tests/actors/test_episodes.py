@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from actors.environment.watchdog import Watchdog
 from common.config import Config
 from common.datasets import Row
 from common.errors import PinLost, RunError
-from common.load import load
+from common.load import from_args, load
 from common.prompts import load_tokenizer, make_prompt
 from common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
 from tests.support.coordination import config_of, every_promise_was_kept, with_deaths
@@ -246,3 +247,45 @@ def test_an_environment_that_blocks_its_replica_is_found_by_file_and_line() -> N
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert re.fullmatch(r".*test_episodes\.py:\d+ in blocks", found[0])
+
+
+def test_an_episode_is_one_of_its_prompts_source(tmp_path: Path) -> None:
+    """Its later contexts have the source's system message and template, and it earns the source's rewards."""
+    (tmp_path / "rows.jsonl").write_text('{"problem": "n=", "answer": "5"}\n')
+    rows: dict[str, Any] = {"path": str(tmp_path / "rows.jsonl")}
+    solved: dict[str, Any] = {"weights": {"episode.solved": 1.0}, "success": "episode.solved"}
+    sources = {
+        "first": {**rows, "system": "guess", "template": "now {problem}", "reward": solved},
+        "second": {**rows, "system": None, "reward": solved},
+    }
+    base = load("tiny-guess").model_dump(exclude_unset=True)
+    base.pop("reward")
+    config = from_args({**base, "data": {"sources": sources}, "environment": RENDERED})
+    contexts: list[str] = []
+
+    async def inside(source: str) -> list[Completion]:
+        async def generate(request: SamplingRequest) -> list[Completion]:
+            contexts.append(TOKENIZER.decode(request.prompt.tokens))
+            return [digit(request.seed)]
+
+        episodes = Episodes(config, TOKENIZER, two_turns, None, lambda *_: None)  # type: ignore[arg-type]
+        prompt = make_prompt(TOKENIZER, 0, ROW, config.of(source).data, source)
+        made = await episodes.make(SamplingRequest(prompt, 1, seed=1, priority=0), 0, lambda *_: generate)
+        assert not isinstance(made, Failed), made
+        return made
+
+    for source, given in (("first", "now n="), ("second", "n=")):
+        contexts.clear()
+        [done] = asyncio.run(inside(source))
+        assert done.rewards == {"solved": 1.0}
+        assert len(contexts) == 2
+        assert all(given in c and ("guess" in c) == (source == "first") for c in contexts), contexts
+
+
+RENDERED = {"path": "guess", "history": "render", "max_turns": 3, "max_given_tokens": 200}
+
+
+async def two_turns(row: Row, policy: Any, sandbox: Any) -> Episode:
+    await policy.generate()
+    await policy.generate({"role": "user", "content": "again"})
+    return Episode({"solved": 1.0})

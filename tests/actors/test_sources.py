@@ -121,6 +121,31 @@ class Handle:
         return await self.pool.score_batch(items)
 
 
+def test_a_judge_has_the_time_that_the_source_gives_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient = {"weights": {"accuracy": 1.0}, "time_limit_s": 60.0}
+    sums = {"path": str(folder / "sums.jsonl"), "prompt_field": "q", "weight": 2, "reward": patient}
+    config = configured(folder, data={"sources": {"sums": sums, "words": {**sums, "reward": None}}})
+    given: list[float] = []
+
+    async def work() -> None:
+        pool = VerifierPool(config.reward, sources={n: config.of(n).reward for n in config.source_names})
+
+        async def equal(gold: str, answer: str, seconds: float) -> bool:
+            given.append(seconds)
+            return True
+
+        monkeypatch.setattr(pool, "_equal", equal)
+        try:
+            said = "<answer>\\frac{1}{2}</answer>"  # not equal to the gold answer letter by letter
+            for source in config.source_names:
+                await pool.score_batch([Answer("1/2=?", said, "0.5", source=source)])
+        finally:
+            pool.close()
+
+    asyncio.run(work())
+    assert given == [60.0, 5.0]
+
+
 def test_a_completion_is_judged_by_the_rewards_of_its_source(folder: Path) -> None:
     config, tokens = configured(folder), np.zeros(3, np.int32)
     done = Completion("the answer is 7", tokens, np.zeros(3, np.float32), "stop", (VersionSpan(0, 0, 3),))

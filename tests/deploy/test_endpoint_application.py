@@ -61,9 +61,9 @@ def deployments(application: Application) -> Iterator[serve.Deployment]:
 def test_environments_are_scaled_where_they_may_be() -> None:
     fixed = environment_deployment(load("tiny-guess", ["environment.replicas=3"]))
     assert fixed.num_replicas == 3
-    assert fixed.max_ongoing_requests == 16, "256 episodes in requests of 16"
+    assert fixed.max_ongoing_requests == 256, "as many as episodes: a request may be of a single one"
     scaled = environment_deployment(load("tiny-guess", ["environment.max_replicas=5"]))
     options = scaled._deployment_config.autoscaling_config
-    assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 8)
+    assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 32)
     with pytest.raises(ConfigError, match=r"environment.max_replicas .2. must be at least"):
         load("tiny-guess", ["environment.max_replicas=2", "environment.replicas=3"])

@@ -26,6 +26,7 @@ from deploy.launch.live_evaluation import LiveEvaluation
 from deploy.monitor.run_state import read_run
 from deploy.monitor.warnings import Kind
 from evaluation.results import Result, read_result
+from learner.candidates import candidate
 
 PROBLEMS, SAMPLES = 4, 8
 
@@ -255,6 +256,17 @@ def test_an_evaluation_that_fails_is_one_line_and_the_next_one_is_tried(live) ->
     run.version(4)
     assert run.result(4).step == 4
     assert run.said.getvalue().count("step 2 is not evaluated") == 1
+
+
+def test_weights_that_an_evaluator_with_an_error_will_not_measure_do_not_pile_up(live) -> None:
+    run = live("learner.keep_best=pass@1", "rollout.max_prompt_tokens=8", "learner.steps=20")
+    run.start()
+    until(lambda: "evaluation during training has ended" in run.said.getvalue(), run.said.getvalue)
+    written = [candidate(run.run_dir, step) for step in (2, 4)]
+    for folder in written:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    until(lambda: not any(folder.exists() for folder in written), run.said.getvalue)
 
 
 def test_the_end_of_training_breaks_an_evaluation_off_and_keeps_its_samples(live) -> None:

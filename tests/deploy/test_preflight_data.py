@@ -175,3 +175,11 @@ def test_rounds_that_stop_at_nothing_are_advised_against(config: Make) -> None:
     assert "allocation.stop: hit" in said.fix
     assert advice(rounds=4, stop="hit") is None
     assert advice() is None
+
+
+def test_a_held_out_problem_beyond_the_limit_is_refused_before_anything_starts(
+    config: Make, tmp_path: Path
+) -> None:
+    path = rows(tmp_path / "held-out.jsonl", "1+0=?", "1+" * 30 + "1=?")
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts are longer than rollout.max_prompt_tokens = 32"):
+        list(sources.data(Target(config(evaluation={"path": path}))))

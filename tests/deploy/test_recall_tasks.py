@@ -158,12 +158,14 @@ def test_a_control_with_the_weights_of_another_rule_trains(task_folder: Path, tm
         ("learner.workers", 2),
         ("evaluation.every", 5),
         ("environment.path", "guess"),
+        ("allocation.prior_state", "prior.npz"),
+        ("reward.answer", "boxed"),
     ],
 )
 def test_what_one_process_cannot_do_is_refused_in_one_line(
     tmp_path: Path, key: str, value: str | int
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{key} is {value}.*without --loop"):
+    with pytest.raises(ConfigError, match=f"{key} is .*{value}: .*without --loop"):
         run_cell(configuration(tmp_path, tmp_path, **{"evaluation.path": "arithmetic", key: value}), every=1)
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ from rich.console import Console
 from common.errors import ConfigError
 from common.load import dump_yaml
 from deploy.runs.record import RunFile
+from deploy.study import cell_runner
 from deploy.study.cell_runner import is_finished, run_cells
 from deploy.study.cells import Cell, cells, load_study
 
@@ -114,3 +116,20 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
     with open(os.devnull, "w") as nowhere:
         failed = run_cells(plan, [cell], [cell], tmp_path, 1, Console(file=nowhere))
     assert failed == [(cell, "ValueError: worse")]
+
+
+def test_the_cells_of_a_study_share_this_machines_cards_as_a_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
+) -> None:
+    seen: list[Cell] = []
+
+    def never(plan: object, todo: list[Cell], every: Sequence[Cell], *_: object) -> list[tuple[Cell, str]]:
+        seen.extend(every)
+        raise KeyboardInterrupt
+
+    cards(8)
+    monkeypatch.setattr(cell_runner, "run_cells", never)
+    with pytest.raises(SystemExit):
+        cell_runner.study(written(tmp_path), tmp_path / "out", None)
+    [cell] = seen
+    assert (cell.config.generator.replicas, cell.config.learner.workers) == (4, 4)

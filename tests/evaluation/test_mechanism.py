@@ -48,3 +48,15 @@ def test_the_update_of_a_group_is_the_formula_of_its_counts() -> None:
         np.zeros(3, int), np.full(3, 0.5), np.array([32, 32, 8]), np.array([16, 0, 4]), np.ones((3, 2))
     )
     np.testing.assert_allclose(groups.update, [0.5 * np.sqrt(31 / 32), 0.0, 0.5 * np.sqrt(7 / 8)])
+
+
+def test_shards_are_divided_on_their_own_and_no_group_exceeds_the_cap() -> None:
+    """A shard of hopeless prompts cannot spend what a shard of easy ones leaves."""
+    groups = groups_of([0.001, 0.001, 0.95, 0.95])
+    whole = foretold(groups, Terms("first_hit", 4, "hit", 32, 8), draws=1)
+    apart = foretold(groups, Terms("first_hit", 4, "hit", 32, 8, shards=2), draws=1)
+    capped = foretold(groups, Terms("first_hit", 4, "hit", 32, 8, max_group_size=40), draws=1)
+    assert whole.size[whole.p < 0.5].mean() > 40
+    assert apart.size[apart.p < 0.5].mean() == 32
+    assert capped.size.max() <= 40
+    assert whole.size.sum() == apart.size.sum() == capped.size.sum() == groups.size.sum()

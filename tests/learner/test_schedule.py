@@ -1,0 +1,28 @@
+"""The learning rate over a run: warm-up and decay are in optimizer steps, however many updates a step has."""
+
+import pytest
+
+from common.errors import ConfigError
+from common.load import load
+from learner.optimizer import schedule
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant"])
+def test_warm_up_and_decay_count_steps(updates: int, kind: str) -> None:
+    optimizer = {"learner.optimizer.warmup_steps": 8, "learner.optimizer.schedule": kind}
+    settings = {**optimizer, "learner.steps": 40, "learner.objective.updates_per_batch": updates}
+    factor = schedule(load("tiny", [f"{key}={value}" for key, value in settings.items()]))
+    rising = [factor(u) for u in range(8 * updates)]
+    assert rising == sorted(rising)
+    assert factor(4 * updates - 1) == pytest.approx(0.5)
+    assert factor(8 * updates - 1) == factor(8 * updates) == 1.0
+    half, end = factor(24 * updates), factor(40 * updates)
+    assert (half, end) == pytest.approx((1.0, 1.0) if kind == "constant" else (0.5, 0.0))
+
+
+def test_moments_on_the_host_need_zero() -> None:
+    with pytest.raises(ConfigError, match=r"learner.offload_optimizer .* learner.zero_stage is 0"):
+        load("tiny", ["learner.offload_optimizer=true"])
+    for more in ("learner.zero_stage=1", "model.dtype=bfloat16"):
+        assert load("tiny", ["learner.offload_optimizer=true", more]).learner.offload_optimizer
