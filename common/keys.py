@@ -85,6 +85,11 @@ class Keys:
         return self._key("state")
 
     @property
+    def blocked(self) -> str:
+        """string that expires: how often an environment blocked its replica lately."""
+        return self._key("blocked")
+
+    @property
     def hold(self) -> str:
         """string that expires: while it is there, the learner publishes no weights."""
         return self._key("hold")

@@ -80,8 +80,10 @@ def spoken(tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequ
 def completed(
     tokenizer: PreTrainedTokenizerBase, silent: frozenset[int], ids: Sequence[int], finish_reason: str | None
 ) -> str:
-    """The text of a completion's `ids`: without the token that ended it, and without the `silent` ones."""
-    return spoken(tokenizer, silent, ids[:-1] if finish_reason == "stop" else ids)
+    """The text of a completion's `ids`: without the token that ended it, and without the `silent` ones. A tag
+    that ended it (`rollout.stop`) belongs to the answer."""
+    ended = finish_reason == "stop" and tokenizer.convert_ids_to_tokens(int(ids[-1])) not in TAGS
+    return spoken(tokenizer, silent, ids[:-1] if ended else ids)
 
 
 def _of_generation(config: Config) -> Iterator[int]:

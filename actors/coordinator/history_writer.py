@@ -18,12 +18,14 @@ import structlog
 from common.config import Config
 from common.keys import Keys
 from common.queue import depth_of
-from common.redis import Answer
+from common.redis import Answer, text_of
 from common.state import SharedState
 from common.telemetry import FLOWS, HISTORY, SILENT_S, beats
 
 log = structlog.get_logger(__name__)
 SAMPLE_S = 1.0
+FORGOTTEN_S = 3600.0
+KEPT = ("learner/", "coordinator/")
 
 
 async def write_history(client: redis.asyncio.Redis, config: Config) -> None:
@@ -58,6 +60,15 @@ async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) 
         **{flow: int(total or 0) for flow, total in zip(FLOWS, totals, strict=True)},
     }
     await client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+    if gone := long_gone(parts, now):
+        await client.hdel(keys.parts, *gone)
+
+
+def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
+    """Replicas that others have replaced long ago; no view shows them. Learner and coordinator are shown also
+    when they are gone."""
+    replicas = ((name, text) for name, text in parts.items() if not text_of(name).startswith(KEPT))
+    return [name for name, text in replicas if now - json.loads(text)["seen"] > FORGOTTEN_S]
 
 
 def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:

@@ -102,6 +102,7 @@ class Coordination:
         """Work until every shard of every batch is complete. Raises the first error of any shard, and
         RunError when the run has begun with other settings or prompts than these."""
         await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
+        await self._redis.delete(self._keys.blocked)
         await settle(self._redis, self._config, self._prompts)
         try:
             await self._run()

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable
 from fractions import Fraction
 
+from actors.environment.between import between
 from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
 from common.datasets import Row
 
-CALL = re.compile(r"<calc>(.*?)</calc>", re.DOTALL)
+BEGIN, END = "<calc>", "</calc>"
 LONGEST = 200
 """Characters of an expression and of its value."""
 MOST_BITS = 512
@@ -29,9 +29,9 @@ async def calculator(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
     calls = 0
     try:
         said = await policy.generate()
-        while found := CALL.search(said.text):
+        while (expression := between(said.text, BEGIN, END)) is not None:
             calls += 1
-            said = await policy.generate({"role": "user", "content": evaluate(found.group(1))})
+            said = await policy.generate({"role": "user", "content": evaluate(expression)})
     except EpisodeOver:
         pass  # the last turn is the answer
     return Episode({"calls": float(calls)})

@@ -34,6 +34,8 @@ from common.types import Completion, Failed, SamplingRequest
 
 log = structlog.get_logger(__name__)
 SANDBOXES = 4
+STARTED_S = 600
+"""Seconds after which a new replica has been started and asked."""
 
 
 class Environment:
@@ -80,7 +82,8 @@ class Environment:
 
     def _end_blocked(self, place: str) -> None:
         """Exit this replica, whose event loop is blocked at `place`; Serve starts another. After
-        environment.attempts such exits the run stops. Called from the watchdog's thread."""
+        environment.attempts such exits, each soon after the one before, the run stops. Called from the
+        watchdog's thread."""
         config, keys = self._config, Keys(self._config.run.name)
         reason = (
             f"environment {config.environment.path} blocks its replica at {place}, and no episode there "
@@ -89,7 +92,10 @@ class Environment:
         log.error("a blocked replica ends", reason=reason)
         try:
             client = connect(self._redis_url)
-            if client.hincrby(keys.counters, "episodes_lost:blocks", 1) >= config.environment.attempts:
+            client.hincrby(keys.counters, "episodes_lost:blocks", 1)
+            times = client.incr(keys.blocked)
+            client.expire(keys.blocked, _soon_s(config))
+            if times >= config.environment.attempts:
                 client.hset(keys.state, mapping=changed(error=reason))
         finally:
             os._exit(1)
@@ -116,3 +122,9 @@ class Environment:
             self._tools.close()
         if hasattr(self, "_open"):
             await self._open.aclose()
+
+
+def _soon_s(config: Config) -> int:
+    """Seconds within which an environment that always blocks its replica does so again, after a new one has
+    started."""
+    return int(2 * config.environment.time_limit_s) + STARTED_S

@@ -16,6 +16,7 @@ from actors.environment.episode_runner import run_episode
 from actors.environment.policy import Policy, Sample
 from actors.environment.protocol import EpisodeFunction, Tools
 from actors.environment.template import Template
+from actors.environment.tools import EpisodeTools
 from common.config import Config
 from common.datasets import Row
 from common.errors import EnvironmentFault, HoraError, RunError
@@ -95,7 +96,8 @@ class Episodes:
         row = Row(prompt.index, prompt.text, prompt.answer, prompt.row)
         self.running += 1
         try:
-            made = await run_episode(self._function, row, conversation, policy, self._tools, own)
+            tools = EpisodeTools(self._tools, policy)
+            made = await run_episode(self._function, row, conversation, policy, tools, own)
         finally:
             self.running -= 1
         self._count("episodes", 1)

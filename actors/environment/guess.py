@@ -13,6 +13,8 @@ from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
 from common.datasets import Row
 
 NUMBER = re.compile(r"\d+")
+LONGEST = 100
+"""Digits of a number: Python refuses to read thousands."""
 
 
 async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
@@ -20,14 +22,20 @@ async def guess(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
     secret, turns = int(row.answer), policy.turns_left
     try:
         said = await policy.generate()
-        while (found := NUMBER.search(said.text)) is None or int(found.group()) != secret:
-            said = await policy.generate({"role": "user", "content": _hint(found, secret, row.problem)})
+        while (number := _number(said.text)) != secret:
+            said = await policy.generate({"role": "user", "content": _hint(number, secret, row.problem)})
     except EpisodeOver:
         return Episode({"solved": 0.0, "speed": 0.0})
     return Episode({"solved": 1.0, "speed": (policy.turns_left + 1) / turns})
 
 
-def _hint(found: re.Match[str] | None, secret: int, problem: str) -> str:
+def _number(text: str) -> int | None:
+    """The first number of `text`; None where there is none of up to LONGEST digits."""
+    found = NUMBER.search(text)
+    return None if found is None or len(found.group()) > LONGEST else int(found.group())
+
+
+def _hint(number: int | None, secret: int, problem: str) -> str:
     """The hint, followed by the problem."""
-    word = "no number" if found is None else "higher" if int(found.group()) < secret else "lower"
+    word = "no number" if number is None else "higher" if number < secret else "lower"
     return f"\n{word}\n{problem}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from actors.environment.conversation import Conversation
 from actors.environment.protocol import EpisodeOver, Said
@@ -20,13 +21,14 @@ Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
 
 class Policy:
     """One episode's `Speaker`. `own_s` is the time in seconds that the environment itself has used so far,
-    without waiting for turns."""
+    without waiting for turns and for programs in the sandbox."""
 
     def __init__(self, conversation: Conversation, sample: Sample, config: Config, min_version: int) -> None:
         self._conversation, self._sample, self._config = conversation, sample, config
         self._version = min_version
         self._prompt = len(conversation.context(()))
         self._busy = self._closed = False
+        self._waits = 0
         self._own_s, self._since = 0.0, time.monotonic()
         self.over = False
         """Whether a limit was reached."""
@@ -35,7 +37,17 @@ class Policy:
 
     @property
     def own_s(self) -> float:
-        return self._own_s if self._busy else self._own_s + time.monotonic() - self._since
+        return self._own_s if self._waits else self._own_s + time.monotonic() - self._since
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What the block waits for has limits of its own: its time is not the environment's."""
+        self._own_s, self._waits = self.own_s, self._waits + 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+            self._since = time.monotonic()
 
     @property
     def lost(self) -> BaseException | None:
@@ -63,12 +75,13 @@ class Policy:
             raise self.lost
         context = self._conversation.context(new)
         most = self._room(len(context))
-        self._own_s, self._busy = self.own_s, True
+        self._busy = True
         self._turn = asyncio.ensure_future(self._sample(context, most, self._version))
         try:
-            answer = await self._turn
+            with self.waiting():
+                answer = await self._turn
         finally:
-            self._busy, self._since = False, time.monotonic()
+            self._busy = False
         if self._closed:
             raise EnvironmentFault("asks for a turn after its end")
         self._conversation.take(new, context, answer)

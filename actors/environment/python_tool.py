@@ -4,12 +4,11 @@ run's rewards judge like a completion."""
 
 from __future__ import annotations
 
-import re
-
+from actors.environment.between import between
 from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
 from common.datasets import Row
 
-BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+BEGIN, END = "```python\n", "```"
 
 
 async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
@@ -17,9 +16,9 @@ async def python_tool(row: Row, policy: Speaker, sandbox: Tools) -> Episode:
     runs = 0
     try:
         said = await policy.generate()
-        while found := BLOCK.search(said.text):
+        while (program := between(said.text, BEGIN, END)) is not None:
             runs += 1
-            printed = await sandbox.python(found.group(1))
+            printed = await sandbox.python(program)
             said = await policy.generate({"role": "user", "content": f"```output\n{printed}\n```"})
     except EpisodeOver:
         pass  # the last turn is the answer

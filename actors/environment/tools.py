@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from queue import LifoQueue
 
+from actors.environment.policy import Policy
+from actors.environment.protocol import Tools
 from actors.verifier.sandbox.limits import Limits, Outcome
 from actors.verifier.sandbox.sandbox import Sandbox, SandboxLost
 
@@ -60,6 +62,18 @@ class SandboxTools:
             yield box
             failed.pop_all()
         self._idle.put(box)
+
+
+class EpisodeTools:
+    """The `Tools` of one episode: while its program waits for a sandbox and runs there, which has limits of
+    its own, the time is not the environment's."""
+
+    def __init__(self, tools: Tools, policy: Policy) -> None:
+        self._tools, self._policy = tools, policy
+
+    async def python(self, source: str, stdin: str = "") -> str:
+        with self._policy.waiting():
+            return await self._tools.python(source, stdin)
 
 
 def _told(outcome: Outcome) -> str:

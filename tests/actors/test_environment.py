@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.environment.between import between
 from actors.environment.calculator import calculator, evaluate
 from actors.environment.conversation import Conversation
 from actors.environment.episode_runner import run_episode
@@ -18,7 +19,7 @@ from actors.environment.protocol import Episode, EpisodeOver
 from actors.environment.python_tool import python_tool
 from actors.environment.registry import load_environment
 from actors.environment.template import Template
-from actors.environment.tools import SandboxTools
+from actors.environment.tools import EpisodeTools, SandboxTools
 from common.config import Config
 from common.datasets import Row
 from common.errors import ConfigError, EnvironmentFault
@@ -356,3 +357,40 @@ def test_an_environment_may_catch_its_limit_and_give_partial_credit() -> None:
 
     made = run(partial, Script(*"abc"))
     assert (made.rewards, made.finish_reason) == ({"solved": 0.25}, "length")
+
+
+def test_a_turn_of_thousands_of_digits_is_no_number() -> None:
+    made = run(
+        guess, Script("9" * 5000, "5"), load("tiny-guess", ["rollout.max_response_tokens=9000", *LONG])
+    )
+    assert made.rewards == {"solved": 1.0}
+
+
+LONG = ("environment.max_given_tokens=100", "learner.tokens_per_microbatch=20000")
+
+
+def test_marks_that_never_close_are_read_in_linear_time() -> None:
+    began = time.monotonic()
+    assert between("<calc>" * 200_000, "<calc>", "</calc>") is None
+    assert time.monotonic() - began < 1.0
+    assert between("a<calc>1+1</calc></calc>", "<calc>", "</calc>") == "1+1"
+
+
+def test_time_in_the_sandbox_is_not_the_environment_s_own() -> None:
+    class Busy:
+        async def python(self, source: str, stdin: str = "") -> str:
+            await asyncio.sleep(0.6)
+            return "7"
+
+    async def uses(row: Row, policy: Any, sandbox: Any) -> Episode:
+        await policy.generate()
+        return Episode({"solved": float(await sandbox.python("print(7)") == "7")})
+
+    async def inside() -> Completion:
+        config = limited(time_limit_s=0.3)
+        prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
+        conversation = Conversation(Template(TOKENIZER, config.data.chat), [], prompt.tokens)
+        policy = Policy(conversation, Script("1"), config, 0)
+        return await run_episode(uses, ROW, conversation, policy, EpisodeTools(Busy(), policy), config)
+
+    assert asyncio.run(inside()).rewards == {"solved": 1.0}

@@ -11,7 +11,9 @@ from transformers import GenerationConfig, Qwen2Config
 from common.answers import TAGS
 from common.config import Config
 from common.errors import ConfigError
-from common.stop_tokens import named, silent_tokens, spoken, stop_tokens, turn_end
+from common.load import load
+from common.prompts import load_tokenizer
+from common.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
@@ -90,3 +92,14 @@ def test_special_tokens_are_no_text_and_the_tags_always_are(tags: tuple[str, ...
     text = "<think>é</think>\n<answer>2</answer>"
     ids = tokenizer.encode(f"{text}{TURN_END}{END}\n{TURN}")
     assert spoken(tokenizer, silent_tokens(tokenizer), ids) == f"{text}\n"
+
+
+def test_a_tag_that_ends_a_completion_is_part_of_its_answer() -> None:
+    config = load("tiny", ["rollout.stop=['</answer>']"])
+    tokenizer = load_tokenizer(config.model.path)
+    said = "<think>3+4</think><answer>7</answer>"
+    ids = tokenizer.encode(said, add_special_tokens=False)
+    assert ids[-1] in stop_tokens(config, tokenizer)
+    silent = silent_tokens(tokenizer)
+    assert completed(tokenizer, silent, ids, "stop") == said
+    assert completed(tokenizer, silent, [*ids, tokenizer.eos_token_id], "stop") == said

@@ -10,13 +10,14 @@ classes, and imports outside the standard library.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import json
 import os
 import sys
 from typing import Any
 
-from actors.verifier.code.values import LONGEST, Caught, Unsendable, decode, encode, line
+from actors.verifier.code.values import LONGEST, Caught, TooDeep, Unsendable, decode, encode, line
 
 ASK, TELL = 3, 4
 FORWARDED = ("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__")
@@ -55,6 +56,8 @@ class Program:
                 {k: encode(v, _number) for k, v in keywords.items()},
             )
         except Unsendable as error:
+            if isinstance(error, TooDeep) and self.calls > 1:  # the program's own answer, handed back
+                raise Unanswered(f"{error}") from None
             raise Unjudgeable(f"{error} to the program") from None
         self.send([self.calls, what, target, name, *sent])
         kind, value, rest = self._reply()
@@ -143,31 +146,69 @@ def main() -> None:
 
 def _verdict(program: Program, tests: str, entry: str) -> tuple[str, str]:
     try:
+        code, tree = compile(tests, "tests.py", "exec"), ast.parse(tests)
+    except (SyntaxError, ValueError) as error:
+        return "cannot", f"{type(error).__name__}: {error}"
+    if asked := _of_program(tree):
+        return "cannot", f"the tests ask for an object of the program's own class ({asked})"
+    try:
         with Caught() as caught:
-            _run(program, tests, entry)
+            _run(program, code, entry)
     except Unjudgeable as error:
         return "cannot", str(error)
     except (SystemExit, KeyboardInterrupt) as error:
         return "cannot", f"the tests end by {type(error).__name__}"
     if caught.error is not None:
-        return _failed(caught.error)
+        return _failed(caught.error, program.calls, tree)
     return ("pass", "") if program.calls else ("cannot", "the tests call nothing that the program defines")
 
 
-def _failed(error: Exception) -> tuple[str, str]:
-    """Verdict for tests that raised `error`. A wrong answer may make them raise any exception."""
+def _failed(error: Exception, calls: int, tests: ast.Module) -> tuple[str, str]:
+    """Verdict for `tests` that raised `error` after `calls` calls of the program. A wrong answer may make
+    them raise any exception. It is their own where nothing was called yet, and for a module they import."""
     if isinstance(error, AssertionError):
         return "wrong", f"assertion {error}"
     # Of the program's own errors these two come back as other objects: see `_error`.
     of_tests = isinstance(error, (ImportError, SyntaxError)) and not getattr(error, "of_program", False)
+    if calls:  # `ast.literal_eval(answer)` raises SyntaxError too
+        of_tests = of_tests and isinstance(error, ImportError) and _imports(tests, str(error.name))
     return ("cannot" if of_tests else "wrong"), f"{type(error).__name__}: {error}"
 
 
-def _run(program: Program, tests: str, entry: str) -> None:
+def _imports(tests: ast.Module, module: str) -> bool:
+    """Whether a statement of the tests imports `module`, or a module inside it."""
+    found = [alias.name for n in ast.walk(tests) if isinstance(n, ast.Import) for alias in n.names]
+    found += [n.module or "" for n in ast.walk(tests) if isinstance(n, ast.ImportFrom)]
+    return any(f"{name}.".startswith(f"{module}.") for name in found)
+
+
+def _of_program(tests: ast.Module) -> str:
+    """A class that the tests ask `isinstance` about and nobody but the program can define; "" where there is
+    none. Found before they run, so that the verdict does not depend on an answer."""
+    nodes = list(ast.walk(tests))
+    aliases = [n for n in nodes if isinstance(n, ast.alias)]
+    if any(alias.name == "*" for alias in aliases):
+        return ""
+    known = {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+    known |= {n.name for n in nodes if isinstance(n, (ast.ClassDef, ast.ExceptHandler)) and n.name}
+    known |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    known |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    asked = [
+        one
+        for n in nodes
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "isinstance"
+        for second in n.args[1:2]
+        for one in (second.elts if isinstance(second, ast.Tuple) else [second])
+    ]
+    names = [n.id for n in asked if isinstance(n, ast.Name)]
+    return next((name for name in names if name not in known and not hasattr(builtins, name)), "")
+
+
+def _run(program: Program, code: Any, entry: str) -> None:
     names = Names(program)
     if entry:
         names["candidate"] = Remote(program, entry)
-    exec(compile(tests, "tests.py", "exec"), names)
+    exec(code, names)
     if entry and "check" in names:
         names["check"](names["candidate"])
 

@@ -38,6 +38,10 @@ class Unsendable(TypeError):
     """A value that cannot be encoded."""
 
 
+class TooDeep(Unsendable):
+    """A value nested more than DEPTH times."""
+
+
 def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
     """A value as plain JSON. Any other object stays with the sender, and `keep` returns a number for it;
     without `keep` raises Unsendable."""
@@ -53,7 +57,7 @@ def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
     if kind is bytes:
         return {"bytes": value.hex()}
     if depth > DEPTH:
-        raise Unsendable("nested too deeply")
+        raise TooDeep("nested too deeply")
     if kind is list:
         return [encode(one, keep, depth + 1) for one in value]
     if kind is dict:
@@ -66,14 +70,16 @@ def encode(value: Any, keep: Keep | None = None, depth: int = 0) -> Any:
     return {"kept": keep(value)}
 
 
-def decode(value: Any, kept: Callable[[int], Any]) -> Any:
+def decode(value: Any, kept: Callable[[int], Any], depth: int = 0) -> Any:
     """The value of plain JSON. `kept` returns the object, or a proxy, for a number. Raises ValueError,
     TypeError, KeyError and similar errors for JSON that `encode` did not make."""
     kind = type(value)
-    if kind is list:
-        return [decode(one, kept) for one in value]
-    if kind is not dict:
+    if kind not in (list, dict):
         return value
+    if depth > DEPTH + 1:  # one level more: numbers are objects too
+        raise ValueError("nested too deeply")
+    if kind is list:
+        return [decode(one, kept, depth + 1) for one in value]
     ((tag, content),) = value.items()
     if tag == "int":
         return int(content, 16)
@@ -86,8 +92,8 @@ def decode(value: Any, kept: Callable[[int], Any]) -> Any:
     if tag == "kept":
         return kept(int(content))
     if tag == "dict":
-        return {decode(k, kept): decode(v, kept) for k, v in content}
-    return COLLECTIONS[tag](decode(content, kept))
+        return {decode(k, kept, depth + 1): decode(v, kept, depth + 1) for k, v in content}
+    return COLLECTIONS[tag](decode(content, kept, depth))
 
 
 def line(message: Any) -> bytes:

@@ -52,7 +52,9 @@ PRELOADED = (
 
 def serve(descriptor: int, preload: list[str], refused: list[str]) -> NoReturn:
     """Answer requests until the caller closes its end."""
-    sock = socket.socket(fileno=descriptor)
+    # The caller may have many descriptors open. Here every one is below 100, and a program closes those.
+    sock = socket.socket(fileno=os.dup(descriptor))
+    os.close(descriptor)
     held = layers.held(set(refused))
     user = (
         None if held["uid"] else layers.own_user()
@@ -149,6 +151,7 @@ class _Box:
     def _become_program(
         self, limits: dict[str, float], descriptors: list[int], said: int, zygote: int
     ) -> bytes:
+        self._sock.close()
         with os.fdopen(descriptors.pop(FIXED - 1), "rb") as file:
             source = file.read()
         said, rules = _placed(descriptors, said, self._rules)

@@ -14,6 +14,14 @@ from common.code import RowTests
 ADD = "def add(a, b): return a + b"
 ADDED = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
 
+DEEP = """
+import os
+def enc(x):
+    os.write(4, b'[1, "value", ' + b'[' * 80 + b']' * 80 + b', []]\\n')
+    os._exit(0)
+def dec(x): return x
+"""
+
 WORKS = {
     "asserts as in MBPP": (ADD, ADDED),
     "set up by the tests": (ADD, "import math\nxs = [1, 2]\nassert add(*xs) == math.floor(3.5)"),
@@ -185,6 +193,44 @@ def test_tests_that_cannot_be_run_are_an_error_and_no_wrong_answer(
     with pytest.raises(CannotJudge, match=why):
         judged(runner, ADD, tests)
     assert judged(runner, ADD, ADDED).right
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def f(): return '1*2*3*'", "assert eval(f()) == 6"),
+        ("def f(): return '1 +'", "import ast\nassert ast.literal_eval(f()) == 6"),
+        ("def f(): return 'no_such_module'", "assert __import__(f())"),
+        (DEEP, "assert dec(enc('a')) == 'a'"),
+    ],
+)
+def test_what_tests_make_of_a_wrong_answer_is_a_wrong_answer(
+    runner: Runner, program: str, tests: str
+) -> None:
+    assert not judged(runner, program, tests).right
+    assert judged(runner, ADD, ADDED).right
+
+
+@pytest.mark.parametrize("answer", ["None", "add"])
+def test_tests_that_may_need_the_program_s_class_are_refused_whatever_it_answers(
+    runner: Runner, answer: str
+) -> None:
+    tests = "r = f()\nassert r is None or isinstance(r, (int, Number))"
+    with pytest.raises(CannotJudge, match=r"the program's own class .Number."):
+        judged(runner, f"class Number: pass\ndef f(): return {answer}", tests)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "from decimal import *\nassert isinstance(add(1, 1), (int, Decimal))",
+        "class N(int): pass\nassert not isinstance(add(1, 1), N)",
+        "assert isinstance(add(1, 1), type(add(2, 2)))",
+        "import collections.abc\nassert not isinstance(add(1, 1), collections.abc.Sized)",
+    ],
+)
+def test_classes_of_the_tests_may_be_asked_for(runner: Runner, tests: str) -> None:
+    assert judged(runner, ADD, tests).right
 
 
 def test_an_import_that_fails_in_the_program_is_its_own_fault(runner: Runner) -> None:

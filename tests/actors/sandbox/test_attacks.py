@@ -82,6 +82,32 @@ def test_a_hostile_program_harms_nothing(
     assert box.run("print(1)").out == b"1\n", "the next program runs"
 
 
+HELD = """
+import os
+held = []
+for fd in range(3, 400):
+    try:
+        os.fstat(fd)
+        held.append(fd)
+    except OSError:
+        pass
+print(held)
+"""
+
+
+def test_a_program_holds_nothing_of_a_caller_that_has_many_files_open() -> None:
+    """The caller's socket has a high number then: a program could forge outcomes through it."""
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(150)]
+    sandbox = Sandbox()
+    try:
+        assert sandbox.run(HELD).out == b"[]\n"
+        assert sandbox.run("print(1)").out == b"1\n"
+    finally:
+        sandbox.close()
+        for file in files:
+            os.close(file)
+
+
 @pytest.mark.parametrize("name", ["endless output", "endless errors"])
 def test_endless_output_is_cut_by_the_kernel(name: str, box: Sandbox) -> None:
     assert box.run(PRELUDE + ATTACKS[name], limits=LIMITS).kind == "output"
