@@ -187,12 +187,13 @@ def _absolute(path: str) -> str:
 
 
 def _looks_local(path: str) -> bool:
-    """A path on disk, as against `org/name` on the hub or a built-in data set."""
+    """A path on disk, as against `org/name` on the hub or a built-in data set. What is here comes before a
+    name on the hub, as for `transformers`."""
     return (
         path.startswith((".", "/", "~"))
         or path.count("/") > 1
         or path.endswith((".jsonl", ".json"))
-        or ("/" in path and Path(path).exists())
+        or (path.split(":")[0] not in ("", "arithmetic") and Path(path).exists())
     )
 
 

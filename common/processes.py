@@ -1,13 +1,15 @@
-"""Ties between processes, and the machine that they are on."""
+"""Ties between processes, the machine that they are on, and their share of it."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import sys
 from pathlib import Path
 
+GROUPS = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must do no more than call
 
@@ -24,6 +26,44 @@ def die_with_parent(signal_: signal.Signals, parent: int | None = None) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def processors() -> int:
+    """Processors that this process may use: its affinity and its control group's quota (a container, a job of
+    Slurm), not the machine's number."""
+    have = float(len(os.sched_getaffinity(0)))
+    for limits in (text.split() for text in _of_groups("cpu.max")):
+        if limits[0] != "max":
+            have = min(have, int(limits[0]) / int(limits[1]))
+    return max(1, int(have))
+
+
+def memory_left() -> float:
+    """Bytes that this process's control groups may still take; infinite without a limit. Files that are only
+    cached do not count as taken."""
+    left = math.inf
+    for most, now, stat in zip(
+        *map(_of_groups, ("memory.max", "memory.current", "memory.stat")), strict=False
+    ):
+        if most.strip() != "max":
+            cached = next(
+                int(line.split()[1]) for line in stat.splitlines() if line.startswith("inactive_file ")
+            )
+            left = min(left, int(most) - int(now) + cached)
+    return left
+
+
+def _of_groups(file: str) -> list[str]:
+    """The content of `file` in this process's control group (version 2) and in those around it."""
+    try:
+        own = next(
+            line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")
+        )
+    except (OSError, StopIteration):
+        return []
+    group = GROUPS / own.removeprefix("0::").strip().lstrip("/")
+    places = [p for p in (group, *group.parents) if p == GROUPS or GROUPS in p.parents]
+    return [(place / file).read_text() for place in places if (place / file).is_file()]
 
 
 def this_machine() -> str:

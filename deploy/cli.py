@@ -85,7 +85,7 @@ def train(config: ConfigPath, set_: Overrides = None) -> None:
     from deploy.preflight.checks import target_of
 
     with stopped_by_signals():
-        train_on_cluster(target_of(config, set_ or ()).config)
+        train_on_cluster(target_of(config, set_ or (), trained=True).config)
 
 
 @app.command()

@@ -124,7 +124,9 @@ class Run:
 
     def _initial(self, result: Result) -> bool:
         """By the weights, or the model's name where they are unknown, for it may itself be an exported one;
-        by the step where the configuration is not there."""
+        by the step where the configuration is not there. Never where newer weights were sampled too."""
+        if any(result.versions):
+            return False
         if result.weights and self.weights:
             return result.weights == self.weights
         path = self.setting("model.path")

@@ -24,12 +24,15 @@ def next_evaluation(
 ) -> Next:
     """`version` is the newest published, `done` steps have their result, `begun` ones samples without one.
 
-    The last of `steps` is not among them: its evaluation follows training, on weights that stay.
+    The last of `steps` is not among them: its evaluation follows training, on weights that stay. Nor is the
+    initial policy once it is trained: what it is compared with must be itself.
     """
     due = [s for s in range(0, min(version, steps - 1) + 1, every) if s not in done]
+    under_way = [s for s in due if s in begun]
+    if not under_way and due == [0] and version > 0:
+        return Next(None, (0,))
     if not due:
         return Next(None, ())
-    under_way = [s for s in due if s in begun]
     step = max(under_way) if under_way else due[-1]
     return Next(step, tuple(s for s in due if s < step))
 

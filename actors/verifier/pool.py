@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
-import os
 import resource
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from actors.verifier.remembered import Remembered
 from common import answers, equality
 from common.config import Reward
 from common.errors import ConfigError
-from common.processes import die_with_parent
+from common.processes import die_with_parent, processors
 from common.user_code import load_function
 from common.user_rewards import Answer
 
@@ -280,7 +279,7 @@ class VerifierPool:
 
 def default_processes() -> int:
     """Workers without a configured number: as many as this machine can run at once."""
-    return max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0))))
+    return max(1, min(MOST_PROCESSES, processors()))
 
 
 def _judge(seconds: float, gold: str, answer: str) -> bool:

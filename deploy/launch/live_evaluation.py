@@ -196,7 +196,7 @@ class LiveEvaluation:
 
     def _record(self, problems: list[Prompt], step: int, counts: Counts) -> Result:
         config, folder = self._config, self._folder
-        name = config.run.name if step else config.model.path
+        name = config.run.name if step or any(counts.versions) else config.model.path
         result = write_counts(config, self._benchmark, counts, problems, folder, name, step, counts.versions)
         record_result(config, self._url, self._run_dir, result)
         return result

@@ -11,6 +11,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -50,6 +51,21 @@ def starting_ray() -> Iterator[None]:
         signal.signal(signal.SIGTERM, term)
     if hangup is _interrupt and not all(map(os.isatty, terminals)):
         signal.raise_signal(signal.SIGHUP)  # the terminal closed while nobody listened
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Around an orderly stop: whoever asks for it again is not heard, or it would be broken off. Handlers
+    belong to the main thread; in another one nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, *STOPPING)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

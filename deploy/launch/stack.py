@@ -27,7 +27,7 @@ from common.redis import connect
 from deploy.launch.ray_node import LOGS_OF_RAY, watched_node
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import run_redis
-from deploy.launch.signals import starting_ray
+from deploy.launch.signals import starting_ray, undisturbed
 from deploy.monitor.hosts import SERVE_CALLBACK
 from deploy.monitor.progress import working
 from deploy.runs.record import RunFile, issue_token
@@ -222,7 +222,8 @@ def _reason(found: ApplicationStatusOverview) -> str:
 
 def _show_stopping(exits: ExitStack) -> None:
     """Until `exits` is closed, a bar on standard error and silence on standard output, where Ray announces
-    every part of its orderly shutdown as a failed task."""
+    every part of its orderly shutdown as a failed task. A second Ctrl-C does not break it off."""
+    exits.enter_context(undisturbed())
     exits.enter_context(working("stopping"))
     exits.enter_context(redirect_stdout(io.StringIO()))
 

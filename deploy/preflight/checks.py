@@ -160,13 +160,14 @@ def doctor(source: str, overrides: Sequence[str]) -> bool:
     return not failed
 
 
-def target_of(source: str, overrides: Sequence[str] = ()) -> Target:
+def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = False) -> Target:
     """What `source` is meant for: a Serve file for a cluster, with the replicas and the address in it;
-    anything else for `hora run`. Raises ConfigError for options that Serve would refuse."""
+    anything else for `hora run`, or for `hora train` where it is `trained`. Raises ConfigError for options
+    that Serve would refuse."""
     config = load(source, overrides)
     raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
     if "applications" not in raw:
-        return run_target(config)
+        return Target(config, "train") if trained else run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
     _check_endpoint(config, raw["applications"], source)

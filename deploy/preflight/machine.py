@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import resource
@@ -18,6 +19,7 @@ import psutil
 import common
 from common.errors import ConfigError, RunError
 from common.load import ROOT
+from common.processes import memory_left
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
@@ -122,7 +124,7 @@ def memory(target: Target) -> Iterator[Finding]:
     if target.on_cluster:
         return
     config, need = target.config, memory_gib(target)
-    free = psutil.virtual_memory().available / GIB
+    free = free_memory() / GIB
     weights = model_gib(config.model.path)
     says = (
         f"about {need:.1f} GiB are needed (generator.replicas {config.generator.replicas}, learner.workers "
@@ -229,6 +231,11 @@ def build_lock(target: Target) -> Iterator[Finding]:
     yield ok("DeepSpeed's build", says)
 
 
+def free_memory() -> float:
+    """Bytes of host memory that a run may still take: of the machine, and of this process's control group."""
+    return min(psutil.virtual_memory().available, memory_left())
+
+
 def model_gib(path: str) -> float:
     """Size of a local model's weight files; 0 for a hub name, whose size is unknown here."""
     folder = Path(path)
@@ -237,8 +244,20 @@ def model_gib(path: str) -> float:
 
 
 def gpus() -> list[str]:
-    """Names and memory of this machine's NVIDIA GPUs; empty without a driver."""
-    return ask_driver("name,memory.total")
+    """Names and memory of the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES shows; empty without a
+    driver."""
+    cards = [line.split(", ", 2) for line in ask_driver("index,uuid,name,memory.total")]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return [about for _, _, about in cards]
+    found = []
+    for name in (part.strip() for part in shown.split(",")):
+        # A slice of a card (MIG-…) counts as one; how much memory it has the driver's list does not say.
+        here = [about for index, uuid, about in cards if name == index or (name and uuid.startswith(name))]
+        if not here and not name.startswith("MIG-"):
+            break  # as CUDA does: what follows an unknown name is not shown
+        found += here[:1] or [about for _, _, about in cards[:1]]
+    return found
 
 
 def ask_driver(fields: str) -> list[str]:

@@ -85,6 +85,9 @@ class _Plan:
         self._written = {name: getattr(config, name).model_fields_set for name in ("generator", "learner")}
         self.config = config
 
+    def wrote(self, section: str, key: str) -> bool:
+        return key in self._written[section]
+
     def put(self, section: str, **values: object) -> None:
         free = {key: value for key, value in values.items() if key not in self._written[section]}
         new = getattr(self.config, section).model_copy(update=free)
@@ -96,6 +99,10 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
         raise ConfigError(
             "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file, "
             "gloo or ipc"
+        )
+    if (parallel := plan.config.generator.tensor_parallel) > 1:
+        raise ConfigError(
+            f"generator.tensor_parallel ({parallel}) needs as many cards, and this machine has 1: set it to 1"
         )
     plan.put("generator", replicas=1, gpus=0.5)
     plan.put("learner", workers=1, gpus=0.5)
@@ -126,7 +133,8 @@ def _halve(plan: _Plan, cards: Sequence[Card], shape: ModelShape) -> None:
             f"{len(cards)}: set generator.sleep: none, which gives each cards of its own, or show one card "
             "(CUDA_VISIBLE_DEVICES)"
         )
-    plan.put("generator", replicas=max(1, len(cards) // 2 // parallel))
+    rest = len(cards) - plan.config.learner.workers if plan.wrote("learner", "workers") else len(cards) // 2
+    plan.put("generator", replicas=max(1, rest // parallel))
     taken = plan.config.generator.replicas * parallel
     if taken >= len(cards):
         raise ConfigError(

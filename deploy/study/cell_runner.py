@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,8 @@ from rich.progress import TextColumn
 from common.config import Config
 from common.errors import RunError
 from common.load import dump_yaml
+from common.processes import processors
+from deploy.launch.signals import undisturbed
 from deploy.preflight.memory import run_target
 from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, Study, cells, folders, has_exact_success, load_study, same_at_step_0
@@ -106,7 +107,7 @@ def at_once(todo: Sequence[Cell]) -> int:
         return 1  # A run uses all GPUs of its machine, so more cells at once need more machines.
     one = todo[0].config
     needed = one.generator.replicas * one.generator.threads + one.learner.workers * one.learner.threads
-    return max(1, (os.cpu_count() or 1) // needed)
+    return max(1, processors() // needed)
 
 
 def is_finished(cell: Cell, out: Path) -> bool:
@@ -148,7 +149,8 @@ def run_cells(
                 names = ", ".join(c.name for c, _ in running.values())
                 bar.update(task, completed=sum(_steps(c, out) for c in every), text=names)
         finally:
-            _stop(list(running))
+            with undisturbed():
+                _stop(list(running))
     return failed
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.config import Config
 from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
-from deploy.tasks.recall import TASK_FILE
+from deploy.tasks.recall import KS, TASK_FILE, load_task
 
 STUDIES = ROOT / "deploy" / "studies"
 # Settings that every cell of a study shares: the budget, what is trained on which data, and how it is
@@ -203,6 +203,15 @@ def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
             f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL "
             "file or `arithmetic`"
         )
+    exact = [has_exact_success(cell.config) for cell in first]
+    if held_out and any(exact) and not all(exact):
+        other = first[exact.index(not exact[0])]
+        raise ConfigError(
+            f"{study.name}: of arms {first[0].arm} and {other.arm} only one has its success computed from "
+            "checkpoints: set evaluation.path for all, or use no adapter (learner.lora)"
+        )
+    if not held_out or all(exact):
+        _check_watched(study, first[0].config)
     for i, cell in enumerate(first):
         check_paths(cell.config)
         for other in first[:i]:
@@ -214,6 +223,22 @@ def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
                 f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
             )
     return made
+
+
+def _check_watched(study: Study, config: Config) -> None:
+    """Raise ConfigError where the curves of the task will lack what the design compares."""
+    folder, design = Path(config.model.path).parent, study.design
+    if not (folder / TASK_FILE).is_file():
+        return  # the cell says so
+    sets = load_task(folder).sets
+    if design.watched not in sets:
+        raise ConfigError(
+            f"{study.name}: design.watched ({design.watched}) is none of the sets of {folder} "
+            f"({', '.join(sets)})"
+        )
+    if design.pass_at not in KS:
+        known = ", ".join(map(str, KS))
+        raise ConfigError(f"{study.name}: design.pass_at ({design.pass_at}) is none of {known}")
 
 
 def has_exact_success(config: Config) -> bool:

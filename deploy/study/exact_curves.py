@@ -11,10 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.config import Config
 from common.files import replace_text
-from deploy.tasks.recall import ExactSuccess, RecallTask
+from deploy.tasks.recall import KS, ExactSuccess, RecallTask
 
 CURVES = "curves.json"
-KS = (1, 4, 16, 64, 256)
 
 
 class ExactCurves:

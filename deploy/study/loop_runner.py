@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.load import dump_yaml
-from common.processes import die_with_parent
+from common.processes import die_with_parent, processors
 from deploy.study.cells import Cell, cells, load_study
 from deploy.study.exact_curves import CURVES
 from deploy.study.exact_report import write_exact_report
@@ -31,7 +31,7 @@ def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:
     folder = (out or Path("studies") / plan.name).resolve()
     with alone_in(folder):
         todo = [c for c in cells(plan, folder, held_out=False) if not _finished(c, folder)]
-        failed = _run_all(todo, plan.design.every, parallel or os.cpu_count() or 1, folder, console)
+        failed = _run_all(todo, plan.design.every, parallel or processors(), folder, console)
     for cell, reason in failed:
         say(console, f"{cell.name} failed: {reason}")
     path = write_exact_report(plan, folder)

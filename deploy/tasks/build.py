@@ -22,6 +22,7 @@ from deploy.demo.build import MAX_TOKENS, descend, make_model, new_folder, save
 from deploy.demo.tokenizer import make_tokenizer
 from deploy.tasks.catalogue import TASKS
 from deploy.tasks.recall import (
+    KS,
     Demonstrations,
     ExactSuccess,
     RecallTask,
@@ -34,7 +35,6 @@ STEPS = {"facts": 1600, "pairs": 2000, "many": 1500, "sums": 2400}
 BATCH = 128
 LEARNING_RATE = 2e-3
 DECAY = 400
-KS = (1, 4, 16, 64, 256)
 
 
 def build(name: str, out: Path, seed: int = 0, steps: int | None = None) -> dict[str, object]:

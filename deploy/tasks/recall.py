@@ -21,6 +21,8 @@ from common.errors import ConfigError
 from deploy.tasks.reward import completion
 
 TRAINED, TASK_FILE = "trained", "task.json"
+KS = (1, 4, 16, 64, 256)
+"""The K of Pass@K that curves have."""
 
 
 @dataclass(frozen=True, slots=True)

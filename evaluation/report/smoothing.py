@@ -7,11 +7,12 @@ from numpy.typing import NDArray
 
 
 def moving_average(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:
-    """Centred mean of `window` points of `values` (n,), of fewer at the ends; NaN is left out of every mean.
+    """Centred mean of `window` points of `values` (n,), of fewer at the ends; what is not finite is left
+    out of every mean.
 
     A window of even size looks one further back than ahead.
     """
-    known = ~np.isnan(values)
+    known = np.isfinite(values)
     sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
     counts = np.concatenate(([0], np.cumsum(known)))
     at = np.arange(len(values))

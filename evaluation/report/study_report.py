@@ -131,7 +131,8 @@ def _cell(folder: Path) -> Run:
     if steps < planned:
         raise RunFolderError(f"{steps} of {planned} steps")
     own = held_out_name(str(run.setting("evaluation.path")))
-    run = replace(run, results=tuple(r for r in run.results if r.benchmark == own))
+    # Its last evaluation, not one of those during training.
+    run = replace(run, results=tuple(r for r in run.results if r.benchmark == own and r.step in (0, planned)))
     if not run.latest():
         raise RunFolderError("finished but not evaluated")
     return run

@@ -53,7 +53,7 @@ def colour(number: int) -> str:
 
 
 def _known(x: Array, y: Array) -> tuple[Array, Array]:
-    good = ~(np.isnan(x) | np.isnan(y))
+    good = np.isfinite(x) & np.isfinite(y)
     return x[good], y[good]
 
 

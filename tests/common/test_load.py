@@ -112,3 +112,17 @@ def test_two_configurations_are_compared_key_by_key() -> None:
     other = from_args({**GOOD, "rollout": {"group_size": 16}})
     assert differences(from_args(GOOD), other) == ["rollout.group_size: 32 != 16"]
     assert differences(other, other.model_dump(mode="json")) == []
+
+
+def test_what_lies_in_the_working_folder_is_found_from_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mymodel").mkdir()
+    (tmp_path / "problems.ndjson").write_text("{}\n")
+    (tmp_path / "arithmetic").mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = load("tiny", ["model.path=mymodel", "data.path=problems.ndjson"])
+    assert config.model.path == str(tmp_path / "mymodel")
+    assert config.data.path == str(tmp_path / "problems.ndjson")
+    assert load("tiny", ["model.path=gpt2"]).model.path == "gpt2", "a name on the hub"
+    assert load("tiny").data.path == "arithmetic"

@@ -17,6 +17,7 @@ name: mini
 seeds: [100, 101, 102]
 design:
   hypotheses: [HORA finds more.]
+  watched: transfer
   comparisons: [[hora, grpo]]
   exploratory: [[stop, hora], [never, grpo]]
   first: [grpo, hora, stop]
@@ -66,7 +67,7 @@ def write_cell(folder: Path, arm: int, seed: int) -> None:
         }
         for s in range(STEPS)
     ]
-    found = {"arm": "x", "seed": seed, "curves": {"held-out": points, "trained": points}, "steps": steps}
+    found = {"arm": "x", "seed": seed, "curves": {"transfer": points, "trained": points}, "steps": steps}
     (folder / "curves.json").write_text(json.dumps({**found, "success": {}, "seconds": 1.0}))
     lines = []
     for step in range(STEPS):
@@ -90,8 +91,8 @@ def test_what_comes_out_of_an_archive_is_what_the_cells_wrote(folder: Path) -> N
     }
     written = json.loads((folder / "cells" / "hora-seed101" / "curves.json").read_text())
     curve = archive.curves()["hora"][101]
-    expected = [point["pass@16"] for point in written["curves"]["held-out"]]
-    np.testing.assert_allclose(curve.values["held-out"]["pass@16"], expected, rtol=1e-4)
+    expected = [point["pass@16"] for point in written["curves"]["transfer"]]
+    np.testing.assert_allclose(curve.values["transfer"]["pass@16"], expected, rtol=1e-4)
     groups = archive.groups("stop")
     cells = [folder / "cells" / f"stop-seed{seed}" / "groups.jsonl" for seed in (100, 101)]
     lines = [json.loads(line) for cell in cells for line in cell.read_text().splitlines()]

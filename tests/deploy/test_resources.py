@@ -1,13 +1,17 @@
 """What `run.resources: auto` chooses for a machine's cards, and the estimate of memory that it goes by."""
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Config
 from common.errors import ConfigError
-from common.load import load
+from common.load import dump_yaml, load
 from deploy.preflight import machine
+from deploy.preflight.checks import target_of
 from deploy.preflight.estimate import (
     ModelShape,
     activation_bytes,
@@ -175,7 +179,48 @@ def test_what_somebody_wrote_stays() -> None:
     assert choose(config, [], shape).choices == ()
 
 
+@pytest.mark.parametrize(("count", "workers", "replicas"), [(4, 3, 1), (8, 6, 2), (8, 7, 1)])
+def test_ranks_that_somebody_wrote_leave_the_other_cards_to_generators(
+    count: int, workers: int, replicas: int
+) -> None:
+    config, shape = case("1.5B", f"learner.workers={workers}")
+    chosen = choose(config, [H100] * count, shape).config
+    assert (chosen.generator.replicas, chosen.learner.workers) == (replicas, workers)
+
+
+def test_the_driver_s_cards_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{i}, GPU-{i}a7, NVIDIA H100, 8155{i} MiB" for i in range(4)]
+    monkeypatch.setattr(machine, "ask_driver", lambda _: lines)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert len(machine.gpus()) == 4
+    for shown, expected in (
+        ("1,3", ["81551", "81553"]),
+        ("GPU-2a7", ["81552"]),
+        ("0,9,1", ["81550"]),
+        ("", []),
+        ("-1", []),
+        ("MIG-5c1", ["81550"]),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        assert machine.gpus() == [f"NVIDIA H100, {mib} MiB" for mib in expected], shown
+
+
+def test_what_continues_a_cluster_s_run_is_not_divided_over_this_machine(
+    tmp_path: Path, cards: Callable[[int], None]
+) -> None:
+    config = load("tiny", ["generator.replicas=48"])
+    (tmp_path / "config.yaml").write_text(dump_yaml(config))
+    cards(8)
+    target = target_of(str(tmp_path / "config.yaml"), trained=True)
+    assert target.config.generator.replicas == config.generator.replicas == 48
+    with pytest.raises(ConfigError, match="take 48 of the 8 GPUs"):
+        target_of(str(tmp_path / "config.yaml"))
+
+
 def test_what_cannot_be_divided_is_one_line() -> None:
+    config, shape = case("1.5B", "generator.tensor_parallel=2")
+    with pytest.raises(ConfigError, match=r"generator.tensor_parallel .2. needs as many cards, .* has 1"):
+        choose(config, [H100], shape)
     config, shape = case("1.5B", "weights.transport=nccl")
     with pytest.raises(ConfigError, match=r"weights.transport \(nccl\) .* this machine has 1"):
         choose(config, [H100], shape)

@@ -150,9 +150,9 @@ def test_as_many_cells_run_at_once_as_the_processors_hold(
 ) -> None:
     made = cells(load_study(written(tmp_path)), tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    monkeypatch.setattr("deploy.study.cell_runner.processors", lambda: 9)
     assert at_once(made) == 4  # one engine thread and one learner thread each
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("deploy.study.cell_runner.processors", lambda: 1)
     assert at_once(made) == 1
     assert at_once([]) == 1
 
@@ -167,3 +167,40 @@ def test_arms_that_decide_are_trained_for_all_seeds_before_the_others(tmp_path: 
     file.write_text(text.replace("first: [c, a]", "exploratory: [[a, d]]"))
     with pytest.raises(ConfigError, match=r"design\.exploratory: d is none of the arms \(a, b, c\)"):
         load_study(str(file))
+
+
+@pytest.mark.parametrize(
+    ("design", "reason"),
+    [
+        ("{pass_at: 8, watched: transfer}", r"design.pass_at .8. is none of 1, 4, 16, 64, 256"),
+        ("{watched: transfers}", r"design.watched .transfers. is none of the sets of .*transfer"),
+    ],
+)
+@pytest.mark.parametrize("held_out", [True, False])
+def test_curves_that_the_task_will_not_have_are_refused_before_a_cell_runs(
+    facts_folder: Path, design: str, reason: str, held_out: bool
+) -> None:
+    arms = "arms: {a: {}, b: {allocation.rule: uniform}}"
+    (facts_folder / "s.yaml").write_text(f"name: s\nseeds: [1]\ndesign: {design}\nset: {FACTS}\n{arms}\n")
+    with pytest.raises(ConfigError, match=reason):
+        cells(load_study("s.yaml"), facts_folder, held_out=held_out)
+
+
+def test_arms_whose_success_is_found_in_two_ways_are_refused(facts_folder: Path) -> None:
+    arms = "arms: {full: {}, adapter: {learner.lora: {rank: 8}}}"
+    (facts_folder / "s.yaml").write_text(f"name: s\nseeds: [1]\nset: {FACTS}\n{arms}\n")
+    with pytest.raises(ConfigError, match="of arms full and adapter only one has its success computed"):
+        cells(load_study("s.yaml"), facts_folder)
+
+
+FACTS = "{model.path: tasks/facts/model, data.path: tasks/facts/trained.jsonl, evaluation.path: null}"
+
+
+@pytest.fixture
+def facts_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    task = tmp_path / "tasks" / "facts"
+    task.mkdir(parents=True)
+    (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
+    TASKS["facts"](0)[0].save(task)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

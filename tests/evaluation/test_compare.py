@@ -100,3 +100,9 @@ def test_numbers_that_are_missing_leave_no_mark() -> None:
     x, none = np.arange(3.0), np.full(3, np.nan)
     assert "no numbers yet" in chart("line", {"a": (x, none)}, 60).plain
     assert "⠁" not in chart("flat", {"a": (x, none), "b": (x[:1], x[:1])}, 60).plain.splitlines()[0]
+
+
+def test_a_figure_that_is_infinite_once_is_left_out_of_its_curve() -> None:
+    steps = np.arange(20.0)
+    values = np.where(steps == 7, np.inf, steps)
+    assert "grad_norm" in chart("grad_norm", {"a": (steps, values)}, 60).plain

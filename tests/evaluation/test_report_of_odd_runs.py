@@ -170,3 +170,13 @@ def test_the_moving_average_is_centred_and_shrinks_at_the_ends() -> None:
     np.testing.assert_allclose(moving_average(values, 3), [1.5, 3.0, 4.0, 8.0, 10.0])
     np.testing.assert_allclose(moving_average(np.arange(9.0), 5)[2:-2], np.arange(2.0, 7.0))
     np.testing.assert_allclose(moving_average(np.ones(4), 6), np.ones(4))
+    values[1] = np.inf  # the gradient of a step that was refused
+    np.testing.assert_allclose(moving_average(values, 3), [1.0, 3.5, 6.0, 8.0, 10.0])
+
+
+def test_weights_that_were_trained_while_step_0_was_sampled_are_not_the_initial_policy(
+    tmp_path: Path,
+) -> None:
+    late = replace(result("amc23", [128] * 40, 0), versions=[0, 3])
+    run = small_run(tmp_path / "x", MODEL, late, replace(result("aime24", [0] * 30, 0), versions=[0, 0]))
+    assert [r.benchmark for r in run.base()] == ["aime24"]

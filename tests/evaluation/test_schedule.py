@@ -15,6 +15,9 @@ from evaluation.schedule import Next, is_late, next_evaluation
         (17, (0, 10), (5,), 5, ()),
         (20, (0, 5, 10, 15), (), None, ()),  # the last step's own follows training
         (25, (0, 5, 10), (), 15, ()),
+        (3, (), (), None, (0,)),  # the initial policy is trained: nothing to compare with is left
+        (3, (), (0,), 0, ()),
+        (6, (), (), 5, (0,)),
     ],
 )
 def test_the_newest_due_evaluation_is_next_unless_one_has_begun(version, done, begun, step, left_out):

@@ -184,10 +184,14 @@ def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     (cells[3] / "evaluation" / "arithmetic-step2.json").unlink()
     (cells[4] / "steps.jsonl").write_text((cells[4] / "steps.jsonl").read_text().splitlines()[0] + "\n")
     (cells[5] / "groups.jsonl").write_bytes(b"\xff\n")
+    during = cells[6] / "evaluation" / "arithmetic-step1.json"
+    last = cells[6] / "evaluation" / "arithmetic-step2.json"
+    during.write_text(json.dumps({**json.loads(last.read_text()), "step": 1}))
+    last.unlink()
     cells[8] = tmp_path / "nothing"
     write_study_report(tmp_path / "report", "A study", {"grpo": cells}, "grpo")
     text = (tmp_path / "report" / "report.md").read_text()
-    assert "| grpo | 2 |" in text
+    assert "| grpo | 1 |" in text
     for words in (
         "grpo-seed0 (", "arithmetic-step2.json: not a result",
         "grpo-seed1 (", "steps.jsonl: holds no time/step, success",
@@ -195,6 +199,7 @@ def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
         "grpo-seed3 (finished but not evaluated)",
         "grpo-seed4 (1 of 2 steps)",
         "grpo-seed5 (", "'utf-8' codec can't decode",
+        "grpo-seed6 (finished but not evaluated)",
         "grpo-seed8 (not begun)",
     ):  # fmt: skip
         assert words in text
