@@ -68,6 +68,24 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def heard_afterwards() -> Iterator[None]:
+    """Around the start of a process until it is known: a signal waits, or nobody would end what was just
+    started. An ignored one stays ignored, for the process too. For the main thread."""
+    heard: list[int] = []
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, *STOPPING)}
+    listened = {s: handler for s, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in listened:
+        signal.signal(number, lambda number, _frame: heard.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in listened.items():
+            signal.signal(number, handler)
+    if heard:
+        signal.raise_signal(heard[0])
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)

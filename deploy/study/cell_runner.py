@@ -18,7 +18,7 @@ from common.config import Config
 from common.errors import RunError
 from common.load import dump_yaml
 from common.processes import processors
-from deploy.launch.signals import undisturbed
+from deploy.launch.signals import heard_afterwards, undisturbed
 from deploy.preflight.memory import run_target
 from deploy.runs.record import RunFile
 from deploy.study.cells import Cell, Study, cells, folders, has_exact_success, load_study, same_at_step_0
@@ -139,7 +139,8 @@ def run_cells(
                     cell = waiting.pop(0)
                     _share_step_0(cell, every, out)
                     before = _log_size(cell, out)
-                    running[start_cell(cell, out)] = cell, before
+                    with heard_afterwards():
+                        running[start_cell(cell, out)] = cell, before
                 time.sleep(POLL_S)
                 for process in [p for p in running if p.poll() is not None]:
                     cell, before = running.pop(process)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from deploy.launch.signals import stopped_by_signals, undisturbed
+from deploy.launch.signals import heard_afterwards, stopped_by_signals, undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -38,3 +38,27 @@ def test_in_another_thread_nothing_changes() -> None:
     thread.start()
     thread.join()
     assert seen == [signal.default_int_handler]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_a_process_starts_is_heard_when_it_is_known(number: signal.Signals) -> None:
+    known = []
+
+    def started() -> None:
+        with heard_afterwards():
+            os.kill(os.getpid(), number)
+            known.append("process")
+
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        started()
+    assert known == ["process"]
+
+
+def test_what_is_ignored_stays_ignored_for_what_is_started() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with heard_afterwards():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
