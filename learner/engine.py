@@ -285,7 +285,12 @@ class Engine:
         """The optimizer step. If some rank's loss was not finite, all ranks drop their gradients instead."""
         if finite or self._stage > 0:
             self._engine.step()  # The optimizers themselves refuse gradients that are not finite.
-            return finite and bool(self._engine.was_step_applied())
+            applied = bool(self._engine.was_step_applied())
+            if not applied and self._config.learner.offload_optimizer and self._stage in (1, 2):
+                # DeepSpeed keeps the refused sum there, and every later gradient would be added to it.
+                kept = self._optimizer.averaged_gradients
+                kept.update(dict.fromkeys(kept))
+            return finite and applied
         self._engine.zero_grad()
         return False
 

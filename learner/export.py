@@ -152,13 +152,20 @@ def _write(
     from transformers import AutoTokenizer
 
     partial = _partial(folder)
-    hf.save_pretrained(partial, state_dict=tensors)
+    hf.save_pretrained(partial, state_dict={**tensors, **_buffers(hf)})
     trusted = config.model.trust_remote_code
     AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=trusted).save_pretrained(partial)
     generation = Path(config.model.path) / "generation_config.json"
     if generation.is_file():
         shutil.copy(generation, partial / "generation_config.json")
     _finish(partial, config, step, folder)
+
+
+def _buffers(hf: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """What the model's file holds besides parameters, such as a router's correction. They are not trained,
+    and whole under ZeRO-3; without them a loaded model would have those of a new one."""
+    parameters = {name for name, _ in hf.named_parameters(remove_duplicate=False)}
+    return {name: t.detach().cpu() for name, t in hf.state_dict().items() if name not in parameters}
 
 
 def _partial(folder: Path) -> Path:

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING
 from learner.batch import Sample
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configurations call the number of experts."""
 
 # Dense bfloat16 tensor-core FLOP/s by the makers' data sheets, found by the first name that occurs in the
 # device's.
@@ -35,8 +39,9 @@ PEAK_BF16 = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a model computes per token: weights of the body and of the head, and layers x hidden size.
-    `trained`: those of the body that are trained, None where all are, the head's too."""
+    """What a model computes per token: weights of the body and of the head, and layers x heads x head size.
+    Of a mixture's experts those count that a token is sent to. `trained`: those of the body that are trained,
+    None where all are, the head's too."""
 
     body: int
     head: int
@@ -46,12 +51,17 @@ class Shape:
     @classmethod
     def of(cls, hf: PreTrainedModel) -> Shape:
         """The shape of a Hugging Face causal language model; under ZeRO-3 of the whole, not of the shards."""
-        config = hf.config
-        size = {p: int(getattr(p, "ds_numel", p.numel())) for p in hf.parameters()}
+        config = hf.config.get_text_config()
+        size = {p: _used(p, config) for p in hf.parameters()}
         weights, trained = sum(size.values()), sum(n for p, n in size.items() if p.requires_grad)
         head = config.vocab_size * config.hidden_size
         look_up = 0 if config.tie_word_embeddings else head
-        width = config.num_hidden_layers * config.hidden_size
+        heads = config.num_attention_heads
+        width = (
+            config.num_hidden_layers
+            * heads
+            * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        )
         return cls(weights - head - look_up, head, width, trained if trained < weights else None)
 
     def flops(self, samples: Iterable[Sample]) -> float:
@@ -63,6 +73,18 @@ class Shape:
             per_token * s.length + per_logits * len(s.logprobs) + 6.0 * self.width * s.length**2
             for s in samples
         )
+
+
+def _used(parameter: torch.Tensor, config: PretrainedConfig) -> int:
+    """The weights of `parameter` that act on one token: of fused experts (E, …) those of one token's."""
+    shape, whole = (
+        getattr(parameter, "ds_shape", parameter.shape),
+        getattr(parameter, "ds_numel", parameter.numel()),
+    )
+    experts = next((n for key in EXPERTS if (n := getattr(config, key, None))), 0)
+    if len(shape) != 3 or shape[0] != experts:
+        return int(whole)
+    return int(whole) * int(config.num_experts_per_tok) // experts
 
 
 def peak_flops(device: str, dtype: str) -> float | None:

@@ -57,7 +57,16 @@ def add_adapter(hf: PreTrainedModel, config: Config, lora: Lora) -> None:
     settings = LoraConfig(**lora.adapter_config)  # type: ignore[arg-type]  # by name, of several types
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
-        inject_adapter_in_model(settings, hf)
+        try:
+            inject_adapter_in_model(settings, hf)
+        except ValueError as error:
+            raise ConfigError(f"learner.lora.targets ({', '.join(lora.targets)}): {error}") from error
+    if settings.target_parameters:  # peft has turned names of layers into fused experts
+        raise ConfigError(
+            f"learner.lora.targets ({', '.join(lora.targets)}): some of {type(hf).__name__} are experts that "
+            "share one weight, and vLLM serves no adapters of these: name layers outside the experts, such "
+            "as q_proj, k_proj, v_proj, o_proj"
+        )
     hf.register_state_dict_post_hook(_drop_frozen)
 
 

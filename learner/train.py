@@ -148,7 +148,7 @@ def train_step(parts: Parts, step: int) -> Update:
     waited = 0.0
     if parts.planner is not None:
         waited = parts.planner.plan(step, partial(_wait, parts, parts.planner, step))
-        _beat(parts, step, STEPPING)
+    _beat(parts, step, STEPPING)
     groups = parts.reader.read(step, partial(_publish_with_rank_0, parts, step))
     samples = samples_at(config, groups, step, totals_at(parts, groups))
     packed = config.learner.attention == "flash_attention_2"
@@ -290,7 +290,7 @@ def _plan_and_records(
     planner = Planner(
         client,
         config,
-        Vocabulary(fingerprint(tokenizer), engine.hf.config.vocab_size),
+        Vocabulary(fingerprint(tokenizer), engine.hf.config.get_text_config().vocab_size),
         start,
         # In millions of FLOPs, to be short in the ledger. Groups without signal cost nothing.
         lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),

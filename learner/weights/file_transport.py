@@ -51,13 +51,14 @@ class FileTransport:
         return Manifest(self._run, weights.version, str(path.resolve()), digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:
-        """Announce the file once it is on the disk, from when replicas can pull it. Delete old files except
-        the one that replicas may still be reading."""
+        """Announce the file once it is on the disk, from when replicas can pull it. Delete the others, also
+        newer ones of a run that was lost, except those that replicas may still be reading."""
         sync(Path(manifest.path), self._folder)
         self._publish(manifest)
-        for old in sorted(self._folder.glob("*.safetensors"))[:-KEPT_FILES]:
-            if str(old.resolve()) != self._pushed:
-                old.unlink(missing_ok=True)
+        files = [str(path.resolve()) for path in sorted(self._folder.glob("*.safetensors"))]
+        end = files.index(manifest.path) + 1
+        for path in {*files} - {*files[max(0, end - KEPT_FILES) : end], self._pushed}:
+            Path(path).unlink(missing_ok=True)
 
     def push(self, manifest: Manifest) -> list[Confirmation]:
         """Have every replica load the file now; the answers of those that did."""

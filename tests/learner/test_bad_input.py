@@ -188,6 +188,26 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_refused_step_leaves_nothing_where_the_moments_are_on_the_host(
+    process_group: None, stage: int
+) -> None:
+    from learner.engine import Engine
+
+    settings = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", "learner.offload_optimizer=true"]
+    norms = list[float]()
+    for between in (False, True):
+        engine = Engine(load("tiny", settings), 0, 1)
+        assert engine.step([micro_batch(1.0, -1.0)]).applied
+        if between:
+            assert engine.step([micro_batch(1.0, float("nan"))]).bad
+        update = engine.step([micro_batch(1.0, -1.0)])
+        assert update.applied
+        norms.append(update.grad_norm)
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=NEEDS_FLOAT16)])
 def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dtype: str) -> None:
     """Whatever the optimizer that DeepSpeed chooses for stage 0: one of them forgets its loss scale."""

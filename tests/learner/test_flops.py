@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from transformers import Qwen2Config, Qwen2ForCausalLM
+import torch
+from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
 
 from common.queue import Row
 from learner.batch import Sample
@@ -59,3 +60,35 @@ def test_the_peak_is_that_of_the_named_device_and_unknown_otherwise() -> None:
     assert peak_flops("NVIDIA H200", "float32") is None
     assert peak_flops("NVIDIA H200 MIG 1g.18gb", "bfloat16") is None
     assert peak_flops("", "bfloat16") is None
+
+
+EXPERTS, SENT, HIDDEN, EACH, HEADS, HEAD = 8, 2, 16, 8, 4, 8
+
+
+def test_of_a_mixture_the_experts_count_that_a_token_is_sent_to() -> None:
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=HIDDEN,
+        moe_intermediate_size=EACH,
+        num_hidden_layers=1,
+        num_attention_heads=HEADS,
+        num_key_value_heads=HEADS,
+        head_dim=HEAD,
+        num_experts=EXPERTS,
+        num_experts_per_tok=SENT,
+    )
+    attention = 4 * HIDDEN * HEADS * HEAD + 2 * HEAD  # q, k, v, o; norms of q and k
+    layer = attention + EXPERTS * HIDDEN + SENT * 3 * HIDDEN * EACH + 2 * HIDDEN  # router, experts, norms
+    with torch.device("meta"):
+        found = Shape.of(AutoModelForCausalLM.from_config(config))
+    assert found == Shape(body=layer + HIDDEN, head=64 * HIDDEN, width=HEADS * HEAD)
+
+
+def test_a_model_with_a_part_for_images_has_the_shape_of_its_text() -> None:
+    text = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Gemma3Config(text_config={**text, **heads}, vision_config={**vision, "image_size": 28})
+    with torch.device("meta"):
+        found = Shape.of(AutoModelForCausalLM.from_config(config))
+    assert (found.head, found.width) == (64 * 16, 2 * 2 * 8)

@@ -170,3 +170,32 @@ def test_an_update_of_a_7b_model_at_rank_16_is_below_a_hundredth_of_its_weights(
     adapter = sum(p.numel() for p in hf.parameters() if p.requires_grad)
     assert full == pytest.approx(7.6e9, rel=0.01)
     assert 0.004 < adapter / full < 0.01
+
+
+def test_targets_that_are_fused_experts_are_refused() -> None:
+    """peft turns such names into the experts' one weight, which vLLM serves no adapter of."""
+    from transformers import AutoModelForCausalLM
+    from transformers.models.glm4_moe import Glm4MoeConfig
+
+    mixture = Glm4MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+    )
+    all_of_one, part_of_one = ("q_proj", "gate_proj", "up_proj"), ("q_proj", "gate_proj")
+    for targets, said in ((all_of_one, "experts that share one weight"), (part_of_one, "gate_up_proj")):
+        hf = AutoModelForCausalLM.from_config(mixture)
+        with pytest.raises(ConfigError, match=said):
+            add_adapter(hf, CONFIG, LORA.model_copy(update={"targets": targets}))
+    hf = AutoModelForCausalLM.from_config(mixture)
+    add_adapter(hf, CONFIG, LORA.model_copy(update={"targets": ("q_proj", "v_proj")}))

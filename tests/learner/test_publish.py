@@ -154,3 +154,19 @@ print(sorted(name for name in sys.modules if name.partition(".")[0] == "vllm"))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
     assert done.stdout.strip().splitlines()[-1:] == ["[]"], done.stderr[-2000:]
     assert newest_now(connect(redis_server.url), "r") is not None
+
+
+def test_files_of_a_run_that_was_lost_do_not_cost_the_version_that_is_announced(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    """Its files have higher versions: Redis was lost before the first checkpoint."""
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    for version in (7, 8):
+        (weights / f"{version:08d}.safetensors").write_bytes(b"of the lost run")
+    publisher, client = first_version(redis_server.url, tmp_path)
+    publisher.wait()
+    announced = newest_now(client, "r")
+    assert announced is not None
+    assert [path.name for path in sorted(weights.iterdir())] == ["00000001.safetensors"]
+    publisher.close()
