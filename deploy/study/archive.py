@@ -5,8 +5,8 @@ from such files.
     python -m deploy.study.archive report docs/results
 
 `pack` keeps of each finished cell its curves, its steps, the counts of every group and the success of every
-prompt at the end; cells that OUT has already stay. `report` writes NAME.md and NAME-*.png beside each
-NAME.json.xz in a folder.
+prompt at the end, and of the arms whose mechanism is reported the rate that each group was sampled with.
+Cells that OUT has already stay. `report` writes NAME.md and NAME-*.png beside each NAME.json.xz in a folder.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ DIGITS_OF = {"p": 3, "success": 3}
 """Significant digits, by key: of success rates there are over a thousand a cell."""
 DRAWS = 4
 MOST_ARMS = 4
+"""Of how many arms the mechanism is reported."""
+GROUPS = "groups."
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,40 @@ def pack(source: str, folder: Path, out: Path) -> int:
     count = sum(map(len, records.values()))
     if not count:
         raise HoraError(f"{folder}: holds no finished cell of {source}: nothing to keep")
-    text = json.dumps({"study": study.model_dump(mode="json"), "cells": records}, separators=(",", ":"))
-    out.write_bytes(lzma.compress(text.encode(), preset=6))
+    content = {"study": study.model_dump(mode="json"), **_by_column(records, _explained(study))}
+    text = json.dumps(content, separators=(",", ":"))
+    out.write_bytes(lzma.compress(text.encode(), preset=9))
     return count
+
+
+def _explained(study: Study) -> list[str]:
+    """The arms whose mechanism is reported."""
+    return [*(study.design.first or study.arms)][:MOST_ARMS]
+
+
+def _by_column(records: Mapping[str, Mapping[str, object]], explained: Sequence[str]) -> dict[str, object]:
+    """The cells' names, and what they hold by key, because like numbers side by side compress best. Rates
+    stay with the `explained` arms."""
+    flat = {(arm, seed): _flat(record) for arm, cells in records.items() for seed, record in cells.items()}
+    for (arm, _), record in flat.items():
+        if arm not in explained:
+            record.pop(f"{GROUPS}p", None)
+    keys = dict.fromkeys(key for record in flat.values() for key in record)
+    return {"cells": [*flat], "columns": {key: [record.get(key) for record in flat.values()] for key in keys}}
+
+
+def _flat(record: object) -> dict[str, object]:
+    """A cell's record with the columns of its groups as keys of their own."""
+    assert isinstance(record, Mapping)
+    groups = record["groups"]
+    columns = {f"{GROUPS}{name}": column for name, column in groups.items()} if groups else {}
+    return {**{key: value for key, value in record.items() if key != "groups"}, **columns}
+
+
+def _nested(flat: Mapping[str, object]) -> dict[str, object]:
+    """The record of which `_flat` made this; None stands for what it did not have."""
+    groups = {k.removeprefix(GROUPS): v for k, v in flat.items() if k.startswith(GROUPS) and v is not None}
+    return {**{k: v for k, v in flat.items() if not k.startswith(GROUPS) and v is not None}, "groups": groups}
 
 
 def _kept_before(study: Study, out: Path) -> dict[str, dict[str, object]]:
@@ -125,8 +158,11 @@ def unpack(path: Path) -> Archive:
     """Raises HoraError for a file that `pack` did not write."""
     try:
         found = json.loads(lzma.decompress(path.read_bytes()))
-        records = {arm: {int(s): r for s, r in seeds.items()} for arm, seeds in found["cells"].items()}
-        return Archive(Study.model_validate(found["study"]), records)
+        study, columns = Study.model_validate(found["study"]), found["columns"]
+        records: dict[str, dict[int, dict[str, object]]] = {arm: {} for arm in study.arms}
+        for i, (arm, seed) in enumerate(found["cells"]):
+            records[arm][int(seed)] = _nested({key: column[i] for key, column in columns.items()})
+        return Archive(study, records)
     except (OSError, lzma.LZMAError, ValueError, KeyError, AttributeError) as error:
         raise HoraError(
             f"{path}: not an archive of a study ({type(error).__name__}: {error}); make one with "
@@ -141,7 +177,7 @@ def report(path: Path) -> Path:
     study = archive.study
     planned = dict.fromkeys(study.arms, len(study.seeds))
     page = report_curves(out, study.title or study.name, archive.curves(), planned, rules_of(study), name)
-    arms = [a for a in study.design.first or study.arms if archive.has_rates(a)][:MOST_ARMS]
+    arms = [arm for arm in _explained(study) if archive.has_rates(arm)]
     if not arms:  # through the whole stack nobody knows the success rates that groups were sampled with
         return page
     found = {arm: archive.groups(arm) for arm in arms}
