@@ -256,7 +256,7 @@ def _rollout_in(raw: object, where: str) -> Rollout:
         finish_reason=cast(FinishReason, _one_of(raw.get("finish"), ("stop", "length"), "finish", where)),
         spans=_spans(_list(raw, "spans", where), len(tokens), where),
         phase=phase,
-        rewards=_rewards(raw.get("rewards"), where),
+        rewards=_rewards(raw.get("rewards"), where, least=0),  # rewards that rank come with Phase B
         success=_flag(raw.get("success"), "success", where),
         round=_round(raw.get("round", 1), where) if phase == "B" else 0,
         turns=_turns(_list(raw, "turns", where), len(tokens), where) if "turns" in raw else (),
@@ -317,9 +317,11 @@ def _spans(raw: list[object], length: int, where: str) -> tuple[VersionSpan, ...
     return tuple(spans)
 
 
-def _rewards(raw: object, where: str) -> dict[str, float]:
-    if not isinstance(raw, dict) or not 1 <= len(raw) <= MAX_REWARDS:
-        raise WireError(f"{where}: rewards must be 1 to {MAX_REWARDS} values by name, not {_shown(raw)}")
+def _rewards(raw: object, where: str, least: int = 1) -> dict[str, float]:
+    if not isinstance(raw, dict) or not least <= len(raw) <= MAX_REWARDS:
+        raise WireError(
+            f"{where}: rewards must be {least} to {MAX_REWARDS} values by name, not {_shown(raw)}"
+        )
     return {
         _text(name, "rewards", where): _float(value, f"reward {name!r:.40}", where)
         for name, value in raw.items()

@@ -18,6 +18,7 @@ from common.datasets import Row, gold_answer
 from common.errors import ConfigError, HoraError
 from common.prompts import make_prompt
 from common.rewards import group_functions, total
+from common.stop_tokens import completed, silent_tokens
 from common.types import Completion, FinishReason, Prompt
 from common.user_code import is_user_function
 
@@ -37,7 +38,8 @@ class Trial:
     ) -> None:
         self._source = config.source_names[0]
         self._config = config.of(self._source)
-        self._tokenizer, self._complete, self._score = tokenizer, complete, score
+        self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)
+        self._complete, self._score = complete, score
 
     async def answer(self, raw: object) -> Response:
         """A completion of `problem` with its tokens, versions and, where `answer` is given, its rewards."""
@@ -61,11 +63,14 @@ class Trial:
         found = json.loads(bytes(response.body))
         choice, (spans,) = found["choices"][0], found["weight_versions"]
         tokens, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        rewards, note = await self._judged(prompt, _completion(choice, tokens, logprobs), raw)
+        # vLLM's text lacks every token that ended the completion, also a tag of rollout.stop.
+        text = completed(self._tokenizer, self._silent, tokens, choice["finish_reason"])
+        completion = _completion(text, tokens, logprobs, choice["finish_reason"])
+        rewards, note = await self._judged(prompt, completion, raw)
         return JSONResponse(
             {
                 "prompt": self._tokenizer.decode(prompt.tokens),
-                "text": choice["text"],
+                "text": text,
                 "finish_reason": choice["finish_reason"],
                 "tokens": [
                     {"id": t, "text": self._tokenizer.decode([t]), "logprob": p}
@@ -144,7 +149,7 @@ def _refusal(error: Refused) -> Response:
     return JSONResponse(problem(error.status, str(error), error.field), error.status)
 
 
-def _completion(choice: dict[str, Any], tokens: list[int], logprobs: list[float]) -> Completion:
-    reason: FinishReason = "length" if choice["finish_reason"] == "length" else "stop"
+def _completion(text: str, tokens: list[int], logprobs: list[float], finish_reason: str) -> Completion:
+    reason: FinishReason = "length" if finish_reason == "length" else "stop"
     kept, likely = np.asarray(tokens, np.int32), np.asarray(logprobs, np.float32)
-    return Completion(choice["text"], kept, likely, reason, ())
+    return Completion(text, kept, likely, reason, ())

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.answers import TAGS
 from common.errors import EnvironmentFault
-from common.stop_tokens import silent_tokens
+from common.stop_tokens import silent_tokens, spoken
 from common.types import Tokens
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ class Template:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, chat: bool = True) -> None:
         self._tokenizer, self._chat = tokenizer, chat
-        special = map(str, tokenizer.convert_ids_to_tokens(sorted(silent_tokens(tokenizer))))
+        silent, added = silent_tokens(tokenizer), tokenizer.added_tokens_decoder
+        self._control = silent | {i for i, token in added.items() if token.content not in TAGS}
+        special = map(str, tokenizer.convert_ids_to_tokens(sorted(silent)))
         words = sorted((re.escape(word) for word in special if len(word) > 1), key=len, reverse=True)
         self._special = re.compile("|".join(words)) if words else None
 
@@ -47,13 +50,27 @@ class Template:
                 f"needs a chat template that shows what the assistant said, and that of "
                 f"{self._tokenizer.name_or_path} does not: use environment.history: render"
             )
-        ids = self._encode(after)
-        return ids[1:] if len(ids) and int(ids[0]) == last else ids
+        return self._after_end(self._encode(after), last)
 
     def whole(self, messages: Sequence[Message]) -> Tokens:
         """Tokens (T,) of a conversation up to the beginning of the assistant's next turn, by the chat
         template."""
         return self._encode(self._render([self._plain(message) for message in messages]))
+
+    def _after_end(self, ids: Tokens, last: int) -> Tokens:
+        """`ids` (M,) without the end of the turn, if that is `last`.
+
+        A template may write white space before the end (Llama 2's does), which goes with it. Only a control
+        token is an end there: any other token may be the first one of the next message.
+        """
+        places = np.flatnonzero(ids == last)
+        if not len(places):
+            return ids
+        before, rest = ids[: places[0]], ids[places[0] + 1 :]
+        if not len(before):
+            return rest
+        space = not spoken(self._tokenizer, frozenset(), before.tolist()).strip()
+        return rest if space and last in self._control else ids
 
     def _render(self, messages: Sequence[Message]) -> str:
         from jinja2 import TemplateError

@@ -86,6 +86,39 @@ class SharedUpdateInfo(WeightTransferUpdateInfo):
         return address, places
 
 
+def check_loaded(model: torch.nn.Module) -> None:
+    """Raise RuntimeError where a layerwise reload left out layers of a stack that it loaded others of.
+
+    vLLM drops tensors whose names it does not know and keeps the old weights in their place. Stacks of which
+    nothing came, such as a part for images, belong to the base model.
+    """
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+    loaded, left_out = set[str](), dict[str, str]()
+    for name, layer in model.named_modules():
+        own, stack = [*layer.parameters(recurse=False)], _stack(name)
+        if not own or stack is None or is_deferred_attention_layer(layer):
+            continue
+        info = LAYERWISE_INFO[layer]
+        # A layer that was loaded as a whole has been processed, and its record is a new one.
+        if info.load_numel_total is None or info.load_numel > 0:
+            loaded.add(stack)
+        else:
+            left_out[name] = stack
+    if missing := [name for name, stack in left_out.items() if stack in loaded]:
+        raise RuntimeError(
+            f"{len(missing)} layers of {type(model).__name__} got no weights of the learner's, such as "
+            f"{missing[0]}: vLLM does not know the names that its parameters have in files of transformers"
+        )
+
+
+def _stack(name: str) -> str | None:
+    """The stack of blocks that the layer is in, such as `model.layers`; None outside of any."""
+    parts = name.split(".")
+    return next((".".join(parts[:i]) for i, part in enumerate(parts) if part.isdigit()), None)
+
+
 class _Arriving(WeightTransferEngine[Any, Any]):
     """Loads a version as a whole, after all of it has arrived."""
 
@@ -112,10 +145,23 @@ class _Arriving(WeightTransferEngine[Any, Any]):
             initialize_layerwise_reload,
         )
 
+        self._forget_packed_experts()
         initialize_layerwise_reload(self.model)
         self.model.load_weights(self.weights())
+        check_loaded(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
         self._repack_tied_heads()
+
+    def _forget_packed_experts(self) -> None:
+        """Experts pack their weights on CPU only when their kernel is set up, so they would take new ones for
+        packed. Have it set up again."""
+        from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+
+        if not current_platform.is_cpu():
+            return
+        for module in self.model.modules():
+            if isinstance(method := getattr(module, "quant_method", None), FusedMoEMethodBase):
+                method.moe_kernel = None
 
     def _repack_tied_heads(self) -> None:
         """A head that is tied to the embedding loads no weights itself, so on CPU it would keep using its

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from allocator.posterior import Float, Int
 from allocator.priors.base import State, checked
 
+Mask = NDArray[np.bool_]
+
 CYCLES = 10
 LEAST, MOST = 0.02, 50.0
 """Bounds of α and β. Where all counts are equal the likelihood grows without end."""
+LOW, HIGH = np.log([LEAST, MOST])
 STEPS, TOLERANCE = 100, 1e-10
 
 
@@ -17,8 +21,8 @@ def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[flo
     """(α, β) of the highest Beta-binomial likelihood of counts (m,), each seen `times` (m,), within
     LEAST..MOST.
 
-    Newton's method on the logarithms of α and β. As Γ(α+c)/Γ(α) = Π_{j<c} (α+j), the likelihood needs only
-    how many counts exceed each j.
+    Newton's method on the logarithms of α and β, along a bound where the optimum lies on it. As
+    Γ(α+c)/Γ(α) = Π_{j<c} (α+j), the likelihood needs only how many counts exceed each j.
 
     >>> fit_beta(np.array([0, 1, 2]), np.array([2, 2, 2]))
     (1.0, 1.0)
@@ -28,17 +32,19 @@ def fit_beta(successes: Int, trials: Int, times: Int | None = None) -> tuple[flo
     log = np.zeros(2)
     best = _log_likelihood(np.exp(log), hits, misses, all_)
     for _ in range(STEPS):
-        step = _newton(np.exp(log), hits, misses, all_)
+        step = _newton(log, hits, misses, all_)
+        allowed = _allowed(log, step)
         scale = 1.0
         while scale > 1e-6:
-            new = np.clip(log + scale * step, np.log(LEAST), np.log(MOST))
+            new = np.clip(log + scale * allowed * step, LOW, HIGH)  # for the rounding of a step to a bound
             found = _log_likelihood(np.exp(new), hits, misses, all_)
             if found > best:
                 break
             scale /= 2
         else:
             break
-        done = found - best < TOLERANCE * abs(best)
+        # A shortened step may gain little far from the optimum.
+        done = scale * allowed == 1 and found - best < TOLERANCE * abs(best)
         log, best = new, found
         if done:
             break
@@ -59,16 +65,42 @@ def _log_likelihood(ab: Float, hits: Float, misses: Float, all_: Float) -> float
     return one + two - three
 
 
-def _newton(ab: Float, hits: Float, misses: Float, all_: Float) -> Float:
-    """Step (2,) of the logarithms of α and β that goes uphill."""
+def _newton(log: Float, hits: Float, misses: Float, all_: Float) -> Float:
+    """Step (2,) of log (α, β) that goes uphill and does not leave the bounds at once. Zero at an optimum."""
+    ab = np.exp(log)
     (g1, h1), (g2, h2), (g, h) = (
         _slopes(w, float(x)) for w, x in ((hits, ab[0]), (misses, ab[1]), (all_, ab.sum()))
     )
     gradient = np.array([g1 - g, g2 - g]) * ab
     curvature = np.outer(ab, ab) * (np.diag([h1, h2]) - h) + np.diag(gradient)
-    values, vectors = np.linalg.eigh(curvature)
+    # A coordinate held at its bound is left out of the solution. To zero it afterwards could point downhill.
+    free = ~_outward(log, gradient)
+    step = _solved(gradient, curvature, free)
+    blocked = _outward(log, step)
+    return _solved(gradient, curvature, free & ~blocked) if blocked.any() else step
+
+
+def _solved(gradient: Float, curvature: Float, free: Mask) -> Float:
+    """Newton step (2,) of the free coordinates; the others stay."""
+    values, vectors = np.linalg.eigh(curvature * np.outer(free, free))
     # Where the likelihood is not concave, as steep as where it is: uphill all the same.
-    return vectors @ ((vectors.T @ gradient) / np.maximum(np.abs(values), 1e-9))
+    return free * (vectors @ ((vectors.T @ (gradient * free)) / np.maximum(np.abs(values), 1e-9)))
+
+
+def _outward(log: Float, direction: Float) -> Mask:
+    """(2,) whether a coordinate lies on a bound that the direction points beyond."""
+    near = 1e-9  # a step to a bound ends within rounding of it
+    return ((log < LOW + near) & (direction < 0)) | ((log > HIGH - near) & (direction > 0))
+
+
+def _allowed(log: Float, step: Float) -> float:
+    """The part of a step, at most 1, that ends within the bounds and changes no logarithm by more than 1.
+
+    Both coordinates are shortened alike: to clip only one could point downhill.
+    """
+    moves = step != 0
+    room = np.abs(np.where(step > 0, HIGH, LOW) - log)
+    return float(np.min(np.minimum(room, 1.0)[moves] / np.abs(step)[moves], initial=1.0))
 
 
 def _slopes(weight: Float, start: float) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import torch
 
 from learner.engine import Engine
 from learner.host_buffers import HostBuffers
+from learner.weights.file_names import differ, in_files
 
 
 class Snapshot:
@@ -32,9 +33,10 @@ class HostCopy:
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine, self._rank = engine, rank
         self._buffers = HostBuffers()
+        self._converts = differ(engine.hf)
 
     def take(self) -> list[tuple[str, torch.Tensor]]:
-        """The weights as they are now, by their Hugging Face names; empty on the other ranks.
+        """The weights as they are now, by their names in a model's files; empty on the other ranks.
 
         They are valid until the next call. Under ZeRO-3 a collective of all ranks.
         """
@@ -44,4 +46,4 @@ class HostCopy:
                 buffer = self._buffers.like(name, parameter)
                 buffer.copy_(parameter)
                 taken.append((name, buffer))
-        return taken
+        return [*in_files(self._engine.hf, dict(taken)).items()] if taken and self._converts else taken

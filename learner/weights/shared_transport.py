@@ -10,7 +10,7 @@ same. The next version waits until nobody reads this one (`common.shared_buffer`
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import redis
@@ -23,6 +23,7 @@ from common.shared_buffer import Place, SharedBuffer, placed, size_of
 from common.weight_hash import TensorHash
 from learner.engine import Engine
 from learner.weights.broadcast import BroadcastClient, Confirmation
+from learner.weights.file_names import differ
 from learner.weights.host_copy import HostCopy, Snapshot
 from learner.weights.lagging import Lagging
 
@@ -46,14 +47,18 @@ class SharedTransport:
         self._hash = TensorHash()
         self._buffer: SharedBuffer | None = None
         self._places: list[Place] = []
+        # A tensor of the model's files may need several parameters, and these are whole one after the other.
+        self._by_way = HostCopy(engine, rank=0) if differ(engine.hf) else None
 
     def take(self) -> list[tuple[str, torch.Tensor]]:
-        """The weights as they are now, by their Hugging Face names, in the buffer. They are valid until the
-        next call, which raises TimeoutError when somebody reads them for too long."""
+        """The weights as they are now, by their names in a model's files, in the buffer. They are valid until
+        the next call, which raises TimeoutError when somebody reads them for too long."""
         if self._buffer is None:
             return self._first()
+        tensors: Iterable[tuple[str, torch.Tensor]]
+        tensors = self._engine.whole() if self._by_way is None else self._by_way.take()
         with self._buffer.filling(self._limit) as memory:
-            for place, (name, parameter) in zip(self._places, self._engine.whole(), strict=True):
+            for place, (name, parameter) in zip(self._places, tensors, strict=True):
                 if place.name != name:
                     raise RuntimeError(f"{name} is where {place.name} was in the first version")
                 place.of(memory).copy_(parameter)
@@ -75,7 +80,7 @@ class SharedTransport:
 
     def _first(self) -> list[tuple[str, torch.Tensor]]:
         """As `take`, by way of a host copy: sizes are known once all tensors were whole."""
-        tensors = HostCopy(self._engine, rank=0).take()
+        tensors = (self._by_way or HostCopy(self._engine, rank=0)).take()
         self._places = placed((name, t.dtype, tuple(t.shape)) for name, t in tensors)
         self._buffer = SharedBuffer(size_of(self._places), self._engine.device)
         with self._buffer.filling(self._limit) as memory:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken
-from transformers import PreTrainedTokenizerBase
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from actors.environment.conversation import Conversation, History
 from actors.environment.template import Template
@@ -127,6 +127,50 @@ def test_a_turn_that_was_cut_is_closed_by_tokens_that_are_not_trained_on(family:
     say(conversation, answer(ids(family, "7")), user("Go on."))
     first, second = conversation.completion({}, cut=False).turns
     assert (first.sampled, len(first.given), second.given[0]) == (4, 0, end)
+
+
+LLAMA_2 = (  # white space before the end of a turn
+    "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] | trim }} [/INST]"
+    "{% else %}{{ ' ' + m['content'] | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def sentencepiece() -> PreTrainedTokenizerBase:
+    """Characters, with `▁` for a space, which decodes to nothing at the start of a text."""
+    vocabulary = {letter: i for i, letter in enumerate(["▁", "?", *map(chr, range(65, 123)), "7", "8", "/"])}
+    words = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    words.add_special_tokens(["<eos>"])
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+
+
+@pytest.mark.parametrize("make", [lambda: make_tokenizer(4096), sentencepiece])
+def test_white_space_before_the_end_of_a_turn_goes_with_an_end_that_was_sampled(make: Any) -> None:
+    tokenizer = make()
+    tokenizer.chat_template = LLAMA_2
+    template, end = Template(tokenizer), tokenizer.eos_token_id
+    asked = tokenizer.encode("[INST] Sure? [/INST]", add_special_tokens=False)
+    (seven,) = tokenizer.encode("7", add_special_tokens=False)[-1:]
+    ended, cut = template.piece([user("Sure?")], last=end), template.piece([user("Sure?")], last=seven)
+    assert end not in ended, "the end stands once"
+    assert ended.tolist() == asked
+    assert cut.tolist() == tokenizer.encode(" <eos>[INST] Sure? [/INST]", add_special_tokens=False)
+    assert end in cut, "a turn that was cut is closed"
+    conversation = Conversation(template, OPENING, template.whole(OPENING))
+    for number in range(3):
+        made, new = answer([seven, end], "7"), [user("Sure?")] if number else []
+        context = say(conversation, made, *new)
+        assert (context == end).sum() == number
+
+
+def test_a_message_keeps_a_first_token_that_the_turn_before_was_cut_at() -> None:
+    tokenizer = make_tokenizer(4096)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    (seven,) = tokenizer.encode("7", add_special_tokens=False)
+    (tag,) = tokenizer.encode("<answer>", add_special_tokens=False)
+    for text, last in (("7?", seven), ("<answer>?", tag)):
+        piece = Template(tokenizer).piece([user(text)], last=last)
+        assert tokenizer.decode(piece) == f"\n{text}\n"
 
 
 def test_a_turn_that_was_cut_may_be_continued_as_it_stands() -> None:

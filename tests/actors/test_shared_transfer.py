@@ -35,7 +35,7 @@ from learner.weights.shared_transport import SharedTransport
 from pathlib import Path
 config = load("tiny", ["weights.transport=ipc"])
 class Weights:
-    device, passes = torch.device("cpu"), 0
+    device, passes, hf = torch.device("cpu"), 0, torch.nn.Module()
     def whole(self):
         self.passes += 1
         for i, pair in enumerate(load_file(Path(config.model.path) / "model.safetensors").items()):
@@ -54,6 +54,7 @@ class Weights:
     """The learner's engine: the initial weights times `factor`."""
 
     device = CPU
+    hf = torch.nn.Module()
 
     def __init__(self, config: Config) -> None:
         self._initial = load_file(Path(config.model.path) / "model.safetensors")

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.responses import JSONResponse
 
 from actors.calls import verifier_calls
 from actors.endpoint.deployment import TRIES, hasty
 from actors.endpoint.trial import Trial
 from actors.verifier.pool import VerifierPool
+from common.answers import TAGS
 from common.config import Config
 from common.load import load
 from common.types import Completion, Prompt, Scored
+from tests.support.chat_model import TURN_END, chat_tokenizer
 from tests.support.tried import SAYS, TOKENIZER, complete, score
 
 PROBLEM = {"problem": "37+58=?", "answer": "95"}
@@ -51,6 +54,51 @@ def test_it_is_sampled_as_the_run_samples() -> None:
 def test_it_is_judged_as_the_run_judges(answer: object, reward: float, success: bool) -> None:
     _, found, _ = tried({"problem": "37+58=?", "answer": answer})
     assert (found["reward"], found["success"], found["note"]) == (reward, success, "")
+
+
+def ended(tokenizer: Any, said: str, finish: str) -> tuple[Any, list[int]]:
+    """The answer where vLLM samples `said`, and its tokens. As vLLM's, the text of the choice lacks the last
+    token of a completion that stopped, and every special one."""
+    tokens = tokenizer.encode(said, add_special_tokens=False)
+    kept = tokens[:-1] if finish == "stop" else tokens
+    choice = {
+        "text": tokenizer.decode(kept, skip_special_tokens=True),
+        "finish_reason": finish,
+        "token_ids": tokens,
+        "logprobs": {"token_logprobs": [-0.1] * len(tokens)},
+    }
+
+    async def sampled(body: dict[str, Any]) -> Any:
+        return JSONResponse({"choices": [choice], "weight_versions": [[]]})
+
+    config = load("tiny", ["rollout.stop=['</answer>']"])
+    response = asyncio.run(Trial(config, tokenizer, sampled, score).answer(PROBLEM))
+    return json.loads(bytes(response.body)), tokens
+
+
+CUT = SAYS.removesuffix("answer>")
+
+
+@pytest.mark.parametrize(
+    ("said", "finish", "text", "success"),
+    [
+        (SAYS, "stop", SAYS, True),
+        (f"{SAYS}<eos>", "stop", SAYS, True),
+        (f"{SAYS}<eos>", "length", SAYS, True),
+        (CUT, "length", CUT, False),
+    ],
+)
+def test_the_text_is_the_one_that_the_run_judges(said: str, finish: str, text: str, success: bool) -> None:
+    found, tokens = ended(TOKENIZER, said, finish)
+    assert (found["text"], found["success"]) == (text, success)
+    assert [t["id"] for t in found["tokens"]] == tokens, "all tokens are shown, the last one too"
+
+
+def test_tags_that_are_special_tokens_stay_in_the_text() -> None:
+    tokenizer = chat_tokenizer(TOKENIZER.chat_template, TAGS)
+    for said in (SAYS, f"{SAYS}{TURN_END}"):
+        found, _ = ended(tokenizer, said, "stop")
+        assert (found["text"], found["success"]) == (SAYS, True)
 
 
 @pytest.mark.parametrize(

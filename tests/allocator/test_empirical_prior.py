@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from scipy.special import betaln
 from scipy.stats import betabinom
 
 from allocator.priors import make_prior
@@ -45,6 +46,48 @@ def test_equal_counts_stay_within_bounds(count: int) -> None:
     assert LEAST <= alpha <= MOST
     assert LEAST <= beta <= MOST
     assert alpha / (alpha + beta) == pytest.approx(count / G0, abs=0.02)
+
+
+def drawn(rates: np.ndarray, seed: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    trials = np.full(len(rates), G0)
+    return np.random.default_rng(seed).binomial(trials, rates), trials
+
+
+def any_counts(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts of equal prompts, or of a Beta anywhere within the bounds; many have the optimum on one."""
+    rng = np.random.default_rng(seed)
+    prompts, trials = rng.choice([4, 20, 60, 600]), rng.choice([1, 2, 4, 8, 16])
+    alike = np.full(prompts, rng.choice([0.02, 0.1, 0.4, 0.9]))
+    rates = alike if seed % 3 == 0 else rng.beta(*np.exp(rng.uniform(-4, 4, 2)), prompts)
+    return rng.binomial(trials, rates), np.full(prompts, trials)
+
+
+ON_A_BOUND = {
+    "60 at 0.1": drawn(np.full(60, 0.1)),
+    "600 at 0.1": drawn(np.full(600, 0.1)),
+    "60 at 0.9": drawn(np.full(60, 0.9)),
+    "90% never, 10% always": drawn(np.repeat([0.0, 1.0], [54, 6])),
+}
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials"),
+    [
+        *(pytest.param(*counts, id=name) for name, counts in ON_A_BOUND.items()),
+        *(pytest.param(*any_counts(seed), id=f"seed {seed}") for seed in range(40)),
+    ],
+)
+def test_no_alpha_and_beta_within_the_bounds_are_likelier(successes: np.ndarray, trials: np.ndarray) -> None:
+    def log_likelihood(alpha: np.ndarray | float, beta: np.ndarray | float) -> np.ndarray:
+        pairs, times = np.unique(np.column_stack([successes, trials]), axis=0, return_counts=True)
+        total = -len(trials) * betaln(alpha, beta)
+        for (hits, tried), often in zip(pairs, times, strict=True):
+            total = total + often * betaln(alpha + hits, beta + tried - hits)
+        return total
+
+    grid = np.geomspace(LEAST, MOST, 90)
+    best = log_likelihood(*np.meshgrid(grid, grid)).max()
+    assert log_likelihood(*fit_beta(successes, trials)) >= best - 0.02
 
 
 def test_it_is_the_given_prior_until_the_first_cycle_and_then_that_of_the_last_ten() -> None:

@@ -1,0 +1,167 @@
+"""Families whose parameters have other names in memory than in a model's files: what the learner publishes is
+loaded by vLLM as a whole."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Lfm2MoeConfig, MixtralConfig, PreTrainedModel, Qwen3MoeConfig
+
+from common.config import Config
+from common.load import ROOT, load
+from common.prompts import load_tokenizer, render
+from common.weight_versions import check_file
+
+SHAPE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+
+
+def mixtral(**also: Any) -> MixtralConfig:
+    return MixtralConfig(**SHAPE, **also, intermediate_size=64, num_local_experts=4, head_dim=32)
+
+
+def qwen3_moe(**also: Any) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig(**SHAPE, **also, moe_intermediate_size=64, num_experts=4, head_dim=32)
+
+
+def lfm2_moe(**also: Any) -> Lfm2MoeConfig:
+    layers = {"layer_types": ["full_attention"] * 3, "num_dense_layers": 1}
+    sizes = {"intermediate_size": 64, "moe_intermediate_size": 64, "num_experts": 4}
+    return Lfm2MoeConfig(**SHAPE, **also, **sizes, **layers)
+
+
+def saved(folder: Path, config_of: Callable[..., Any]) -> tuple[Config, PreTrainedModel]:
+    """A random model of the family with the demo's tokenizer, in `folder`."""
+    tokenizer = load_tokenizer(str(ROOT / "deploy" / "demo" / "model"))
+    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    torch.manual_seed(0)
+    hf = AutoModelForCausalLM.from_config(config_of(vocab_size=len(tokenizer), **ends)).float().eval()
+    hf.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load("tiny", [f"model.path={folder}", "rollout.max_response_tokens=12"]), hf
+
+
+class Learner:
+    """What publication needs of the learner's engine."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, hf: PreTrainedModel) -> None:
+        self.hf = hf
+
+    def whole(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, p.detach()) for name, p in self.hf.named_parameters())
+
+
+def published(hf: PreTrainedModel, version: int) -> Any:
+    """What the learner takes of its engine to publish it."""
+    from learner.weights.host_copy import HostCopy, Snapshot
+
+    learner: Any = Learner(hf)
+    return Snapshot(version, HostCopy(learner, rank=0).take(), learner.device)
+
+
+def file_of(config: Config, folder: Path, weights: Any) -> dict[str, object]:
+    from learner.weights.file_transport import FileTransport
+
+    nobody: Any = SimpleNamespace()
+    transport = FileTransport(folder, "r", config.model.dtype, lambda _: None, nobody)
+    return check_file(transport.write(weights).update_info())
+
+
+async def differences(engine: Any, config: Config, hf: PreTrainedModel) -> float:
+    """The mean difference of the engine's log-probs of what it samples from the model's own."""
+    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+    found = []
+    for answer in await engine.generate(prompt, 4, seed=1, temperature=1.0):
+        ids = torch.tensor([*prompt.tolist(), *answer.tokens.tolist()])
+        with torch.no_grad():
+            own = hf(input_ids=ids[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        of_tokens = own.gather(1, ids[len(prompt) :, None])[:, 0]
+        found.append((of_tokens - torch.from_numpy(answer.logprobs.copy())).abs().mean())
+    return float(torch.stack(found).mean())
+
+
+@pytest.mark.system
+def test_shared_memory_holds_every_version_by_the_names_of_files(tmp_path: Path) -> None:
+    from learner.weights.shared_transport import SharedTransport
+
+    config, hf = saved(tmp_path / "model", mixtral)
+    learner, nobody = cast(Any, Learner(hf)), cast(Any, None)
+    shared = SharedTransport(config, learner, nobody, nobody)
+    for factor in (1.0, 2.0, 2.0):
+        with torch.no_grad():
+            for parameter in hf.parameters():
+                parameter.mul_(factor)
+        hf.save_pretrained(tmp_path / "now")
+        expected = load_file(tmp_path / "now" / "model.safetensors")
+        taken = dict(shared.take())
+        assert taken.keys() == expected.keys()
+        assert all(torch.equal(taken[name], expected[name]) for name in expected)
+
+
+@pytest.mark.system
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("family", [mixtral, pytest.param(qwen3_moe, marks=pytest.mark.slow)])
+def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
+    tmp_path: Path, family: Callable[..., Any]
+) -> None:
+    from actors.generator.vllm_engine import Engine
+
+    config, hf = saved(tmp_path / "model", family)
+
+    async def run() -> None:
+        engine = Engine(config)
+        try:
+            await engine.label(0)
+            assert await differences(engine, config, hf) < 1e-4
+            for version in (1, 2):
+                with torch.no_grad():
+                    for name, parameter in hf.named_parameters():
+                        if "experts" in name or "embed" in name:
+                            parameter.mul_(2.0)
+                assert await differences(engine, config, hf) > 0.01, "the engine still has the old ones"
+                update = file_of(config, tmp_path / "weights", published(hf, version))
+                await engine.receive(update)
+                await engine.install(version)
+                assert await differences(engine, config, hf) < 1e-4
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
+
+
+@pytest.mark.system
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
+    from actors.generator.vllm_engine import Engine
+    from learner.weights.host_copy import Snapshot
+
+    config, hf = saved(tmp_path / "model", lfm2_moe)
+    in_memory = [(name, p.detach()) for name, p in hf.named_parameters()]
+    weights = Snapshot(1, in_memory, torch.device("cpu"))
+
+    async def run() -> None:
+        engine = Engine(config)
+        try:
+            await engine.label(0)
+            await engine.receive(file_of(config, tmp_path / "weights", weights))
+            with pytest.raises(Exception, match="got no weights of the learner's"):
+                await engine.install(1)
+        finally:
+            engine.shutdown()
+
+    asyncio.run(run())
