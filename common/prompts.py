@@ -86,12 +86,17 @@ def render(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> Toke
 
 
 def make_prompt(
-    tokenizer: PreTrainedTokenizerBase, index: int, row: Row, data: Data, source: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    index: int,
+    row: Row,
+    data: Data,
+    source: str = "",
+    reads_row: bool = False,
 ) -> Prompt:
-    """Row `row` of data source `source` as prompt `index`."""
+    """Row `row` of data source `source` as prompt `index`; `reads_row` as in `Prompt`."""
     text = render_text(tokenizer, row.problem, data)
     tokens = _encode(tokenizer, text, data)
-    return Prompt(index, row.problem, row.answer, tokens, prefill(text), row.columns, source)
+    return Prompt(index, row.problem, row.answer, tokens, prefill(text), row.columns, source, reads_row)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, data: Data) -> Tokens:

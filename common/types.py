@@ -28,7 +28,8 @@ class Prompt:
     """One row of a data set, rendered for the model. `index` is its row, stable over epochs and restarts.
     `answer` is the gold answer: text or any other JSON value. `prefill` is the opening of the thought that
     the template wrote at its end; completions are judged with it in front. `row` is the original row, for a
-    user's own rewards. `source` names its data set, where a run has several."""
+    user's own rewards; `reads_row`: something that judges completions may read more of it than the answer.
+    `source` names its data set, where a run has several."""
 
     index: int
     text: str
@@ -37,12 +38,13 @@ class Prompt:
     prefill: str = ""
     row: Mapping[str, object] = field(default_factory=dict)
     source: str = ""
+    reads_row: bool = False
 
     @property
     def judged_by(self) -> object:
-        """What its completions are judged by, for fingerprints: the gold answer, or without one the whole
-        row, which then holds tests."""
-        return dict(self.row) if self.answer is None else self.answer
+        """What its completions are judged by, for fingerprints: the gold answer, or the whole row, which may
+        hold tests."""
+        return dict(self.row) if self.reads_row or self.answer is None else self.answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def _render(config: Config, tokenizer: Any, source: str, prompts: list[Prompt]) 
     for rejected in dataset.rejected:
         log.warning("row left out", place=rejected.place, reason=rejected.reason)
     for row in dataset.rows:
-        prompt = make_prompt(tokenizer, len(prompts), row, config.data, source)
+        prompt = make_prompt(tokenizer, len(prompts), row, config.data, source, config.reads_rows)
         length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
         if length > limit:
             log.warning("prompt left out", row=row.index, tokens=length, limit=limit)

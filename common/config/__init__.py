@@ -150,6 +150,11 @@ class Config(Section):
         return self.model_copy(update=update)
 
     @property
+    def reads_rows(self) -> bool:
+        """Whether a reward or the environment may read more of a row than its answer."""
+        return self.reward.reads_rows or self.environment.path is not None
+
+    @property
     def evaluated(self) -> Config:
         """This configuration with the data and the rewards by which held-out problems are sampled."""
         return self.of(self.evaluated_source)

@@ -108,7 +108,7 @@ class Objective(Section):
         "pooled",
         description="Both phases as one group (the paper), or each with the share of the budget it has under "
         "uniform sampling, which keeps rloo's expectation though Phase B's size depends on what Phase A "
-        "found.",
+        "found; in one round.",
     )
     aggregate: Literal["group", "token"] = Field(
         "group",
@@ -328,16 +328,21 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
 def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> None:
     """Raise ValueError where a prompt may get no Phase B rollout, because the objective weights the two
     phases separately."""
-    name, rule, first = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
+    name, rule, budget = "learner.objective.phase_weight (unbiased)", allocation.rule, rollout.shard_budget
     if allocation.stop != "none" or allocation.budget == "tokens" or rule.startswith(NO_MARGINAL_GAIN):
         raise ValueError(
             f"{name} needs a Phase B of every prompt, and rule {rule} with stop {allocation.stop} and budget "
             f"{allocation.budget} leaves some without: use pooled, or advantage likelihood, which no size "
             "biases"
         )
-    if rollout.prompts_per_shard > first // allocation.rounds:
+    if allocation.rounds > 1 and rule != "uniform":
         raise ValueError(
-            f"{name} needs one Phase B rollout of every prompt in the first round, which has "
-            f"{first // allocation.rounds} for {rollout.prompts_per_shard} prompts: lower allocation.rounds "
-            f"({allocation.rounds})"
+            f"{name} holds for sizes that Phase A alone decides, and in {allocation.rounds} rounds what "
+            "Phase B found decides later ones: use allocation.rounds: 1, or advantage likelihood, which no "
+            "size biases"
+        )
+    if rollout.prompts_per_shard > budget:
+        raise ValueError(
+            f"{name} needs one Phase B rollout of every prompt, and there are {budget} for "
+            f"{rollout.prompts_per_shard} prompts: raise rollout.group_size"
         )

@@ -124,6 +124,11 @@ class Reward(Section):
         """The rewards that verifiers compute; an environment returns the others."""
         return tuple(name for name in self.names if not name.startswith(EPISODE))
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether a reward may read more of a row than its answer: tests, or columns for a user's own."""
+        return any(name not in ("format", "accuracy") for name in self.names)
+
     def succeeded(self, rewards: Mapping[str, float]) -> bool:
         """Whether a completion with these rewards is a success. Always False if `success` is null."""
         return self.success is not None and rewards[self.success] >= self.success_at

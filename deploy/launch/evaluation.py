@@ -124,7 +124,8 @@ def prompts(config: Config, data: Data, dataset: Dataset, console: Console) -> l
     for rejected in dataset.rejected:
         console.print(f"left out: {rejected.place}: {rejected.reason}", markup=False, soft_wrap=True)
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    found = [make_prompt(tokenizer, row.index, row, data, config.evaluated_source) for row in dataset.rows]
+    source, whole = config.evaluated_source, config.evaluated.reads_rows
+    found = [make_prompt(tokenizer, row.index, row, data, source, whole) for row in dataset.rows]
     refuse_long(dataset.name, [len(p.tokens) for p in found], config.rollout.max_prompt_tokens)
     return found
 

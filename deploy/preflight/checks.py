@@ -18,6 +18,7 @@ from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, services, sources, task
 from deploy.preflight.driver import driver
 from deploy.preflight.findings import Check, Finding, Target
+from deploy.preflight.group_size import group_size
 from deploy.preflight.isolation import sandbox
 from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollout_disk import rollouts
@@ -34,6 +35,7 @@ CONFIGURATION: tuple[Check, ...] = (
     sources.data,
     configuration.evaluation,
     *TASK,
+    group_size,
     rollouts,
     card_memory,
     disk.forecast,
@@ -65,6 +67,7 @@ CHECKS: tuple[Check, ...] = (
     sources.data,
     configuration.evaluation,
     *TASK,
+    group_size,
     rollouts,
 )
 SHOWN_BY_CHECK = (

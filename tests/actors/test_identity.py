@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.identity import MAY_CHANGE, settle
-from common.config import Config
+from actors.coordinator.identity import MAY_CHANGE, fingerprint, settle
+from common.config import Config, Reward
+from common.datasets import Row
 from common.errors import RunError
 from common.keys import Keys
 from common.load import load
+from common.prompts import load_tokenizer, make_prompt
 from common.redis import connect, connect_async
 from common.types import Prompt
 from deploy.launch.redis_server import RedisServer
@@ -128,3 +130,18 @@ def test_a_run_of_another_schema_is_refused_in_one_line(redis_server: RedisServe
     with pytest.raises(RunError, match="run 'r' was begun by another version of hora") as refused:
         start(redis_server.url, config_of(), prompts())
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("weights", "same"), [({"accuracy": 1.0}, True), ({"code_tests": 1.0}, False), ({"own:f": 1.0}, False)]
+)
+def test_other_tests_are_other_prompts_where_a_reward_may_read_them(
+    weights: dict[str, float], same: bool
+) -> None:
+    tokenizer = load_tokenizer(load("tiny").model.path)
+    reward, found = Reward(weights=weights), set[str]()
+    for tests in (["1"], ["2"]):
+        row = Row(0, "1+1=?", "2", {"answer": "2", "tests": tests})
+        prompt = make_prompt(tokenizer, 0, row, load("tiny").data, reads_row=reward.reads_rows)
+        found.add(fingerprint([prompt]))
+    assert (len(found) == 1) is same

@@ -107,8 +107,8 @@ def test_weights_that_keep_the_expectation_need_a_phase_b_of_every_prompt() -> N
         ({"allocation": {"stop": "hit", "rounds": 4}}, "rule hit_utility with stop hit"),
         ({"allocation": {"budget": "tokens"}}, "budget tokens leaves some without"),
         (
-            {"allocation": {"rounds": 64}, "rollout": {"shards": 1}},
-            "lower allocation.rounds (64)",
+            {"allocation": {"rounds": 4}},
+            "holds for sizes that Phase A alone decides, and in 4 rounds",
         ),
         ({"rollout": {"pre_rollouts": 1}}, "rollout.pre_rollouts is 1: use at least 2"),
     ):

@@ -75,6 +75,15 @@ def test_what_pre_rollouts_got_in_their_whole_group_travels_with_the_additional_
     assert encode_pre_rollouts(whole_group()) == encode_pre_rollouts(group)
 
 
+def test_a_group_whose_only_rewards_rank_it_travels_too() -> None:
+    ranked = whole_group_ranked()
+    rollouts = (replace(r, rewards={n: r.rewards[n] for n in RANKS}) for r in ranked.rollouts)
+    group = replace(ranked, rollouts=tuple(rollouts))
+    assert [r.rewards for r in decode_group(encode_pre_rollouts(group)).rollouts] == [{}, {}]
+    found = decode_group(encode_pre_rollouts(group), encode_additional(group))
+    assert [r.rewards for r in found.rollouts] == [r.rewards for r in group.rollouts]
+
+
 @pytest.mark.parametrize(
     ("ranks", "reason"),
     [
@@ -246,10 +255,10 @@ def first(raw, **values):  # type: ignore[no-untyped-def]
         (lambda r: first(r, spans=[[0, 1, 5]]), "spans must follow each other"),
         (lambda r: first(r, phase="C"), "phase must be A or B"),
         (lambda r: first(r, finish="abort"), "finish must be stop or length"),
-        (lambda r: first(r, rewards={}), "rewards must be 1 to 64 values by name"),
+        (lambda r: first(r, rewards=[]), "rewards must be 0 to 64 values by name"),
         (
             lambda r: first(r, rewards={str(i): 1.0 for i in range(65)}),
-            "rewards must be 1 to 64 values by name",
+            "rewards must be 0 to 64 values by name",
         ),
         (lambda r: r["rollouts"][0].pop("success"), "success must be true or false, not None"),
         (lambda r: first(r, origin=["g", 1.0, 2.0, 3.0]), "origin must be"),

@@ -15,6 +15,7 @@ from deploy.launch.redis_server import RedisServer
 from deploy.preflight import configuration, machine, services
 from deploy.preflight.checks import target_of
 from deploy.preflight.findings import Finding, Target
+from deploy.preflight.group_size import group_size
 from deploy.preflight.machine import memory_gib
 from deploy.preflight.rounds import rounds
 from tests.support.preflight import Make, by_name, one
@@ -336,3 +337,20 @@ def test_rounds_that_leave_places_of_the_engines_empty_are_said(
     assert f"those of 4 shards in flight ask for at most {at_once} rollouts at once" in found.says
     assert "the engines have 256 places" in found.says
     assert ("would keep these full" not in found.says) is full
+
+
+@pytest.mark.parametrize(("tokens", "level"), [(8192, "ok"), (32768, "warn")])
+def test_a_group_that_no_message_could_hold_is_said(tokens: int, level: str, config: Make) -> None:
+    sizes = {"prompts_per_batch": 64, "shards": 1, "group_size": 32, "pre_rollouts": 8}
+    learner = {"tokens_per_microbatch": 40_000}
+    long = config(rollout={**sizes, "max_response_tokens": tokens}, learner=learner)
+    [found] = group_size(Target(long))
+    assert found.level == level
+    assert f"1,544 rollouts of one prompt, at most {1544 * tokens * 8 / 2**20:,.0f} MiB" in found.says
+    limited = config(
+        rollout={**sizes, "max_response_tokens": tokens},
+        allocation={"max_group_size": long.queue.max_group_bytes // (8 * tokens)},
+        learner=learner,
+    )
+    [found] = group_size(Target(limited))
+    assert found.level == "ok"
