@@ -12,6 +12,7 @@ from learner.checkpoint import Checkpoints
 from learner.engine import load_model
 from learner.flops import Shape
 from learner.lora import IDENTITY, add_adapter, check_identity, merge, without_adapter, write_adapter
+from learner.weights.file_names import differ
 from tests.learner.test_checkpoint import Weights
 from tests.support.adapters import policy_with_adapter, published
 
@@ -198,4 +199,6 @@ def test_targets_that_are_fused_experts_are_refused() -> None:
         with pytest.raises(ConfigError, match=said):
             add_adapter(hf, CONFIG, LORA.model_copy(update={"targets": targets}))
     hf = AutoModelForCausalLM.from_config(mixture)
+    assert differ(hf)
     add_adapter(hf, CONFIG, LORA.model_copy(update={"targets": ("q_proj", "v_proj")}))
+    assert not differ(hf), "an adapter goes out by names of its own"
