@@ -97,8 +97,10 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
-def dump_yaml(config: Config) -> str:
-    return yaml.safe_dump(_plain(config), sort_keys=False, allow_unicode=True)
+def dump_yaml(config: Config, *, written: bool = False) -> str:
+    """The whole configuration, or what somebody has `written`: `run.resources: auto` chooses the rest."""
+    plain = config.model_dump(mode="json", exclude_unset=True) if written else _plain(config)
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
 def _experiment(raw: Any, source: str) -> dict[str, Any]:

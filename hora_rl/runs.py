@@ -78,7 +78,7 @@ def run(config: Config, *, resume: bool = False, fresh: bool = False) -> Results
     with TemporaryDirectory(prefix="hora-") as folder:
         file = Path(folder) / f"{config.run.name}.yaml"
         file.touch(0o600)
-        file.write_text(dump_yaml(config))
+        file.write_text(dump_yaml(config, written=True))
         options = ["--resume"] * resume + ["--fresh"] * fresh
         process = subprocess.Popen([sys.executable, "-m", cli.__name__, "run", str(file), *options])
         try:

@@ -59,9 +59,12 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     continues the run.
     """
     console = Console()
-    target = run_target(settled(config))
+    config = settled(config)
+    run_dir = config.run.path
+    if resume:
+        config = _as_begun(config, run_dir)
+    target = run_target(config)
     config = target.config
-    run_dir = Path(config.run.folder) / config.run.name
     _refuse(run_dir, config, resume=resume, fresh=fresh)
     asked, config = config, with_port(config)
     show(require(replace(target, config=config), console), SHOWN_BY_RUN, console)
@@ -121,6 +124,16 @@ def _show_end(config: Config, url: str, console: Console) -> None:
     if is_watched(connect(url), config.run.name):
         with working("showing the end to who watches", console=console):
             time.sleep(LAST_LOOK_S)
+
+
+def _as_begun(config: Config, run_dir: Path) -> Config:
+    """With the run's own ranks and ZeRO stage, where nobody wrote others: `run.resources: auto` may choose
+    others on this machine, and checkpoints hold the parts of as many ranks as there were."""
+    if not (run_dir / CONFIG).exists():
+        return config
+    begun, written = load(str(run_dir / CONFIG)).learner, config.learner.model_fields_set
+    kept = {key: getattr(begun, key) for key in ("workers", "zero_stage") if key not in written}
+    return config.model_copy(update={"learner": config.learner.model_copy(update=kept)})
 
 
 def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+import hora_rl.runs
 from common.config import Config
-from common.errors import ConfigError
+from common.errors import ConfigError, RunError
 from common.load import dump_yaml, load
+from deploy.launch import local
 from deploy.preflight import machine
 from deploy.preflight.checks import target_of
 from deploy.preflight.estimate import (
@@ -24,9 +26,10 @@ from deploy.preflight.estimate import (
     rank_need,
     waiting_gib,
 )
-from deploy.preflight.findings import Target
+from deploy.preflight.findings import Finding, Target
 from deploy.preflight.memory import card_memory, holds, run_target, table
 from deploy.preflight.resources import SPARE, Card, choose, read_cards
+from deploy.runs.record import settled, write_config
 from learner.launch import backend, gpu_share
 
 H100, RTX = Card("H100", 79.6), Card("RTX 4090", 24.0)
@@ -300,3 +303,45 @@ def test_an_adapter_needs_no_master_copy_of_its_base() -> None:
     assert checkpoint_gib(small, lora) < 0.01 * checkpoint_gib(shape, full)
     assert published_gib(small, lora) < 0.01 * published_gib(shape, full)
     assert rank_need(small, lora).parts["weights"] >= rank_need(shape, full).parts["weights"]
+
+
+def test_a_run_from_python_leaves_free_what_nobody_wrote(
+    monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
+) -> None:
+    cards(8)
+    configs: list[Config] = []
+
+    class Process:
+        def __init__(self, command: list[str]) -> None:
+            configs.append(run_target(load(command[command.index("run") + 1])).config)
+
+        def wait(self) -> int:
+            return 1
+
+    monkeypatch.setattr(hora_rl.runs.subprocess, "Popen", Process)
+    with pytest.raises(RunError):
+        hora_rl.run(hora_rl.configure("tiny", {"learner.workers": 2}))
+    [config] = configs
+    assert (config.generator.replicas, config.learner.workers) == (6, 2)
+
+
+def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
+) -> None:
+    """A checkpoint has the parts of as many ranks as there were."""
+    asked: list[Config] = []
+
+    def stop(target: Target, *_: object) -> list[Finding]:
+        asked.append(target.config)
+        raise RunError("far enough")
+
+    monkeypatch.setattr(local, "require", stop)
+    config = load("tiny", [f"run.folder={tmp_path}"])
+    cards(8)
+    write_config(tmp_path / "tiny", run_target(settled(config)).config)
+    cards(6)
+    for written in ([], ["learner.workers=3"]):
+        again = load("tiny", [f"run.folder={tmp_path}", *written])
+        with pytest.raises(RunError, match="far enough"):
+            local.run_local(again, resume=True, fresh=False)
+    assert [(c.learner.workers, c.generator.replicas) for c in asked] == [(4, 2), (3, 3)]
