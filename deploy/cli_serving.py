@@ -10,7 +10,7 @@ import typer
 app = typer.Typer()
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, e.g. runs/tiny.")]
 Step = Annotated[
-    int | None, typer.Option(min=0, help="A checkpoint's step; the trained model, or the newest, by default.")
+    int | None, typer.Option(min=0, help="A step whose weights the run keeps; the newest by default.")
 ]
 
 

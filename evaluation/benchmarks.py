@@ -27,9 +27,14 @@ class Benchmark:
     samples: int
     ks: tuple[int, ...]
 
+    @property
+    def is_shipped(self) -> bool:
+        """By its file: a user's own may have the same name."""
+        return Path(self.path).resolve() in {Path(b.path).resolve() for b in BENCHMARKS.values()}
+
     def data(self, like: Data) -> Data:
         """Where its problems are, rendered as the training prompts `like` were."""
-        columns = {"prompt_field": "problem", "answer_field": "answer"} if self.name in BENCHMARKS else {}
+        columns = {"prompt_field": "problem", "answer_field": "answer"} if self.is_shipped else {}
         split = "held-out" if _is_arithmetic(self.path) else "test"
         return like.model_copy(update={"path": self.path, "split": split, "limit": None, **columns})
 

@@ -111,19 +111,20 @@ def config_of(run: Path) -> Config:
 
 
 def _model(run: Path, step: int | None) -> Path:
-    """The folder of the model after `step`: the trained model where it is that, else one that is written from
-    its checkpoint. Raises RunError for a step that neither holds, with those that are kept."""
-    finished = run / "model"
-    last = None
-    if (finished / "config.json").is_file():
-        if step is None:
-            return finished
-        if (last := step_of(str(finished))) == step:
-            return finished
+    """The folder of the model after `step` (the newest by default): the trained model where it is that, else
+    one that is written from its checkpoint. Raises RunError for a step that neither holds, with those that
+    are kept."""
     from deploy.runs.export_run import export_run
     from learner.checkpoint import checkpoints_in
 
-    kept = checkpoints_in(run / "checkpoints")
+    finished, kept = run / "model", checkpoints_in(run / "checkpoints")
+    last = None
+    if (finished / "config.json").is_file():
+        last = step_of(str(finished))
+        # A run that was extended has newer checkpoints. The step is unknown where there is no hora.json.
+        is_newest = last is None or last >= max(kept, default=0)
+        if last == step or (step is None and is_newest):
+            return finished
     if step is not None and step not in kept:
         known = ", ".join(map(str, sorted({*kept, *([] if last is None else [last])}))) or "none"
         raise RunError(f"--step {step}: {run} keeps no weights of that step; it keeps: {known}")

@@ -23,7 +23,15 @@ from evaluation.report.figures import (
     save,
 )
 from evaluation.report.pages import inline_svg, write_page
-from evaluation.report.study_statistics import Mean, estimate, mean_over_seeds, paired, per_problem, unmatched
+from evaluation.report.study_statistics import (
+    Mean,
+    estimate,
+    matched,
+    mean_over_seeds,
+    paired,
+    per_problem,
+    unmatched,
+)
 from evaluation.report.study_text import COUNTS, markdown
 from evaluation.results import Result
 from evaluation.run_folders import Run, RunFolderError, load_run
@@ -77,6 +85,7 @@ def write_study_report(
         "rows": rows,
         "start": start,
         "problems": problems,
+        "matched": matched(flat),
         "missing": missing,
         "about": _about(flat, base),
         "caveat": near_ceiling(rows, ks),

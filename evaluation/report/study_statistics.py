@@ -90,6 +90,10 @@ def half_widths(values: Array) -> Array:
     return np.sqrt(t_seeds**2 * v_seeds + t_problems**2 * np.maximum(v_problems - v_both, 0))
 
 
+def _by_tokens(runs: Mapping[str, Run]) -> bool:
+    return any(run.setting("allocation.budget", "rollouts") == "tokens" for run in runs.values())
+
+
 def _unequal_tokens(runs: Mapping[str, Run]) -> list[str]:
     totals = {name: float(run.groups["tokens"].sum()) for name, run in runs.items()}
     middle = float(np.median(list(totals.values())))
@@ -100,13 +104,26 @@ def _unequal_tokens(runs: Mapping[str, Run]) -> list[str]:
     ]
 
 
+def matched(runs: Mapping[str, Run]) -> str:
+    """What holds of runs of which `unmatched` finds nothing, as the report says it."""
+    if _by_tokens(runs):
+        return (
+            f"The completion tokens of every cell are within {TOKENS_APART:.0%} of the median (counted from "
+            "their records)."
+        )
+    return (
+        "Every batch of every cell holds its Γ·G rollouts, and all cells the same total (counted from their "
+        "records)."
+    )
+
+
 def unmatched(runs: Mapping[str, Run]) -> list[str]:
     """Where the records of runs show unequal compute: a batch without its Γ·G rollouts, or unequal totals;
     with a budget in tokens, totals that are not equal within `TOKENS_APART`.
 
     Counted from groups.jsonl, by the batch that each group was generated for.
     """
-    if any(run.setting("allocation.budget", "rollouts") == "tokens" for run in runs.values()):
+    if _by_tokens(runs):
         return _unequal_tokens(runs)
     problems, totals = [], dict[str, tuple[int, int]]()
     for name, run in runs.items():

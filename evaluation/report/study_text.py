@@ -14,10 +14,7 @@ def markdown(facts: Mapping[str, Any]) -> str:
     """The tables of a study as text, from the same facts as the page."""
     ks = [f"Pass@{k}" for k in facts["ks"]]
     matched = (
-        f"**Not compute-matched:** {'; '.join(facts['problems'])}."
-        if facts["problems"]
-        else "Every batch of every cell holds its Γ·G rollouts, and all cells the same total (counted from "
-        "their records)."
+        f"**Not compute-matched:** {'; '.join(facts['problems'])}." if facts["problems"] else facts["matched"]
     )
     missing = [f"Missing cells: {', '.join(facts['missing'])}."] if facts["missing"] else []
     start = [["before training", "", *map(_percent, facts["start"])]] if facts["start"] else []

@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import RunError
 from common.load import dump_yaml, load
+from common.model_files import ORIGIN
 from deploy.launch.serving import FOLDER, served_config
 from learner.origin import write_origin
 
@@ -49,6 +50,25 @@ def test_a_step_that_is_not_kept_is_refused_with_those_that_are(
 def test_the_last_step_is_the_trained_model_whose_checkpoint_is_gone(tmp_path: Path) -> None:
     run = run_folder(tmp_path, 3, trained=25)
     assert path_of(run, 25) == path_of(run, None) == (run / "model").resolve()
+
+
+def test_a_finished_run_that_was_extended_serves_its_newest_weights(tmp_path: Path) -> None:
+    """RUN/model stays that of the first end until the run ends again."""
+    run = run_folder(tmp_path, 20, 25, 29, 30, trained=25)
+    model(run / FOLDER / "step-30")
+    assert path_of(run, None) == (run / FOLDER / "step-30").resolve()
+    assert path_of(run, 25) == (run / "model").resolve()
+
+
+@pytest.mark.parametrize("steps", [(), (20,), (20, 25)])
+def test_a_run_that_ended_serves_its_trained_model(tmp_path: Path, steps: tuple[int, ...]) -> None:
+    assert path_of(run := run_folder(tmp_path, *steps, trained=25), None) == (run / "model").resolve()
+
+
+def test_a_trained_model_of_unknown_step_is_taken_for_the_newest(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, 20, trained=25)
+    (run / "model" / ORIGIN).unlink()
+    assert path_of(run, None) == (run / "model").resolve()
 
 
 def test_weights_that_were_written_before_are_not_written_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import resource
 import signal
@@ -190,6 +191,26 @@ def test_every_shipped_benchmark_loads_whole() -> None:
     }
     assert not any(d.rejected for d in sizes.values())
     assert sizes["amc23"].rows[0].answer == "27"
+
+
+@pytest.mark.parametrize("name", ["amc23.jsonl", "own/math500", "amc23"])
+def test_only_a_shipped_file_has_the_columns_of_a_shipped_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A user's file or data set may have its name."""
+    monkeypatch.chdir(tmp_path)
+    Path("amc23.jsonl").write_text('{"question": "1+1=?", "gold": 2}\n')
+    data = find_benchmark(name).data(Data(path="x", prompt_field="question", answer_field="gold"))
+    own = ("problem", "answer") if name == "amc23" else ("question", "gold")
+    assert (data.prompt_field, data.answer_field) == own
+
+
+def test_a_shipped_file_has_its_columns_by_its_path_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = os.path.relpath(BENCHMARKS["amc23"].path)
+    assert len(load_dataset(find_benchmark(path).data(Data(path="x", prompt_field="task")))) == 40
 
 
 def test_k_above_n_is_refused_when_asked_for_and_left_out_of_a_benchmarks_own_list() -> None:

@@ -9,6 +9,7 @@ import yaml
 from scipy import stats
 
 from evaluation.pass_at_k import Estimate
+from evaluation.report import study_report
 from evaluation.report.figures import allocation_figure
 from evaluation.report.study_report import Row, near_ceiling, write_study_report
 from evaluation.report.study_statistics import (
@@ -59,6 +60,17 @@ def cell(folder: Path, correct: list[int], sizes: list[int], rule: str = "unifor
         values = {name: getattr(result(correct, step), name) for name in Result.__slots__}
         (folder / "evaluation" / f"arithmetic-step{step}.json").write_text(json.dumps(values))
     return folder  # fmt: skip
+
+
+def cell_by_tokens(folder: Path, tokens: int) -> Path:
+    """A finished cell with `allocation.budget: tokens`, of four groups of `tokens` each."""
+    cell(folder, [1, 2], [3, 5, 4, 4 + tokens % 2])
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["allocation"] |= {"budget": "tokens", "rule": "hit_utility", "rounds": 4, "stop": "hit"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    groups = (folder / "groups.jsonl").read_text()
+    (folder / "groups.jsonl").write_text(groups.replace('"tokens": 10}', f'"tokens": {tokens}}}'))
+    return folder
 
 
 def test_the_interval_over_seeds_is_students() -> None:
@@ -131,19 +143,31 @@ def test_a_batch_without_its_budget_is_found_in_the_records(tmp_path: Path) -> N
 
 def test_arms_with_a_budget_in_tokens_are_compared_by_their_tokens(tmp_path: Path) -> None:
     def of(name: str, tokens: int) -> Run:
-        folder = cell(tmp_path / name, [1, 2], [3, 5, 4, 4 + tokens % 2])
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        config["allocation"] |= {"budget": "tokens", "rule": "hit_utility", "rounds": 4, "stop": "hit"}
-        (folder / "config.yaml").write_text(yaml.safe_dump(config))
-        groups = (folder / "groups.jsonl").read_text()
-        (folder / "groups.jsonl").write_text(groups.replace('"tokens": 10}', f'"tokens": {tokens}}}'))
-        return load_run(folder)
+        return load_run(cell_by_tokens(tmp_path / name, tokens))
 
     runs = {"one": of("one", 100), "other": of("other", 103), "rest": of("rest", 97)}
     assert unmatched(runs) == [], "within a few per cent, and whatever their rollouts"
     (found,) = unmatched(runs | {"much": of("much", 120)})
     assert found.startswith("much: 480 completion tokens")
     assert runs["one"].method == "GRPO + HORA (R=4, stop hit, tokens)"
+
+
+def test_a_report_says_of_equal_compute_only_what_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(name: str, cells: dict[int, Path]) -> list[str]:
+        page, problems = write_study_report(tmp_path / name, "A study", {"grpo": cells}, "grpo")
+        assert problems == []
+        return [page.read_text(), (page.parent / "report.md").read_text()]
+
+    monkeypatch.setattr(study_report, "_figures", lambda *_: {})
+    rollouts = {s: cell(tmp_path / f"rollouts-seed{s}", [1, 2], [3, 5, 4, 4]) for s in (0, 1)}
+    tokens = {s: cell_by_tokens(tmp_path / f"tokens-seed{s}", 100 + 3 * s) for s in (0, 1)}
+    for text in said("by-rollouts", rollouts):
+        assert "Every batch of every cell holds its Γ·G rollouts, and all cells the same total" in text
+    for text in said("by-tokens", tokens):
+        assert "The completion tokens of every cell are within 5% of the median" in text
+        assert "Γ·G rollouts" not in text
 
 
 @pytest.mark.system
