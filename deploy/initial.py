@@ -5,14 +5,23 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import yaml
+
 from common.config import Data
 from common.datasets import load_dataset
 from common.errors import ConfigError
+from common.load import from_args
+from deploy.preflight.estimate import ModelShape
+from deploy.preflight.findings import plural
 from deploy.preflight.machine import check_writable, gpus
+from deploy.preflight.memory import holds
+from deploy.preflight.resources import Card, choose, read_cards
 from deploy.tasks import programs
 
 Task = Literal["math", "mine", "code"]
@@ -23,8 +32,8 @@ TEMPLATE = """\
 #   hora check {file}    what it would do, or the first thing that would stop it
 #   hora run {file}      trains; Ctrl-C stops it, --resume continues
 # docs/reference/configuration.md has every key.
-run:
-  name: {name}              # its folder is runs/{name}
+{note}run:
+  name: "{name}"            # its folder is runs/{name}
 model:
   path: {model}
   dtype: {dtype}
@@ -43,7 +52,7 @@ allocation:
 {reward}{numbers}learner:
   steps: {steps}
   tokens_per_microbatch: {microbatch}
-  optimizer:
+{learner}  optimizer:
     learning_rate: {rate}
   checkpoint_every: 10
 """
@@ -73,49 +82,105 @@ TINY_CODE = {
     "response_tokens": 96,
     "rate": "2.0e-4",
 }
+NOTHING_FITS = "no model that `hora init` knows fits these GPUs; `hora check` says how much is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model, and how a machine with GPUs trains it. `learner` has further lines of that section; `shape` is
+    the model's, so that its memory is known without a download."""
+
+    model: str
+    shape: ModelShape
+    microbatch: int
+    rate: str
+    learner: str = ""
+
+    @property
+    def values(self) -> dict[str, object]:
+        return {
+            "model": f"{self.model}   # a Hugging Face folder or hub name",
+            "dtype": "bfloat16",
+            "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
+            "numbers": "generator:\n  enforce_eager: false    # graphs: starts slower, runs faster\n",
+            "microbatch": self.microbatch, "learner": self.learner, "rate": self.rate,
+        }  # fmt: skip
+
+    def fits(self, cards: Sequence[Card]) -> bool:
+        """Whether the memory check accepts this plan on `cards`, as `run.resources: auto` divides them."""
+        texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
+        config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
+        return holds(choose(config, cards, self.shape).config, self.shape, cards).level == "ok"
+
+
+LORA = """\
+  lora:                   # trains an adapter: full weights need more memory than these GPUs have
+    rank: 16
+    alpha: 32             # alpha/rank is the factor of B·A
+"""
+LORA_RATE = "1.0e-5   # adapters usually take about ten times the rate of full weights"
+FEW_LOGITS = "  logit_chunk: 256        # tokens whose logits exist at a time: fewer take less memory\n"
+BIG, SMALL = "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
+PLANS = (
+    Plan(BIG, ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936), 16384, "1.0e-6"),
+    Plan(BIG, ModelShape(1_543_714_304, 18_464_768, 28, 1536, 8960, 256, 151_936), 8192, LORA_RATE, LORA),
+    Plan(
+        SMALL,
+        ModelShape(494_032_768, 8_798_208, 24, 896, 4864, 128, 151_936),
+        4096,
+        LORA_RATE,
+        FEW_LOGITS + LORA,
+    ),
+)
+"""From the one that needs most memory to the one that needs least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What suits this machine: `gpus` cards, which `run.resources: auto` divides, or CPUs and the demo's
-    model."""
+    """What suits this machine: a plan for its GPUs, which `run.resources: auto` divides, or CPUs and the
+    demo's model."""
 
-    gpus: int
+    cards: tuple[Card, ...]
+
+    @property
+    def plan(self) -> Plan | None:
+        """The first plan that fits; None where none does. GPUs whose memory the driver does not say count as
+        large."""
+        known = all(card.gib for card in self.cards)
+        return next((plan for plan in PLANS if not known or plan.fits(self.cards)), None)
 
     @property
     def values(self) -> dict[str, object]:
-        if not self.gpus:
+        if not self.cards:
             return {
                 "machine": "no GPU, so the demo's model of 0.8M parameters",
                 "model": "deploy/demo/model       # a Hugging Face folder or hub name",
-                "dtype": "float32",
+                "note": "", "dtype": "float32",
                 "prompts": 40, "prompt_tokens": 32, "response_tokens": 128, "steps": 40,
-                "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "rate": "1.0e-4",
+                "numbers": "generator:\n  replicas: 1\n", "microbatch": 8192, "learner": "",
+                "rate": "1.0e-4",
             }  # fmt: skip
-        return {
-            "machine": f"{self.gpus} GPUs, divided by `hora run`: `hora check` says how",
-            "model": "Qwen/Qwen2.5-1.5B-Instruct   # a Hugging Face folder or hub name",
-            "dtype": "bfloat16",
-            "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
-            "numbers": "generator:\n  enforce_eager: false    # graphs: starts slower, runs faster\n",
-            "microbatch": 16384, "rate": "1.0e-6",
-        }  # fmt: skip
+        plan = self.plan
+        return (plan or PLANS[-1]).values | {
+            "machine": f"{plural(len(self.cards), 'GPU')}, divided by `hora run`: `hora check` says how",
+            "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
+        }
 
 
 def initialise(path: Path, task: Task) -> list[Path]:
     """Write the configuration `path`, for task `code` problems with tests beside it, for `mine` problems and
     a reward; the files written.
 
-    Raises ConfigError where one of them exists.
+    Says on stderr where no model fits this machine's GPUs. Raises ConfigError where a file exists.
     """
-    machine = Machine(len(gpus()))
-    name = re.sub(r"[^A-Za-z0-9_]", "_", path.stem)
+    machine = Machine(tuple(read_cards(gpus())))
+    name = _name(path.stem)
     texts = {path: _configuration(path, name, task, machine)}
     if task == "mine":
         texts[_problems(path, name)] = _rows()
         texts[path.with_name(f"{name}_reward.py")] = REWARD
     elif task == "code":
-        texts[_problems(path, name)] = _programs(in_words=machine.gpus > 0)
+        texts[_problems(path, name)] = _programs(in_words=bool(machine.cards))
     for file in texts:
         if file.exists():
             raise ConfigError(f"{file} exists already: choose another name, or remove it")
@@ -123,11 +188,19 @@ def initialise(path: Path, task: Task) -> list[Path]:
     for file, text in texts.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    if machine.cards and not machine.plan:
+        print(f"hora: {NOTHING_FITS}", file=sys.stderr)
     return list(texts)
 
 
+def _name(stem: str) -> str:
+    """The run's name, with which its other files begin: of 64 characters at most, and no `_` in front, as
+    `run.name` demands."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", stem).lstrip("_")[:64] or "run"
+
+
 def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
-    words = "" if machine.gpus else "\n  system: null            # this model's vocabulary has no words"
+    words = "" if machine.cards else "\n  system: null            # this model's vocabulary has no words"
     data, reward = "  path: arithmetic        # or a JSONL file, or a Hugging Face data set" + words, ""
     if task == "mine":
         data = f"  path: {_problems(path, name).name}   # a line each: problem and answer" + words
@@ -139,9 +212,9 @@ def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
     elif task == "code":
         data = f"  path: {_problems(path, name).name}   # a line each: problem, tests and solution" + words
         reward = CODE
-    elif machine.gpus:
+    elif machine.cards:
         data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"
-    values = machine.values | (TINY_CODE if task == "code" and not machine.gpus else {})
+    values = machine.values | (TINY_CODE if task == "code" and not machine.cards else {})
     return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)
 
 

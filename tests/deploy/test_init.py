@@ -1,31 +1,58 @@
 """`hora init` writes what `hora check` accepts, on machines with and without GPUs, and never over a file."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from common.config import Config
 from common.errors import ConfigError
 from common.load import load
 from deploy import initial
-from deploy.initial import Task, initialise
-from deploy.preflight.checks import CONFIGURATION, require
+from deploy.initial import BIG, PLANS, SMALL, Task, initialise
+from deploy.preflight import machine, memory
+from deploy.preflight.checks import CONFIGURATION, require, target_of
+from deploy.preflight.estimate import ModelShape
 from deploy.preflight.findings import Target
+from deploy.preflight.memory import card_memory
 
 TASKS: tuple[Task, ...] = ("math", "mine", "code")
+Cards = Callable[[int, str], None]
+# Memory as the driver says it, of 141, 48, 40, 32, 24, 24, 16, 12 and 8 GB.
+H200, L40S, A100, RTX_5090 = "143771 MiB", "46068 MiB", "40960 MiB", "32607 MiB"
+RTX_4090, A10, RTX_4080, RTX_4070, RTX_3070 = "24564 MiB", "23028 MiB", "16376 MiB", "12282 MiB", "8192 MiB"
+FULL = {
+    BIG: ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936),
+    SMALL: ModelShape(494_032_768, 0, 24, 896, 4864, 128, 151_936),
+}
+ADAPTERS = {BIG: 18_464_768, SMALL: 8_798_208}
+"""Parameters of an adapter of rank 16."""
+
+
+def shape_of(config: Config) -> ModelShape:
+    """As `model_shape` says it, without the network."""
+    assert config.learner.lora is None or config.learner.lora.rank == 16
+    adapter = ADAPTERS[config.model.path] if config.learner.lora else 0
+    return replace(FULL[config.model.path], adapter=adapter)
 
 
 @pytest.fixture
-def cards(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda count: monkeypatch.setattr(initial, "gpus", lambda: ["H200"] * count)
+def cards(monkeypatch: pytest.MonkeyPatch) -> Cards:
+    def have(count: int, mib: str) -> None:
+        for module in (initial, machine):
+            monkeypatch.setattr(module, "gpus", lambda: [f"NVIDIA, {mib}"] * count)
+        monkeypatch.setattr(memory, "model_shape", shape_of)
+
+    return have
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_what_is_written_is_accepted(
-    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
-) -> None:
-    cards(0)
+def test_what_is_written_is_accepted(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(initial, "gpus", list)
     monkeypatch.chdir(tmp_path)
     written = initialise(Path(f"{task}-first.yaml"), task)
     assert len(written) == {"math": 1, "mine": 3, "code": 2}[task]
@@ -40,12 +67,108 @@ def test_what_is_written_is_accepted(
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_no_number_of_gpus_is_written_for_run_divides_them(
-    count: int, task: Task, tmp_path: Path, cards: Callable[[int], None]
+    count: int, task: Task, tmp_path: Path, cards: Cards
 ) -> None:
-    cards(count)
+    cards(count, H200)
     config = load(str(initialise(tmp_path / "big.yaml", task)[0]))
     assert config.run.resources == "auto"
     assert not {"replicas", "gpus"} & config.generator.model_fields_set
     assert not {"workers", "gpus", "zero_stage"} & config.learner.model_fields_set
     assert config.model.dtype == "bfloat16"
     assert not config.generator.enforce_eager
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("count", "mib", "model", "lora"),
+    [
+        (1, H200, BIG, False),
+        (1, L40S, BIG, False),
+        (1, A100, BIG, True),
+        (2, A100, BIG, False),
+        (1, RTX_5090, BIG, True),
+        (1, RTX_4090, BIG, True),
+        (2, RTX_4090, BIG, True),
+        (4, RTX_4090, BIG, False),
+        (1, A10, BIG, True),
+        (2, A10, BIG, True),
+        (1, RTX_4080, BIG, True),
+        (2, RTX_4080, BIG, True),
+        (1, RTX_4070, SMALL, True),
+        (2, RTX_4070, BIG, True),
+        (1, RTX_3070, SMALL, True),
+    ],
+)
+def test_these_gpus_hold_what_is_written_for_them(
+    count: int, mib: str, model: str, lora: bool, task: Task, tmp_path: Path, cards: Cards
+) -> None:
+    cards(count, mib)
+    path = initialise(tmp_path / "mine.yaml", task)[0]
+    target = target_of(str(path))
+    found = {f.what: f for f in card_memory(target)}
+    assert {f.level for f in found.values()} == {"ok"}, found["GPU memory"].line
+    assert {"resources", "memory per part", "GPU memory"} == set(found)
+    config = target.config
+    assert (config.model.path, config.learner.lora is not None) == (model, lora)
+    assert config.learner.optimizer.learning_rate == (1e-5 if lora else 1e-6)
+    assert "Too large" not in path.read_text()
+
+
+def test_gpus_that_hold_no_known_model_get_the_smallest_and_are_told(
+    tmp_path: Path, cards: Cards, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cards(1, "6144 MiB")
+    path = initialise(tmp_path / "mine.yaml", "math")[0]
+    target = target_of(str(path))
+    assert target.config.model.path == SMALL
+    assert {f.what: f.level for f in card_memory(target)}["GPU memory"] == "fail"
+    assert "# Too large for this machine: no model" in path.read_text()
+    assert "no model" in capsys.readouterr().err
+
+
+def test_gpus_whose_memory_the_driver_does_not_say_count_as_large(tmp_path: Path, cards: Cards) -> None:
+    cards(1, "[N/A]")
+    config = load(str(initialise(tmp_path / "mine.yaml", "math")[0]))
+    assert (config.model.path, config.learner.lora) == (BIG, None)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -> None:
+    heads, shape = {BIG: 12, SMALL: 14}[plan.model], plan.shape
+    architecture = Qwen2Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=heads,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    with torch.device("meta"):
+        model = Qwen2ForCausalLM(architecture)
+    config = load("tiny", ["learner.lora.rank=16"] if plan.learner else [])
+    assert ModelShape.of(model, config) == shape
+
+
+@pytest.mark.parametrize(
+    ("stem", "name"),
+    [
+        ("2024", "2024"),
+        ("null", "null"),
+        ("on", "on"),
+        ("1e5", "1e5"),
+        ("_first", "first"),
+        ("-a.b c", "a_b_c"),
+        ("é", "run"),
+        ("n" * 80, "n" * 64),
+    ],
+)
+@pytest.mark.parametrize("task", TASKS)
+def test_any_name_of_a_file_gives_a_run_a_name(
+    stem: str, name: str, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial, "gpus", list)
+    monkeypatch.chdir(tmp_path)
+    config = load(str(initialise(Path(f"{stem}.yaml"), task)[0]))
+    assert config.run.name == name
+    require(Target(config), Console(quiet=True), CONFIGURATION)
