@@ -17,6 +17,7 @@ from common.config import Data
 from common.datasets import load_dataset
 from common.errors import ConfigError
 from common.load import from_args
+from deploy.preflight.driver import without_bfloat16
 from deploy.preflight.estimate import ModelShape
 from deploy.preflight.findings import plural
 from deploy.preflight.machine import check_writable, gpus
@@ -162,6 +163,7 @@ class Machine:
             }  # fmt: skip
         plan = self.plan
         return (plan or PLANS[-1]).values | {
+            "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
             "machine": f"{plural(len(self.cards), 'GPU')}, divided by `hora run`: `hora check` says how",
             "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
         }

@@ -16,7 +16,7 @@ from common.errors import ConfigError, HoraError
 from common.load import load
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, services, sources, task
-from deploy.preflight.driver import driver
+from deploy.preflight.driver import driver, precision
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.group_size import group_size
 from deploy.preflight.isolation import sandbox
@@ -51,6 +51,7 @@ CHECKS: tuple[Check, ...] = (
     machine.versions,
     services.redis_server,
     driver,
+    precision,
     machine.gpu_count,
     machine.engine_sleep,
     shared_weights,

@@ -1,4 +1,5 @@
-"""Whether this machine's NVIDIA driver is new enough for the CUDA that torch was built with."""
+"""Whether this machine's NVIDIA driver is new enough for the CUDA that torch was built with, and its cards
+for the model's precision."""
 
 from __future__ import annotations
 
@@ -11,6 +12,8 @@ from deploy.preflight.findings import Finding, Target, must, should
 # Oldest branch of the driver for every minor version of a CUDA release (NVIDIA, "Minor Version
 # Compatibility", table 1).
 OLDEST = {13: 580, 12: 525, 11: 450}
+BFLOAT16 = 8
+"""Compute capability from which cards have it (Ampere)."""
 
 
 def driver(target: Target) -> Iterator[Finding]:
@@ -33,6 +36,20 @@ def judge(version: str, cuda: str, *, works: bool) -> Finding:
     if works:
         return should(branch >= oldest, "GPU driver", says, "torch finds the cards all the same; update it")
     return must(branch >= oldest, "GPU driver", says, f"install a driver of branch {oldest} or newer")
+
+
+def precision(target: Target) -> Iterator[Finding]:
+    """Nothing where the cards compute in the model's precision. vLLM would refuse them after a long start."""
+    if target.config.model.dtype == "bfloat16" and (old := without_bfloat16()):
+        says = f"{old[0]}, and model.dtype bfloat16 needs {BFLOAT16}.0"
+        yield must(False, "precision", says, "use model.dtype: float16, or other cards")
+
+
+def without_bfloat16() -> list[str]:
+    """This machine's cards that do not compute in bfloat16 (Turing and older): name and compute
+    capability."""
+    found = (line.rpartition(", ") for line in machine.ask_driver("name,compute_cap"))
+    return [f"{name} has compute capability {cap}" for name, _, cap in found if 0 < _major(cap) < BFLOAT16]
 
 
 def cuda_version() -> str:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from common.load import load
+from deploy.preflight import machine
 from deploy.preflight.checks import CHECKS
-from deploy.preflight.driver import cuda_version, driver, judge
+from deploy.preflight.driver import cuda_version, driver, judge, precision
 from deploy.preflight.findings import Target
 from tests.support.preflight import one
 
@@ -68,3 +69,24 @@ def test_old_fails_unless_torch_finds_the_cards(version: str, cuda: str, works: 
 def test_a_machine_without_a_driver_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert one(driver, Target(load("tiny"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "refused"),
+    [
+        ("Tesla T4, 7.5", "bfloat16", True),
+        ("Tesla T4, 7.5", "float16", False),
+        ("NVIDIA A10, 8.6", "bfloat16", False),
+        ("NVIDIA B200, 10.0", "bfloat16", False),
+        ("an old driver", "bfloat16", False),
+    ],
+)
+def test_cards_without_the_model_s_precision_are_refused(
+    card: str, dtype: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "ask_driver", lambda fields: [card, card])
+    found = list(precision(Target(load("tiny", [f"model.dtype={dtype}"]))))
+    assert bool(found) is refused
+    if refused:
+        assert "Tesla T4 has compute capability 7.5" in found[0].line
+        assert "use model.dtype: float16" in found[0].line

@@ -172,3 +172,12 @@ def test_any_name_of_a_file_gives_a_run_a_name(
     config = load(str(initialise(Path(f"{stem}.yaml"), task)[0]))
     assert config.run.name == name
     require(Target(config), Console(quiet=True), CONFIGURATION)
+
+
+def test_cards_without_bfloat16_get_float16(
+    tmp_path: Path, cards: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards(1, 16384)
+    monkeypatch.setattr(machine, "ask_driver", lambda fields: ["Tesla T4, 7.5"])
+    initialise(tmp_path / "mine.yaml", "math")
+    assert load(str(tmp_path / "mine.yaml")).model.dtype == "float16"
