@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import redis
@@ -75,13 +76,24 @@ class Telemetry:
 async def keep_beating(
     client: AsyncRedis, run: str, part: str, state: Callable[[], Mapping[str, Any]]
 ) -> None:
-    """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried."""
-    while True:
-        try:
-            await client.hset(Keys(run).parts, part, _beat(state()))
-        except redis.exceptions.RedisError as error:
-            log.warning("no heartbeat", part=part, error=str(error)[:300])
-        await asyncio.sleep(HEARTBEAT_S)
+    """Write the heartbeat of `part` (kind/name) once a second. Redis errors are logged and retried. A part
+    that leaves (`stop_beating`) is gone from every view; one that was killed is silent there."""
+    try:
+        while True:
+            try:
+                await client.hset(Keys(run).parts, part, _beat(state()))
+            except redis.exceptions.RedisError as error:
+                log.warning("no heartbeat", part=part, error=str(error)[:300])
+            await asyncio.sleep(HEARTBEAT_S)
+    finally:
+        with suppress(redis.exceptions.RedisError, OSError):
+            await client.hdel(Keys(run).parts, part)
+
+
+async def stop_beating(beat: asyncio.Task[None]) -> None:
+    """End a heartbeat of `keep_beating`; returns within a second also without Redis."""
+    beat.cancel()
+    await asyncio.wait({beat}, timeout=HEARTBEAT_S)
 
 
 class Heart:

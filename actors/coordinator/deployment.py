@@ -36,7 +36,7 @@ from common.queue import Producer
 from common.redis import AsyncRedis, connect_async
 from common.rewards import gold_test
 from common.state import changed
-from common.telemetry import Telemetry, beats, keep_beating
+from common.telemetry import Telemetry, beats, keep_beating, stop_beating
 from common.types import Prompt
 
 log = structlog.get_logger(__name__)
@@ -97,8 +97,13 @@ class Coordinator:
     async def check_health(self) -> None:
         if self._work.cancelled():
             raise RuntimeError(f"{self._name} was cancelled")
-        if self._work.done() and self._work.exception() is not None:
+        if not self._work.done():
+            return
+        if self._work.exception() is not None:
             raise RuntimeError(f"{self._name} stopped: {self._work.exception()}")
+        if self._work.result() and not await self._redis.hexists(self._keys.state, "error"):
+            # `hora train` took the reason away. Serve starts another coordinator in the place of this one.
+            raise RuntimeError(f"{self._name} gave up, and is asked to start again")
 
     async def _others(self) -> bool:
         """Whether another coordinator is at work."""
@@ -109,25 +114,28 @@ class Coordinator:
         return {"state": "working", "waiting_for": self._coordination.waiting_for}
 
     async def __del__(self) -> None:
-        for task in (getattr(self, name, None) for name in ("_work", "_beat", "_history")):
+        for task in (getattr(self, name, None) for name in ("_work", "_history")):
             if task is not None:
                 task.cancel()
+        if hasattr(self, "_beat"):
+            await stop_beating(self._beat)
 
 
-async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> None:
-    """Wait for `work`, and leave the reason of its failure in the run's state. Raises RedisError and OSError:
-    then the reason cannot be left, and another start may help."""
+async def coordinate(work: Awaitable[None], client: AsyncRedis, keys: Keys) -> bool:
+    """Wait for `work`, and leave the reason of its failure in the run's state. Whether it gave up. Raises
+    RedisError and OSError: then the reason cannot be left, and another start may help."""
     [error] = await asyncio.gather(work, return_exceptions=True)
     if error is None:
-        return
+        return False
     if isinstance(error, redis.exceptions.RedisError | OSError):
         raise error
     if isinstance(error, HoraError):
         await give_up(client, keys, str(error))
-        return
+        return True
     # Calls were retried already, and a rule or a prior that fails would fail again after another start.
     log.error("coordinator failed", exc_info=error)
     await give_up(client, keys, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    return True
 
 
 async def give_up(client: AsyncRedis, keys: Keys, reason: str) -> None:

@@ -29,7 +29,7 @@ from common.keys import Keys
 from common.prompts import load_tokenizer
 from common.redis import connect, connect_async
 from common.state import changed
-from common.telemetry import Telemetry, keep_beating
+from common.telemetry import Telemetry, keep_beating, stop_beating
 from common.types import Completion, Failed, SamplingRequest
 
 log = structlog.get_logger(__name__)
@@ -115,7 +115,7 @@ class Environment:
 
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
-            self._beat.cancel()
+            await stop_beating(self._beat)
         if hasattr(self, "_watchdog"):
             self._watchdog.stop()
         if hasattr(self, "_tools"):

@@ -25,7 +25,7 @@ from common import logs
 from common.config import Config
 from common.errors import StaleWeights, UnhealthyError
 from common.redis import connect_async
-from common.telemetry import keep_beating
+from common.telemetry import keep_beating, stop_beating
 from common.types import Completion, SamplingRequest
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Generator:
 
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
-            self._beat.cancel()
+            await stop_beating(self._beat)
         if hasattr(self, "_pin"):
             self._pin.cancel()
         if hasattr(self, "_watch"):

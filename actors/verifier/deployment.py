@@ -16,7 +16,7 @@ from actors.verifier.pool import Item, VerifierPool, default_processes
 from common import logs
 from common.config import Config
 from common.redis import connect_async
-from common.telemetry import HEARTBEAT_S, keep_beating
+from common.telemetry import HEARTBEAT_S, keep_beating, stop_beating
 from common.user_rewards import Answer
 
 FAULTS_IN_A_ROW = 3
@@ -73,7 +73,7 @@ class Verifier:
 
     async def __del__(self) -> None:
         if hasattr(self, "_beat"):
-            self._beat.cancel()
+            await stop_beating(self._beat)
         if hasattr(self, "_pool"):  # missing when the configuration was refused
             self._pool.close()
 

@@ -102,6 +102,9 @@ def check_agreement(config: Config, url: str) -> None:
     """Wait for a coordinator that runs `config`. Raises RunError when none comes or it has given up, and
     ConfigError naming every key in which its configuration differs."""
     redis, began = connect(url), time.monotonic()
+    keys = Keys(config.run.name)
+    if _coordinated(redis, keys):
+        redis.hdel(keys.state, "error")  # a coordinator that gave up starts again, and may say so again
     with working("waiting for the coordinator"):
         while (trouble := _disagreement(redis, config)) is not None:
             if time.monotonic() > began + (WAIT_S if isinstance(trouble, _Absent) else SETTLE_S):

@@ -26,10 +26,9 @@ from rich.console import Console
 from actors.coordinator.sampling import Generate, Score
 from common.config import Config
 from common.errors import HoraError, PinLost
-from common.keys import Keys
 from common.redis import AsyncRedis, connect_async
 from common.state import read_state_async
-from common.telemetry import keep_beating
+from common.telemetry import keep_beating, stop_beating
 from common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
 from deploy.launch.best import settle_best
 from deploy.launch.evaluation import (
@@ -128,10 +127,9 @@ class LiveEvaluation:
         except (HoraError, OSError, redis.exceptions.RedisError) as error:
             self._say(f"evaluation during training has ended: {error}")
         finally:
-            beating.cancel()
+            await stop_beating(beating)
             with suppress(redis.exceptions.RedisError):
                 await self._pins.release()
-                await client.hdel(Keys(self._config.run.name).parts, PART)
             await client.aclose()
         while not self._stopped:  # after an error: the learner still writes weights that none will measure
             await asyncio.to_thread(self._settle, self._config.learner.steps)

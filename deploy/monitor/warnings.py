@@ -198,7 +198,7 @@ def _flow(state: RunState) -> list[Warning]:
         found.append(Warning(Kind.QUEUE_FULL, "queue full: the learner is the bottleneck"))
     if state.dead_letters:
         found.append(Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters"))
-    behind = [p for p in state.of("generator") if p.behind(state.version) > state.max_staleness]
+    behind = [p for p in _alive(state, "generator") if p.behind(state.version) > state.max_staleness]
     return found + [
         Warning(
             Kind.REPLICA_BEHIND,

@@ -2,11 +2,13 @@
 ever."""
 
 import asyncio
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import redis
 
-from actors.coordinator.deployment import coordinate
+from actors.coordinator.deployment import Coordinator, coordinate
 from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect_async
@@ -46,3 +48,32 @@ def test_what_stops_a_coordinator_is_left_where_every_view_finds_it(redis_url, e
 def test_a_coordinator_whose_redis_is_away_is_started_again(redis_url, error):
     with pytest.raises(type(error)):
         asyncio.run(reason_after(redis_url, error))
+
+
+@pytest.mark.parametrize(
+    ("gave_up", "reason", "replaced"), [(True, True, False), (True, False, True), (False, False, False)]
+)
+def test_a_coordinator_that_gave_up_is_replaced_once_its_reason_was_taken_away(
+    redis_url: str, gave_up: bool, reason: bool, replaced: bool
+) -> None:
+    async def work() -> bool:
+        return gave_up
+
+    async def healthy() -> None:
+        client = connect_async(redis_url)
+        try:
+            await client.delete(KEYS.state)
+            if reason:
+                await client.hset(KEYS.state, "error", "away")
+            done = asyncio.ensure_future(work())
+            await done
+            replica: Any = SimpleNamespace(_work=done, _redis=client, _keys=KEYS, _name="coordinator/a")
+            await Coordinator.check_health(replica)
+        finally:
+            await client.aclose()
+
+    if replaced:
+        with pytest.raises(RuntimeError, match="asked to start again"):
+            asyncio.run(healthy())
+    else:
+        asyncio.run(healthy())

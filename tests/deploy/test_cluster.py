@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from common.config import Config
 from common.errors import ConfigError, RunError
 from common.keys import Keys
@@ -9,7 +11,8 @@ from common.load import load
 from common.redis import connect
 from common.state import changed
 from common.telemetry import heartbeat_now
-from deploy.launch.cluster import _disagreement
+from deploy.launch import cluster
+from deploy.launch.cluster import _disagreement, check_agreement
 
 
 def served(url: str, name: str) -> tuple[Any, Config]:
@@ -36,3 +39,18 @@ def test_a_coordinator_that_gave_up_and_one_of_other_settings_are_named(redis_ur
     assert "run.seed" in str(said)
     client.hset(Keys("other").state, mapping=changed(error="no data"))
     assert str(_disagreement(client, config)) == "the coordinator stopped: no data"
+
+
+def test_a_learner_that_starts_has_a_coordinator_that_gave_up_start_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, config = served(redis_url, "again")
+    state = Keys("again").state
+    client.hset(state, mapping=changed(error="the reward's service was away"))
+    monkeypatch.setattr(cluster, "SETTLE_S", 0.0)
+    with pytest.raises(RunError, match="the coordinator stopped: the reward's service was away"):
+        check_agreement(config, redis_url)
+    assert client.hexists(state, "error"), "nobody is there to start again: its reason stays"
+    heartbeat_now(client, "again", "coordinator/a", {"state": "working"})
+    check_agreement(config, redis_url)
+    assert not client.hexists(state, "error")

@@ -1,3 +1,4 @@
+import asyncio
 import io
 import json
 import os
@@ -16,9 +17,9 @@ from rich.console import Console
 from actors.coordinator.history_writer import oldest_replica
 from common.errors import RunError
 from common.keys import Keys
-from common.redis import connect
+from common.redis import connect, connect_async, text_of
 from common.state import changed
-from common.telemetry import heartbeat_now, record_evaluation
+from common.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
 from deploy.launch.redis_server import RedisServer
 from deploy.monitor.prometheus import gauges
 from deploy.monitor.run_state import read_run
@@ -278,3 +279,21 @@ def test_a_sparkline_fits_its_width_and_ends_with_the_newest():
     assert len(line) == 20
     assert (line[0], line[-1]) == (" ", "█")
     assert sparkline([], 20) == ""
+
+
+def test_a_replica_that_leaves_is_gone_and_one_that_is_killed_is_silent(redis_url: str) -> None:
+    async def beat_and_leave() -> None:
+        client = connect_async(redis_url)
+        try:
+            beats = [
+                asyncio.create_task(keep_beating(client, "leaves", f"generator/{name}", dict))
+                for name in ("stays", "leaves")
+            ]
+            while await client.hlen(Keys("leaves").parts) < 2:
+                await asyncio.sleep(0.01)
+            await stop_beating(beats[1])
+            assert [text_of(name) for name in await client.hkeys(Keys("leaves").parts)] == ["generator/stays"]
+        finally:
+            await client.aclose()
+
+    asyncio.run(beat_and_leave())
