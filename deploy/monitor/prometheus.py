@@ -119,7 +119,8 @@ class Exporter:
             if kind == "generator":
                 for what in ("running", "waiting"):
                     self._gauges["hora_replica_requests"].set(0, {**tags, "state": what})
-                self._gauges["hora_replica_cache_ratio"].set(0, tags)
+                for what in ("cache_ratio", "pinned"):
+                    self._gauges[f"hora_replica_{what}"].set(0, tags)
             elif kind == "verifier":
                 for what in ("answers_per_second", "waiting_answers"):
                     self._gauges[f"hora_verifier_{what}"].set(0, tags)

@@ -27,22 +27,24 @@ GONE_S = 60.0
 WINDOW_S = 60.0
 MIN_WINDOW_S = 1.0
 
-# The id (milliseconds-sequence) of the first group after the newest one that a step has taken; groups are
-# taken in order of completion. Only ids leave the server: a group may hold megabytes.
+# The id (milliseconds-sequence) of the first group in the stream that no step has taken. A step takes overdue
+# groups whatever their id, so every taken group still in the stream is skipped: those of the ledgered steps
+# from `durable_step` on. Only ids leave the server.
 OLDEST = """
-local taken, from = redis.call('HLEN', KEYS[2]), '-'
-local last = taken > 0 and redis.call('HGET', KEYS[2], tostring(taken - 1))
-if last then
-  local ms, seq = -1, -1
-  for _, group in ipairs(cjson.decode(last)) do
-    local m, s = string.match(group[2], '(%d+)-(%d+)')
-    m, s = tonumber(m), tonumber(s)
-    if m > ms or (m == ms and s > seq) then ms, seq = m, s end
-  end
-  if ms >= 0 then from = string.format('(%.0f-%.0f', ms, seq) end
+local taken, from = {}, '-'
+local durable = tonumber(redis.call('HGET', KEYS[3], 'durable_step') or 0)
+for step = durable, redis.call('HLEN', KEYS[2]) - 1 do
+  local rows = redis.call('HGET', KEYS[2], tostring(step))
+  for _, row in ipairs(rows and cjson.decode(rows) or {}) do taken[row[2]] = true end
 end
-local first = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 1)
-return first[1] and first[1][1] or false
+repeat
+  local page = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 256)
+  for _, entry in ipairs(page) do
+    if not taken[entry[1]] then return entry[1] end
+    from = '(' .. entry[1]
+  end
+until #page == 0
+return false
 """
 
 
@@ -214,7 +216,7 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
         pipe.hlen(keys.ledger)
         pipe.xrevrange(keys.steps, count=1)
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
-        pipe.eval(OLDEST, 2, keys.groups, keys.ledger)
+        pipe.eval(OLDEST, 3, keys.groups, keys.ledger, keys.state)
         pipe.hgetall(keys.evaluations)
         config, state, *rest = pipe.execute()
     return _Raw(config, SharedState.parse(state), *rest)

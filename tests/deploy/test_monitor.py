@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import zlib
+from typing import ClassVar
 
 import pytest
 from rich.console import Console
@@ -21,6 +22,7 @@ from common.redis import connect, connect_async, text_of
 from common.state import changed
 from common.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
 from deploy.launch.redis_server import RedisServer
+from deploy.monitor import prometheus
 from deploy.monitor.prometheus import gauges
 from deploy.monitor.run_state import read_run
 from deploy.monitor.screen import screen, sparkline
@@ -150,6 +152,33 @@ def test_a_replica_that_is_pinned_for_an_evaluation_is_shown_as_that_and_is_not_
     assert oldest_replica(heard, time.time()) == 1
     run.redis.hdel(Keys(name).parts, "generator/late")
     assert oldest_replica(run.redis.hgetall(Keys(name).parts), time.time()) == 3
+
+
+class LastValues:
+    """Stands in for Ray's gauges and counters: keeps the last value of each series, as Ray does."""
+
+    kept: ClassVar[dict[tuple[str, ...], float]] = {}
+
+    def __init__(self, name: str, *_: object) -> None:
+        self._name = name
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        self.kept[self._name, *tags.values()] = value
+
+    inc = set
+
+
+def test_a_replica_that_died_pinned_is_pinned_no_more_in_prometheus(run, monkeypatch):
+    name, part = run.config.run.name, "generator/died"
+    monkeypatch.setattr(prometheus, "Gauge", LastValues)
+    monkeypatch.setattr(prometheus, "Counter", LastValues)
+    export, series = prometheus.Exporter(), ("hora_replica_pinned", name, "died")
+    heartbeat_now(run.redis, name, part, {"version": 2, "pinned": 2})
+    export(read_run(run.redis, name))
+    assert LastValues.kept[series] == 1
+    run.redis.hdel(Keys(name).parts, part)
+    export(read_run(run.redis, name))
+    assert LastValues.kept[series] == 0
 
 
 def test_the_screen_can_be_drawn_before_anything_has_happened(redis_url):
