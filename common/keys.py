@@ -85,6 +85,11 @@ class Keys:
         return self._key("state")
 
     @property
+    def stopped(self) -> str:
+        """hash: id of a start of the learner -> why it must end, for its ranks when they are restarted."""
+        return self._key("stopped")
+
+    @property
     def blocked(self) -> str:
         """string that expires: how often an environment blocked its replica lately."""
         return self._key("blocked")

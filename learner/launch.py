@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import structlog
 from common import logs
 from common.config import Config
 from common.errors import HoraError, RunError
+from learner.stop_reason import StopReason
 
 log = structlog.get_logger(__name__)
 RESTARTS = 10
@@ -28,7 +30,6 @@ KILLED = re.compile(r"task name=(?P<name>[^,]*),.*?pid=(?P<pid>\d+), actual memo
 # Ray Train takes a minute for each attempt to place all ranks, so busy resources have five minutes to become
 # free.
 PLACEMENTS = 4
-STOPPED = "stopped.txt"  # in the run folder: the reason, for the launcher and for Ray Train's next attempt
 
 
 def run(config: Config, redis_url: str, run_dir: str) -> None:
@@ -40,12 +41,10 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     from ray.exceptions import RayError
     from ray.train import ControllerError, TrainingFailedError
 
-    stopped = Path(run_dir) / STOPPED
-    stopped.unlink(missing_ok=True)
-    share = gpu_share(config, ray.cluster_resources())
+    share, start = gpu_share(config, ray.cluster_resources()), uuid.uuid4().hex
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        fit(lambda: _trainer(config, redis_url, run_dir, share))
+        stopped = fit(lambda: _trainer(config, redis_url, run_dir, share, start))
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
     except (TrainingFailedError, RayError) as error:
@@ -54,19 +53,21 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         # Ray Train leaves its own handler installed, which would swallow Ctrl-C for the rest of the process.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, on_interrupt)
-    if stopped.exists():
-        raise RunError(f"the learner stopped: {stopped.read_text()}")
+    if stopped is not None:
+        raise RunError(f"the learner stopped: {stopped}")
 
 
-def fit(make: Callable[[], Any]) -> None:
-    """Train to the end. Ray Train restarts its workers. Its controller is an actor, and its ranks end with
-    it; this function starts another, whose ranks continue from the newest checkpoint."""
+def fit(make: Callable[[], Any]) -> str | None:
+    """Train to the end, or until the ranks return a reason to stop, which is returned. Ray Train restarts its
+    workers. Its controller is an actor, and its ranks end with it; this function starts another, whose ranks
+    continue from the newest checkpoint."""
     from ray.exceptions import OutOfMemoryError, RayActorError
 
+    stopped: str | None = None
     for left in reversed(range(CONTROLLERS)):
         try:
-            make().fit()
-            return
+            stopped = make().fit().return_value
+            break
         except (RayActorError, OutOfMemoryError) as error:  # errors of workers have another type
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
             if not left:
@@ -74,6 +75,7 @@ def fit(make: Callable[[], Any]) -> None:
                     f"Ray Train's TrainController died {CONTROLLERS} times; its log is in logs of the run's "
                     "folder"
                 ) from error
+    return stopped
 
 
 def gpu_share(config: Config, resources: Mapping[str, float]) -> float:
@@ -92,7 +94,7 @@ def backend(resources: Mapping[str, float]) -> str:
     return "nccl" if torch.cuda.is_available() or (found and resources.get("GPU", 0) > 0) else "gloo"
 
 
-def _trainer(config: Config, redis_url: str, run_dir: str, share: float) -> Any:
+def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: str) -> Any:
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -103,6 +105,7 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float) -> Any:
             "config": config.model_dump(mode="json"),
             "redis_url": redis_url,
             "run_dir": run_dir,
+            "start": start,
         },
         scaling_config=ScalingConfig(
             num_workers=config.learner.workers,
@@ -118,35 +121,32 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float) -> Any:
     )
 
 
-def _worker(arguments: dict[str, Any]) -> None:
+def _worker(arguments: dict[str, Any]) -> str | None:
+    """One rank. Returns the reason where another attempt would fail as the one before."""
     from ray import train as ray_train
 
     from learner.engine import set_device
     from learner.train import train
 
-    stopped = Path(arguments["run_dir"]) / STOPPED
-    if stopped.exists():
-        return
-    config = Config.model_validate(arguments["config"])
+    config, redis_url = Config.model_validate(arguments["config"]), arguments["redis_url"]
     context = ray_train.get_context()
-    logs.configure(config.telemetry.logs, run=config.run.name, part=f"learner/{context.get_world_rank()}")
+    rank, world = context.get_world_rank(), context.get_world_size()
+    logs.configure(config.telemetry.logs, run=config.run.name, part=f"learner/{rank}")
     set_device(config, context.get_local_rank())
     # DeepSpeed reads these; Ray Train has created the process group already.
     os.environ.setdefault("LOCAL_RANK", str(context.get_local_rank()))
+    stop = StopReason(redis_url, config.run.name, arguments["start"])
+    if (reason := stop.agree(world)) is not None:
+        return reason
     try:
-        train(
-            config,
-            arguments["redis_url"],
-            Path(arguments["run_dir"]),
-            context.get_world_rank(),
-            context.get_world_size(),
-        )
+        train(config, redis_url, Path(arguments["run_dir"]), rank, world)
     except HoraError as error:
         # The error ends the other ranks, which may be waiting in a collective. Ray Train then restarts all
-        # ranks. Another attempt would fail the same way, so they find the reason and return, and the launcher
-        # raises it.
-        stopped.write_text(str(error))
+        # ranks. Another attempt would fail the same way, so they find the reason and return it, and the
+        # launcher raises it.
+        stop.write(str(error))
         raise
+    return None
 
 
 def _unplaced(config: Config, error: BaseException) -> str:

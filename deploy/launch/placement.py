@@ -53,7 +53,8 @@ def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
 
 @contextmanager
 def telling_unplaced(config: Config, url: str) -> Iterator[None]:
-    """While the block runs, keep the `unplaced` field of the run's state true. Needs an attached Ray."""
+    """Keep the `unplaced` field of the run's state true while the block runs, and empty after it. Needs an
+    attached Ray."""
     done = threading.Event()
     thread = threading.Thread(target=_tell, args=(config, url, done), name="placement", daemon=True)
     thread.start()
@@ -69,14 +70,17 @@ def _tell(config: Config, url: str, done: threading.Event) -> None:
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
 
-    client, said = connect(url), ""
+    client, state = connect(url), Keys(config.run.name).state
+    said: str | None = None  # the field may hold what an earlier start said
     while not done.wait(EVERY_S):
         # A look that fails, as before the coordinator has told of the run, is followed by the next.
         with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
             now = unplaced(_shares(config, client), ray.cluster_resources())
             if now != said:
-                client.hset(Keys(config.run.name).state, mapping=changed(unplaced=now))
+                client.hset(state, mapping=changed(unplaced=now))
                 said = now
+    with suppress(redis.exceptions.RedisError):
+        client.hset(state, mapping=changed(unplaced=""))
 
 
 def _shares(config: Config, client: redis.Redis) -> list[Share]:

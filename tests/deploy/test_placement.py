@@ -1,6 +1,17 @@
 """What finds no place is told with the numbers, and nothing is told while parts only take their time."""
 
-from deploy.launch.placement import Share, unplaced
+import time
+from collections.abc import Callable
+
+import pytest
+import ray
+
+from common.keys import Keys
+from common.load import load
+from common.redis import connect
+from common.state import changed, read_state
+from deploy.launch import placement
+from deploy.launch.placement import Share, telling_unplaced, unplaced
 
 
 def shares(*, generators: int, up: int, ranks_up: int = 1, cpus: float = 0.5) -> list[Share]:
@@ -36,3 +47,35 @@ def test_gpus_are_counted_too() -> None:
     ]
     assert "4 GPUs are reserved" in unplaced(both, {"CPU": 16.0, "GPU": 3.0})
     assert unplaced(both, {"CPU": 16.0, "GPU": 4.0}) == ""
+
+
+def wait_for(what: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 5.0
+    while not (done := what()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return done
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[Share]:
+    """What a look finds on a cluster of two CPUs."""
+    found = shares(generators=1, up=1)
+    monkeypatch.setattr(placement, "EVERY_S", 0.02)
+    monkeypatch.setattr(placement, "_shares", lambda config, client: found)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    return found
+
+
+def test_what_an_earlier_start_said_is_gone_when_all_parts_fit(redis_url: str, parts: list[Share]) -> None:
+    config, client = load("tiny", ["run.name=fits"]), connect(redis_url)
+    client.hset(Keys("fits").state, mapping=changed(unplaced="no place for 1 of 2 learner rank"))
+    with telling_unplaced(config, redis_url):
+        assert wait_for(lambda: read_state(client, "fits").unplaced == "")
+
+
+def test_nothing_is_without_a_place_after_the_end(redis_url: str, parts: list[Share]) -> None:
+    config, client = load("tiny", ["run.name=ends"]), connect(redis_url)
+    parts[:] = shares(generators=2, up=1)
+    with telling_unplaced(config, redis_url):
+        assert wait_for(lambda: read_state(client, "ends").unplaced.startswith("no place for 1 of 2 gen"))
+    assert read_state(client, "ends").unplaced == ""

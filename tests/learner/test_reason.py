@@ -1,6 +1,7 @@
 """Why the learner ended, in one line, from what Ray says in many."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,10 +58,11 @@ def controller_that_dies(times: int) -> tuple[Callable[[], Any], list[int]]:
     started: list[int] = []
 
     class Trainer:
-        def fit(self) -> None:
+        def fit(self) -> SimpleNamespace:
             started.append(1)
             if len(started) <= times:
                 raise OutOfMemoryError(SHORT_OF_MEMORY)
+            return SimpleNamespace(return_value=None)
 
     return Trainer, started
 

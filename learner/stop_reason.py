@@ -1,0 +1,50 @@
+"""Why one start of the learner must end: a line in Redis, because all ranks see that alike.
+
+A file in the run's folder would not do: NFS may show another machine an old folder for up to a minute. A rank
+that misses the reason would wait in a collective for ranks that have returned.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+import redis
+
+from common.errors import HoraError
+from common.keys import Keys
+from common.redis import connect, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class StopReason:
+    """The reason of the start with id `start` of `run`; reasons of earlier starts are never taken for it."""
+
+    url: str
+    run: str
+    start: str
+
+    def write(self, reason: str) -> None:
+        """Keep `reason`, unless there is one already. Without Redis it is lost, which `agree` finds out."""
+        with suppress(HoraError, redis.exceptions.RedisError):
+            connect(self.url).hsetnx(Keys(self.run).stopped, self.start, reason)
+
+    def agree(self, world: int) -> str | None:
+        """The reason that any of the `world` ranks found, on every rank; None to train. A collective."""
+        import torch
+
+        mine = self._read()
+        if world == 1:
+            return mine
+        every: list[str | None] = [None] * world
+        torch.distributed.all_gather_object(every, mine)
+        return next((reason for reason in every if reason is not None), None)
+
+    def _read(self) -> str | None:
+        """A Redis that does not answer is a reason too: every attempt would wait as long for it."""
+        try:
+            client = connect(self.url, patient=True)
+        except HoraError as error:
+            return str(error)
+        found = client.hget(Keys(self.run).stopped, self.start)
+        return None if found is None else text_of(found)
