@@ -5,7 +5,7 @@ With one prior and one G0 there are only G0 + 1 distinct posteriors. Which block
 level) comes next depends on the marginals alone, not on how many prompts a class holds, so the order is
 computed once, exactly, and an allocation is a cumulative sum along it. The order is that of the classes that
 have prompts: a shard of solved prompts would otherwise wade through the thousands of levels at which an
-absent c=0 still gains more.
+absent c=0 still gains more. The order of a user's own rule is computed in every call.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import lru_cache
 import numpy as np
 
 from allocator.posterior import Int, Posterior, posterior
+from allocator.rules import OwnRule
 from allocator.rules.base import Marginal
 from allocator.ties import exact_order
 
@@ -28,8 +29,9 @@ def allocate_shared(
     present = (members > 0).tobytes()
     room = budget if room is None else min(room, budget)
     depth = min(64, room)
+    order_of = _order.__wrapped__ if isinstance(rule, OwnRule) else _order
     while True:
-        classes = _order(rule, trials, prior, present, depth, depth == room)
+        classes = order_of(rule, trials, prior, present, depth, depth == room)
         spent = np.cumsum(members[classes])
         if depth == room or (len(spent) and spent[-1] >= budget):
             break

@@ -8,7 +8,7 @@
 TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where
 these say, in `rounds` rounds. Advantages are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss
 divides by Γ·G, so that factor turns it into the paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and
-micro-batches of equal size, in one process.
+micro-batches of equal size, in one process. `scale_rewards="none"` leaves the division by the deviation out.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class HoraTrainer(GRPOTrainer):
         super().__init__(*args, **kwargs)
         if self.loss_type != "dr_grpo" or self.beta != 0.0 or self.accelerator.num_processes != 1:
             raise ValueError("HoraTrainer needs loss_type='dr_grpo', beta=0.0 and one process")
+        if self.scale_rewards == "batch" or self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                "HoraTrainer needs scale_rewards='group' or 'none' and multi_objective_aggregation="
+                f"'sum_then_normalize', not {self.scale_rewards!r} and {self.multi_objective_aggregation!r}"
+            )
         if not 0 < pre_rollouts < self.num_generations:
             raise ValueError(f"pre_rollouts must be in 1..{self.num_generations - 1}, not {pre_rollouts}")
         self._pre, self._hit = pre_rollouts, hit
@@ -55,9 +60,11 @@ class HoraTrainer(GRPOTrainer):
         # afterwards anyway.
         owner, self._sampled = self._sample(prompts, len(inputs))
         output = super()._generate_and_score_completions([dict(prompts[i]) for i in owner])
-        output["advantages"] = self._advantages(torch.from_numpy(owner), len(prompts)).to(
-            output["advantages"].device
-        )
+        advantages, flat = self._advantages(torch.from_numpy(owner), len(prompts))
+        output["advantages"] = advantages.to(output["advantages"].device)
+        # TRL has logged these two already, as if every G rows were one prompt's. The log holds one batch.
+        self._logs["advantages"].extend(advantages.tolist())
+        self._metrics["train"]["frac_reward_zero_std"][-1] = flat.float().mean().item()
         self.last_owner = owner
         return output
 
@@ -102,18 +109,28 @@ class HoraTrainer(GRPOTrainer):
         self._rewards = super()._calculate_rewards(*args)
         return self._rewards
 
-    def _advantages(self, owner: torch.Tensor, count: int) -> torch.Tensor:
-        """(R - mean_i) / (std_i + 1e-4) · G/G_i for each row, zero where a prompt's rewards are all equal."""
-        total = (self._rewards.cpu() * self.reward_weights.cpu()).nansum(1)
-        advantages = torch.zeros_like(total)
+    def _advantages(self, owner: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(R - mean_i) / (std_i + 1e-4) · G/G_i for each row, and which rows are of a prompt whose rewards
+        are all equal. `scale_rewards="none"` leaves the division out.
+
+        As in TRL, a row for which every reward function returned None has advantage 0 and is left out of mean
+        and deviation.
+        """
+        rewards = self._rewards.cpu()
+        total, scored = (rewards * self.reward_weights.cpu()).nansum(1), ~rewards.isnan().all(1)
+        advantages, flat = torch.zeros_like(total), torch.zeros_like(scored)
         for i in range(count):
             rows = owner == i
-            group = total[rows]
-            if len(group) > 1 and group.max() > group.min():
-                advantages[rows] = (
-                    (group - group.mean()) / (group.std() + 1e-4) * self.num_generations / len(group)
-                )
-        return advantages
+            group = total[rows & scored]
+            if len(group) < 2:
+                continue
+            if group.max() == group.min():
+                flat |= rows
+                continue
+            scale = 1.0 if self.scale_rewards == "none" else group.std() + 1e-4
+            factor = self.num_generations / int(rows.sum())
+            advantages[rows & scored] = (group - group.mean()) / scale * factor
+        return advantages, flat
 
 
 def _joined(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -44,6 +44,14 @@ RULES: dict[str, Rule] = {
 }
 
 
+class OwnRule(Marginal):
+    """A rule made of a user's gain function. What it returns may change from one call to the next, so nothing
+    that follows from its gains is kept.
+    """
+
+    __slots__ = ()
+
+
 def get_rule(rule: str | Rule | Gain) -> Rule:
     """The rule of that name or function. ValueError when there is none or its parameter is not one."""
     if isinstance(rule, Marginal | Division | Split):
@@ -51,13 +59,8 @@ def get_rule(rule: str | Rule | Gain) -> Rule:
     if isinstance(rule, str):
         return RULES[rule] if rule in RULES else _load(rule)
     if callable(rule):
-        return _of_function(rule)
+        return from_gain(getattr(rule, "__qualname__", repr(rule)), rule)
     raise ValueError(f"rule: must be a name, 'package.module:function' or a function, not {rule!r}")
-
-
-@lru_cache(maxsize=64)
-def _of_function(gain: Gain) -> Marginal:
-    return from_gain(getattr(gain, "__qualname__", repr(gain)), gain)
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +110,7 @@ def _from_one(text: str) -> int:
     return int(text)
 
 
-def from_gain(name: str, gain: Gain) -> Marginal:
+def from_gain(name: str, gain: Gain) -> OwnRule:
     """A user's gain function as a rule; its values are checked wherever they are read."""
 
     def log_gain(posterior: Posterior, level: Int) -> Float:
@@ -122,4 +125,4 @@ def from_gain(name: str, gain: Gain) -> Marginal:
         with np.errstate(divide="ignore"):
             return np.maximum(np.log(values), -1000.0)
 
-    return Marginal(name, log_gain)
+    return OwnRule(name, log_gain)

@@ -4,12 +4,18 @@ same.
 
 from __future__ import annotations
 
+import sys
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from allocator import Session, allocate, problem
+from allocator import Session, allocate, blocks, problem
+from allocator.lengths import Lengths, per_token
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules import get_rule
+from allocator.rules.base import Gain
 from tests.allocator.one_by_one import GAINS, one_by_one
 
 STOPS = ["none", "hit", "mixed"]
@@ -235,6 +241,58 @@ def test_a_callable_is_a_rule_by_itself_and_by_name() -> None:
     session = Session(20, 480, rarest, rounds=4, stop="hit")
     session.tell(c, 8)
     assert session.ask().sum() == 120
+
+
+def test_a_callable_whose_weight_changes_between_steps_divides_by_the_new_one() -> None:
+    @dataclass
+    class Weighted:  # with eq and without frozen: not hashable
+        weight: float
+
+        def __call__(self, posterior: Posterior, level: Int) -> Float:
+            return np.where(posterior.successes > 0, self.weight, 1.0) / (1.0 + level)
+
+    rule, counts = Weighted(0.1), [0, 3, 6]
+    before = allocate(counts, 8, 24, rule=rule)
+    session = Session(3, 24, rule)
+    session.tell(counts, 8)
+    by_token = per_token(get_rule(rule), Lengths(1.0, (1.0,) * 9))
+    for divided in (session.ask(), allocate(counts, 8, 24, rule=by_token)):
+        np.testing.assert_array_equal(divided, before)
+    rule.weight = 6.0
+    after = allocate(counts, 8, 24, rule=Weighted(6.0))
+    assert after[0] < before[0]
+    for divided in (
+        allocate(counts, 8, 24, rule=rule),
+        session.ask(),
+        allocate(counts, 8, 24, rule=by_token),
+    ):
+        np.testing.assert_array_equal(divided, after)
+
+
+WEIGHT = 0.1
+
+
+def weighted(posterior: Posterior, level: Int) -> Float:
+    return np.where(posterior.successes > 0, WEIGHT, 1.0) / (1.0 + level)
+
+
+@pytest.mark.parametrize("rule", [weighted, f"{__name__}:weighted"])
+def test_a_function_that_reads_a_global_divides_by_what_it_is_now(
+    rule: str | Gain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = allocate([0, 3, 6], 8, 24, rule=rule)
+    monkeypatch.setattr(sys.modules[__name__], "WEIGHT", 6.0)
+    assert allocate([0, 3, 6], 8, 24, rule=rule)[0] < before[0]
+
+
+def test_the_order_of_a_named_rule_is_computed_once() -> None:
+    session = Session(3, 24)
+    session.tell([0, 3, 6], 8)
+    session.ask()
+    kept = blocks._order.cache_info()
+    session.ask()
+    again = blocks._order.cache_info()
+    assert (again.hits, again.misses) == (kept.hits + 1, kept.misses)
 
 
 def test_four_rounds_of_thousands_of_prompts_take_milliseconds() -> None:

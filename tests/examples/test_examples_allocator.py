@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -41,8 +41,27 @@ def accuracy(completions: list[str], answer: list[str], **_: object) -> list[flo
     ]
 
 
+def scored(completions: list[str], **_: object) -> list[float | None]:
+    """None, as for what cannot be judged, where a completion begins with one of w5 to w9."""
+    return [
+        None if c.split()[:1] > ["w4"] else s for c, s in zip(completions, short(completions), strict=True)
+    ]
+
+
+def judged(completions: list[str], answer: list[str], **_: object) -> list[float | None]:
+    found = zip(scored(completions), accuracy(completions, answer), strict=True)
+    return [None if score is None else right for score, right in found]
+
+
 @pytest.fixture(params=[(1, "none"), (3, "hit")], ids=["one-round", "three-rounds"])
 def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> HoraTrainer:
+    rounds, stop = request.param
+    return trainer_of(tmp_path, [short, accuracy], rounds, stop)
+
+
+def trainer_of(
+    tmp_path: Path, rewards: list[Any], rounds: int = 1, stop: str = "none", **settings: Any
+) -> HoraTrainer:
     from trl import GRPOConfig
 
     from examples.trl_grpo_hora import HoraTrainer
@@ -82,15 +101,15 @@ def trainer(tmp_path: Path, request: pytest.FixtureRequest) -> HoraTrainer:
         gradient_checkpointing=False,
         report_to=[],
         save_strategy="no",
+        **settings,
     )
-    rounds, stop = request.param
     return HoraTrainer(
         pre_rollouts=G0,
         hit=1,
         rounds=rounds,
         stop=stop,
         model=model,
-        reward_funcs=[short, accuracy],
+        reward_funcs=rewards,
         args=args,
         train_dataset=Dataset.from_list(rows),
         processing_class=fast,
@@ -172,6 +191,57 @@ def test_rounds_go_on_from_what_the_last_one_found(
             assert session.ask().tolist() == trials.tolist()
         session.tell(np.bincount(owner[rows], weights=hits[rows], minlength=GAMMA).astype(int), trials)
     assert session.done
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("scale", ["group", "none"])
+@pytest.mark.parametrize("rewards", [[short, accuracy], [scored, judged]], ids=["all-scored", "some-scored"])
+def test_advantages_of_equal_groups_are_trls_own(tmp_path: Path, scale: str, rewards: list[Any]) -> None:
+    from trl import GRPOTrainer
+
+    trainer = trainer_of(tmp_path, rewards, scale_rewards=scale)
+    trainer.model.train()
+    theirs = GRPOTrainer._generate_and_score_completions(trainer, rows_of(trainer))["advantages"]
+    unscored = trainer._rewards.isnan().all(1)
+    assert bool(unscored.any()) == (rewards[0] is scored)
+    ours, flat = trainer._advantages(torch.arange(GAMMA).repeat_interleave(G), GAMMA)
+    assert ours.abs().max() > 0.1
+    assert not ours[unscored].any()
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    assert trainer._metrics["train"]["frac_reward_zero_std"] == [pytest.approx(flat.float().mean().item())]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_the_log_has_the_advantages_that_are_trained_and_the_rows_without_a_spread(
+    tmp_path: Path, scale: str
+) -> None:
+    trainer = trainer_of(tmp_path, [scored, judged], rounds=3, stop="hit", scale_rewards=scale)
+    trainer.reward_weights = torch.tensor([0.0, 1.0])  # nothing answers the first prompt: all 0
+    trainer.model.train()
+    for _ in range(2):
+        batch = trainer._generate_and_score_completions(rows_of(trainer))
+    rewards, expected, flat = trainer._rewards[:, 1].numpy(), np.zeros(GAMMA * G), 0
+    for i in range(GAMMA):
+        members = trainer.last_owner == i
+        group = rewards[members & ~np.isnan(rewards)]
+        flat += int(members.sum()) * (len(group) > 1 and np.ptp(group) == 0)
+        if len(group) > 1 and np.ptp(group):
+            scaled = (rewards - group.mean()) / (group.std(ddof=1) + 1e-4 if scale == "group" else 1.0)
+            expected[members] = np.nan_to_num(scaled[members]) * G / members.sum()
+    assert 0 < flat < GAMMA * G
+    np.testing.assert_allclose(batch["advantages"].numpy(), expected, atol=1e-4)
+    assert list(trainer._logs["advantages"]) == batch["advantages"].tolist()
+    assert trainer._metrics["train"]["frac_reward_zero_std"][1:] == [pytest.approx(flat / (GAMMA * G))]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "settings", [{"scale_rewards": "batch"}, {"multi_objective_aggregation": "normalize_then_sum"}]
+)
+def test_a_scaling_that_hora_does_not_do_is_refused(tmp_path: Path, settings: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="needs scale_rewards='group' or 'none' and multi_objective_agg"):
+        trainer_of(tmp_path, [short, accuracy], **settings)
 
 
 @pytest.mark.system
