@@ -25,6 +25,10 @@ _BOXED = re.compile(r"\\f?boxed\s*\{")
 _BRACES = re.compile(r"\\[\\{}]|[{}]")  # an escaped brace closes nothing
 _SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
 _EMPHASIS = "*_` \t"
+_HEADING = re.compile(r"#+\s+(?=\S)")
+_STOP = re.compile(r"(?<=[*_`])\.$")
+_CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
+"""The end of a formula -> its beginning."""
 
 FORMAT_INSTRUCTIONS = (
     "You are a helpful assistant that solves mathematical problems. First think about the problem step by "
@@ -91,14 +95,36 @@ def extract_boxed(completion: str) -> str | None:
 
 def extract_final(completion: str) -> str | None:
     """The text after the last "answer is" or "answer:" on its line, otherwise the last line; after the
-    thought and without emphasis."""
-    text = after_thought(completion)
-    lines = [line.strip(_EMPHASIS) for line in (text or "").splitlines() if line.strip(_EMPHASIS)]
+    thought and without emphasis. A formula that ends on a line of its own is one line."""
+    lines = _lines(after_thought(completion) or "")
     for line in reversed(lines):
         said = [found.end() for found in _SAID.finditer(line)]
-        if said and (answer := line[said[-1] :].strip(_EMPHASIS)):
+        if said and (answer := _plain(line[said[-1] :])):
             return answer
     return lines[-1] if lines else None
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if line.strip(_EMPHASIS)]
+    closing = lines[-1].strip().removesuffix(".") if lines else ""
+    if closing in _CLOSED:
+        before = "\n".join(lines[:-1])
+        start = before.rfind(_CLOSED[closing])
+        if start >= 0:
+            formula = " ".join([*before[start:].splitlines(), closing])
+            lines = (before[:start] + formula).splitlines()
+    return [plain for line in lines if (plain := _plain(line))]
+
+
+def _plain(line: str) -> str:
+    """A line without the marks of a heading and of emphasis, also before a full stop: `**72**.` -> `72`."""
+    line = line.strip(_EMPHASIS)
+    line = line[_end(_HEADING.match(line)) :].strip(_EMPHASIS)
+    return _STOP.sub("", line).strip(_EMPHASIS)
+
+
+def _end(found: re.Match[str] | None) -> int:
+    return found.end() if found else 0
 
 
 def extract_auto(completion: str) -> str | None:

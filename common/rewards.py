@@ -16,7 +16,7 @@ from common.code import RowTests, read_tests
 from common.config import Config, Reward
 from common.config.reward import CodeTests
 from common.datasets import Candidate
-from common.equality import usable_gold
+from common.equality import gold_fault
 from common.errors import ConfigError
 from common.reward_names import function_of
 from common.user_code import is_user_function
@@ -61,7 +61,8 @@ def _no_tests(settings: CodeTests, row: Candidate) -> str | None:
 def _not_verifiable(row: Candidate) -> str | None:
     if not isinstance(row.answer, str) or not row.answer:
         return f"{row.field!r} is not an answer: {repr(row.answer)[:60]}"
-    return None if usable_gold(row.answer) else f"{row.field!r} cannot be verified: {repr(row.answer)[:60]}"
+    fault = gold_fault(row.answer)
+    return f"{row.field!r} {fault}: {repr(row.answer)[:60]}" if fault else None
 
 
 def group_functions(config: Config) -> tuple[str, ...]:

@@ -1,8 +1,10 @@
 """Whether an answer equals a gold answer.
 
+notation    Unicode mathematics and plain names as LaTeX
 texts       what people put around an answer
 numerals    plain numbers, thousands, other bases
 words       answers in words
+solutions   gold answers within other text
 statements  what an answer claims, and whether it claims a value at all
 units       units, compound quantities, scale words (tables: unit_table)
 sizes       what is too much work to be parsed
@@ -12,6 +14,6 @@ verdict     the order of all this
 
 from common.equality.sizes import bounded
 from common.equality.texts import bare
-from common.equality.verdict import math_equal, quick_verdict, usable_gold
+from common.equality.verdict import gold_fault, math_equal, quick_verdict, usable_gold
 
-__all__ = ["bare", "bounded", "math_equal", "quick_verdict", "usable_gold"]
+__all__ = ["bare", "bounded", "gold_fault", "math_equal", "quick_verdict", "usable_gold"]

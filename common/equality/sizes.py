@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 
+from common.equality.notation import named, symbols
+
 MAX_NESTING = 12
 """Maximum nesting of brackets. The deepest gold answer of the four benchmarks has 2."""
 
@@ -28,7 +30,7 @@ def bounded(text: str, max_chars: int) -> bool:
     computed."""
     if not text or len(text) > max_chars or not _shallow(text):
         return False
-    tokens = _TOKEN.findall(text)
+    tokens = _TOKEN.findall(named(symbols(text)))
     try:
         return len(tokens) <= MAX_TOKENS and _Reader(tokens).all() <= MAX_DIGITS
     except _TooLarge:
@@ -87,6 +89,8 @@ class _Reader:
         self._powers += 1
         if self._powers > MAX_NESTING:
             raise _TooLarge
+        while self._next() == "\\sqrt":  # in `2^\sqrt{10^{18}}` the exponent is the root, not the command
+            self._at += 1
         exponent = 0.0 if self._closed() else self._power()
         self._powers -= 1
         return _checked(max(digits, self._letter) * 10 ** min(exponent, 300.0))

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 
+from common.equality.notation import TEXT, symbols
+
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"
 """One piece of spacing in LaTeX, as a regular expression."""
-
-TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
-"""A command whose argument is words."""
 
 _LEAD = re.compile(
     r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
@@ -20,37 +19,6 @@ _LEAD = re.compile(
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _SPACING = re.compile(r"\\[,;:! ]|~|(?<!\d) | (?!\d)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_SYMBOLS = str.maketrans(
-    {
-        "−": "-",
-        "–": "-",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "÷": r"\div ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "≠": r"\ne ",
-        "≈": r"\approx ",
-        "∞": r"\infty ",
-        "π": r"\pi ",
-        "°": r"^\circ ",
-        "±": r"\pm ",
-        "²": "^2",
-        "³": "^3",
-        "∅": r"\emptyset ",
-        "∪": r"\cup ",
-        "∩": r"\cap ",
-        "∈": r"\in ",
-        "→": r"\to ",
-        "⇒": r"\Rightarrow ",
-        "∴": r"\therefore ",
-        "…": r"\ldots ",
-        "ℝ": r"\mathbb{R}",
-        "\u00a0": " ",
-        "\u2009": r"\,",
-        "\u202f": r"\,",
-    }
-)
 
 
 def bare(text: str) -> str:
@@ -59,7 +27,13 @@ def bare(text: str) -> str:
 
     Mathematical Unicode characters become their LaTeX commands.
     """
-    text = text.translate(_SYMBOLS)
+    text = unwrapped(text)
+    return symbols(_unboxed(text)) if BOXED in text else text
+
+
+def unwrapped(text: str) -> str:
+    """`bare`, but boxes within other text stay."""
+    text = symbols(text)
     before = None
     while text != before:
         before = text
@@ -74,7 +48,7 @@ def bare(text: str) -> str:
                 text = inner
         if text.startswith(BOXED) and closing_brace(text, len(BOXED) - 1) == len(text) - 1:
             text = text[len(BOXED) : -1]
-    return _unboxed(text) if BOXED in text else text
+    return text
 
 
 def _unboxed(text: str) -> str:

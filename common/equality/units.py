@@ -184,8 +184,12 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     word, before = found.group(1), found.string[: found.start()]
     if len(word) == 1:
         return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
-    known = unit_named(word) or word.lower() in {*SCALES, *_POWERS, "per", "unit", "units", "degrees"}
-    return bool(known and before.strip())
+    return is_unit_word(word) and bool(before.strip())
+
+
+def is_unit_word(word: str) -> bool:
+    """Whether a word is a unit, a scale, or stands between units."""
+    return bool(unit_named(word)) or word.lower() in {*SCALES, *_POWERS, "per", "unit", "units", "degrees"}
 
 
 def _tokens(unit: str) -> list[str]:

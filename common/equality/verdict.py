@@ -11,29 +11,43 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from common.equality.notation import named
 from common.equality.numerals import canonical_number, other_base
 from common.equality.sizes import bounded
+from common.equality.solutions import solution_fault
 from common.equality.statements import claim
 from common.equality.texts import bare, tight
 from common.equality.units import Total, totals
-from common.equality.words import canonical_words, plain_words, spelt_set
+from common.equality.words import canonical_words, is_prose, plain_words, spelt_set, word_verdict
 
 Pairs = list[list[tuple[Total, Total]]]
 """Every claimed value must be right. It is right if one of its pairs (gold, answer) is equal."""
 
 
 def usable_gold(answer: str) -> bool:
-    """Whether accuracy can be judged against this gold answer: it parses and equals itself.
+    """Whether accuracy can be judged against this gold answer: `gold_fault` finds nothing."""
+    return gold_fault(answer) is None
+
+
+def gold_fault(answer: str) -> str | None:
+    """Why accuracy cannot be judged against this gold answer; None where it can. It is no solution, and it is
+    words, or parses and equals itself.
 
     For the answers of a data set, which are trusted. Not for a model's answers, whose work may be unbounded.
     """
-    if not bounded(answer, max_chars=2000):
-        return False
+    if fault := solution_fault(answer):
+        return fault
+    return None if bounded(answer, max_chars=2000) and _equals_itself(answer) else "cannot be verified"
+
+
+def _equals_itself(answer: str) -> bool:
     if canonical_number(answer) is not None or canonical_words(answer) is not None:
+        return True
+    answer = bare(answer)
+    if is_prose(answer):
         return True
     from common.equality import expressions
 
-    answer = bare(answer)
     return all(
         expressions.equal_totals(gold, gold)
         for pairs in _claims(answer, answer) or [[]]
@@ -80,6 +94,8 @@ def _by_text(gold: str, answer: str) -> bool | None:
     one, other = tight(bare(gold)), tight(bare(answer))
     if one == other:
         return True
+    if (verdict := word_verdict(gold, answer)) is not None:
+        return verdict
     words = canonical_words(gold)
     if words is not None and len(words) > 1 and not spelt_set(gold):
         return words == (canonical_words(answer) or plain_words(bare(answer)))
@@ -87,7 +103,7 @@ def _by_text(gold: str, answer: str) -> bool | None:
 
 
 def _claims(gold: str, answer: str) -> Pairs | None:
-    gold, answer = spelt_set(gold) or gold, spelt_set(answer) or answer
+    gold, answer = spelt_set(gold) or named(gold), spelt_set(answer) or named(answer)
     values = claim(gold, answer)
     if values is None or any(other_base(tight(gold), tight(value)) for value in values):
         return None

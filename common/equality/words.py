@@ -1,16 +1,37 @@
-r"""Answers in words: `\text{Evelyn}`. They are compared as words, not as products of letters."""
+r"""Answers in words: `\text{Evelyn}`, `Evelyn`, `3 cats`. They are compared as words, not as products of
+letters: `left` is not `felt`."""
 
 from __future__ import annotations
 
 import re
 
-from common.equality.texts import TEXT, bare
+from common.equality.notation import FUNCTIONS, TEXT
+from common.equality.statements import claim
+from common.equality.texts import SPACE, bare
+from common.equality.units import is_unit_word
 
 _WORDS = re.compile(TEXT + r"\{([^{}\\]*[A-Za-z][^{}\\]*)\}")
+_TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")
 _EMPTY = re.compile(
     r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set|no such \w+(?: exists?)?"
 )
 _ALL = re.compile(r"(?:all|any) reals?(?: numbers?)?")
+
+_LETTER = r"[^\W\d_]"
+_PROSE = re.compile(rf"(?:{_LETTER}|[\s,;.!?'’])+")
+_CAPITALS = re.compile(r"[A-Z](?:\s*[A-Z])+")
+_NAME = re.compile(rf"(?<!\w)(?:{_LETTER}{{3,}}|[A-Z][A-Za-z])(?!\w)")
+"""A word of prose: three letters, or two of which the first is a capital. `xy` is a product."""
+
+_OPERATOR = re.compile(rf"[^\w\s,;:.!?'’\"()-]|_|(?<!{_LETTER})-(?!\d)|-(?!\w)|(?<={_LETTER})-(?=\d)")
+"""A sign that makes a text mathematics. The hyphens of `twenty-one`, `3-4 cats` and `-3 cats` are none."""
+_LONE_WORD = re.compile(rf"(?<!\w){_LETTER}{{3,}}(?![\w(])")
+"""A word among digits. `2xyz` is a product, `abs(x)` a function."""
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
+_MATHS = FUNCTIONS | {"pi", "infinity", "inf", "percent", "percentage", "and"}
+"""Words that are mathematics."""
 
 
 def canonical_words(text: str) -> str | None:
@@ -30,3 +51,58 @@ def spelt_set(text: str) -> str | None:
     if _EMPTY.fullmatch(words):
         return r"\emptyset"
     return r"\mathbb{R}" if _ALL.fullmatch(words) else None
+
+
+def is_prose(text: str) -> bool:
+    r"""Whether a bare text is plain words and nothing else: `hello`, `the cat`, `Mary, John`, `No`, `XIV`.
+
+    `xy`, `sin x` and `x and y` are mathematics, `no solution` is a set.
+    """
+    if spelt_set(text) or not _PROSE.fullmatch(text):
+        return False
+    if _CAPITALS.fullmatch(text) or text in FUNCTIONS:
+        return True
+    return any(word not in _MATHS for word in _NAME.findall(text))
+
+
+def word_verdict(gold: str, answer: str) -> bool | None:
+    """The verdict on a gold answer in plain words or a date; None where mathematics decides.
+
+    Words among digits must be in the answer too, and mathematics decides on the rest: `3.0 cats` for
+    `3 cats`. A list of words may come in any order, as a list of numbers may.
+    """
+    gold, answer = bare(gold), bare(answer)
+    if is_prose(gold):
+        return _says(gold, answer)
+    same = _said(gold) == _said(answer)
+    if _DATE.fullmatch(gold):
+        return same
+    words = [] if spelt_set(gold) or _OPERATOR.search(gold) else _lone_words(gold)
+    if not words:
+        return None
+    return True if same else None if words == _lone_words(_said(answer)) else False
+
+
+def _says(gold: str, answer: str) -> bool:
+    """Whether the answer is these words, or claims them: `x = hello`."""
+    words = _listed(_said(gold))
+    if words == _listed(_said(answer)):
+        return True
+    values = claim(gold, answer) if "=" in answer else None
+    return bool(values) and all(_listed(_said(value)) == words for value in values or [])
+
+
+def _said(text: str) -> str:
+    """The plain words of a text, those of text commands among them."""
+    return plain_words(re.sub(SPACE, " ", _TEXTS.sub(r" \1 ", text)))
+
+
+def _listed(words: str) -> list[str]:
+    return sorted(part for piece in _BREAK.split(words) if (part := piece.strip(" .!?")))
+
+
+def _lone_words(text: str) -> list[list[str]]:
+    """The words of each part of a list, without mathematics and units; the parts in alphabetical order."""
+    parts = [_LONE_WORD.findall(part.lower()) for part in _BREAK.split(text)]
+    kept = [[word for word in part if word not in _MATHS and not is_unit_word(word)] for part in parts]
+    return sorted(part for part in kept if part)

@@ -1,0 +1,118 @@
+"""Unicode mathematics and plain names as LaTeX: `5√2`, `x⁴`, `½`, `sqrt(2)`, `2*pi`, `sin(x)`.
+
+Everything here takes linear time and is safe on hostile text.
+"""
+
+from __future__ import annotations
+
+import re
+from unicodedata import normalize
+
+TEXT = r"\\(?:text(?:bf|it|rm|normal|up)?|mathrm|mathbf|mathit|mbox|operatorname)\s*"
+"""A command whose argument is words."""
+
+FUNCTIONS = frozenset(
+    (
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "csc",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "ln",
+        "log",
+        "exp",
+        "sqrt",
+    )
+)
+"""Functions that may be written without a backslash. `sec` is a unit."""
+
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
+_SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_ROOT_OF_BRACKETS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\()")
+_ROOT_OF_ONE = re.compile(
+    r"(?:√\s*|(?<![\\A-Za-z])sqrt\s*(?=\d)|(?<![\\A-Za-z])sqrt\s+(?=[A-Za-z](?![A-Za-z])))"
+    r"(\d+(?:\.\d+)?|[A-Za-z]|\\pi\b)"
+)
+_ROOT_OF_BRACES = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\{)")
+_NAMES = "|".join(sorted((FUNCTIONS - {"sqrt"}) | {"pi"}))
+_NAME = re.compile(rf"{TEXT}\{{[^{{}}]*\}}|(?<![\\A-Za-z])(?:{_NAMES})(?![A-Za-z])(?!\d+\()")
+_FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+
+_SYMBOLS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "÷": r"\div ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "≠": r"\ne ",
+        "≈": r"\approx ",
+        "∞": r"\infty ",
+        "π": r"\pi ",
+        "°": r"^\circ ",
+        "±": r"\pm ",
+        "∅": r"\emptyset ",
+        "∪": r"\cup ",
+        "∩": r"\cap ",
+        "∈": r"\in ",
+        "→": r"\to ",
+        "⇒": r"\Rightarrow ",
+        "∴": r"\therefore ",
+        "…": r"\ldots ",
+        "ℝ": r"\mathbb{R}",
+        "\u00a0": " ",
+        "\u2009": r"\,",
+        "\u202f": r"\,",
+    }
+    | {char: r"\frac{{{}}}{{{}}}".format(*normalize("NFKC", char).split("⁄")) for char in _FRACTIONS}
+)
+
+
+def symbols(text: str) -> str:
+    r"""Unicode symbols and roots as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`, `½` -> `\frac{1}{2}`."""
+    return _roots(_SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS)))
+
+
+def named(text: str) -> str:
+    r"""Plain constants and functions as commands, outside words: `2*pi` -> `2*\pi`, `sin(x)` -> `\sin(x)`.
+
+    `log2(8)` stays as it is: its base is not clear.
+    """
+    return _NAME.sub(lambda found: found[0] if found[0].startswith("\\") else "\\" + found[0], text)
+
+
+def _exponent(found: re.Match[str]) -> str:
+    power = found.group().translate(_SUPERSCRIPTS)
+    return f"^{power}" if len(power) == 1 else f"^{{{power}}}"
+
+
+def _roots(text: str) -> str:
+    if "√" not in text and "sqrt" not in text:
+        return text
+    closing = _round_brackets(text)
+    chars = list(text)
+    for found in _ROOT_OF_BRACKETS.finditer(text):
+        if (end := closing.get(found.end())) is not None:
+            chars[found.start() : found.end()] = ["\\sqrt", *[""] * (len(found.group()) - 1)]
+            chars[found.end()], chars[end] = "{", "}"
+    return _ROOT_OF_BRACES.sub(r"\\sqrt", _ROOT_OF_ONE.sub(r"\\sqrt{\1}", "".join(chars)))
+
+
+def _round_brackets(text: str) -> dict[int, int]:
+    """Index of each round bracket that is closed -> index of the one that closes it."""
+    opened: list[int] = []
+    closing: dict[int, int] = {}
+    for i, char in enumerate(text):
+        if char == "(":
+            opened.append(i)
+        elif char == ")" and opened:
+            closing[opened.pop()] = i
+    return closing
