@@ -14,6 +14,6 @@ verdict     the order of all this
 
 from common.equality.sizes import bounded
 from common.equality.texts import bare
-from common.equality.verdict import gold_fault, math_equal, quick_verdict, usable_gold
+from common.equality.verdict import gold_fault, math_equal, quick_verdict
 
-__all__ = ["bare", "bounded", "gold_fault", "math_equal", "quick_verdict", "usable_gold"]
+__all__ = ["bare", "bounded", "gold_fault", "math_equal", "quick_verdict"]

@@ -24,11 +24,6 @@ Pairs = list[list[tuple[Total, Total]]]
 """Every claimed value must be right. It is right if one of its pairs (gold, answer) is equal."""
 
 
-def usable_gold(answer: str) -> bool:
-    """Whether accuracy can be judged against this gold answer: `gold_fault` finds nothing."""
-    return gold_fault(answer) is None
-
-
 def gold_fault(answer: str) -> str | None:
     """Why accuracy cannot be judged against this gold answer; None where it can. It is no solution, and it is
     words, or parses and equals itself.

@@ -42,7 +42,7 @@ from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.preflight.memory import run_target
 from deploy.preflight.resources import shares_a_card
-from deploy.runs.record import CONFIG, RunFile, settled, write_config
+from deploy.runs.record import CONFIG, RunFile, has_run, settled, write_config
 from evaluation.benchmarks import find_benchmarks
 from evaluation.model_weights import model_digest
 from learner.origin import step_of
@@ -61,8 +61,8 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     console = Console()
     config = settled(config)
     run_dir = config.run.path
-    if resume:
-        config = _as_begun(config, run_dir)
+    if resume and has_run(config):
+        config = _as_begun(config)
     target = run_target(config)
     config = target.config
     _refuse(run_dir, config, resume=resume, fresh=fresh)
@@ -126,12 +126,10 @@ def _show_end(config: Config, url: str, console: Console) -> None:
             time.sleep(LAST_LOOK_S)
 
 
-def _as_begun(config: Config, run_dir: Path) -> Config:
+def _as_begun(config: Config) -> Config:
     """With the run's own ranks and ZeRO stage, where nobody wrote others: `run.resources: auto` may choose
     others on this machine, and checkpoints hold the parts of as many ranks as there were."""
-    if not (run_dir / CONFIG).exists():
-        return config
-    begun, written = load(str(run_dir / CONFIG)).learner, config.learner.model_fields_set
+    begun, written = load(str(config.run.path / CONFIG)).learner, config.learner.model_fields_set
     kept = {key: getattr(begun, key) for key in ("workers", "zero_stage") if key not in written}
     return config.model_copy(update={"learner": config.learner.model_copy(update=kept)})
 

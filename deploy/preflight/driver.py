@@ -46,9 +46,8 @@ def precision(target: Target) -> Iterator[Finding]:
 
 
 def without_bfloat16() -> list[str]:
-    """This machine's cards that do not compute in bfloat16 (Turing and older): name and compute
-    capability."""
-    found = (line.rpartition(", ") for line in machine.ask_driver("name,compute_cap"))
+    """Shown cards that do not compute in bfloat16 (Turing and older): name and compute capability."""
+    found = (line.rpartition(", ") for line in machine.shown("name,compute_cap"))
     return [f"{name} has compute capability {cap}" for name, _, cap in found if 0 < _major(cap) < BFLOAT16]
 
 

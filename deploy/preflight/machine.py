@@ -244,14 +244,19 @@ def model_gib(path: str) -> float:
 
 
 def gpus() -> list[str]:
-    """Names and memory of the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES shows; empty without a
-    driver."""
-    cards = [line.split(", ", 2) for line in ask_driver("index,uuid,name,memory.total")]
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
+    """`name, memory` of each GPU that is shown."""
+    return shown("name,memory.total")
+
+
+def shown(fields: str) -> list[str]:
+    """These fields of the NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES shows, a line each; empty
+    without a driver."""
+    cards = [line.split(", ", 2) for line in ask_driver(f"index,uuid,{fields}")]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return [about for _, _, about in cards]
     found = []
-    for name in (part.strip() for part in shown.split(",")):
+    for name in (part.strip() for part in visible.split(",")):
         # A slice of a card (MIG-…) counts as one; how much memory it has the driver's list does not say.
         here = [about for index, uuid, about in cards if name == index or (name and uuid.startswith(name))]
         if not here and not name.startswith("MIG-"):

@@ -28,12 +28,13 @@ class Snapshot:
 
 
 class HostCopy:
-    """A whole model in host memory, in buffers that every version reuses. Only rank 0 has them."""
+    """A whole model in host memory, in buffers that every version reuses. Only rank 0 has them. `converts`:
+    the model's files have other names or shapes than its parameters."""
 
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine, self._rank = engine, rank
         self._buffers = HostBuffers()
-        self._converts = differ(engine.hf)
+        self.converts = differ(engine.hf)
 
     def take(self) -> list[tuple[str, torch.Tensor]]:
         """The weights as they are now, by their names in a model's files; empty on the other ranks.
@@ -46,4 +47,4 @@ class HostCopy:
                 buffer = self._buffers.like(name, parameter)
                 buffer.copy_(parameter)
                 taken.append((name, buffer))
-        return [*in_files(self._engine.hf, dict(taken)).items()] if taken and self._converts else taken
+        return [*in_files(self._engine.hf, dict(taken)).items()] if taken and self.converts else taken

@@ -23,7 +23,6 @@ from common.shared_buffer import Place, SharedBuffer, placed, size_of
 from common.weight_hash import TensorHash
 from learner.engine import Engine
 from learner.weights.broadcast import BroadcastClient, Confirmation
-from learner.weights.file_names import differ
 from learner.weights.host_copy import HostCopy, Snapshot
 from learner.weights.lagging import Lagging
 
@@ -47,8 +46,7 @@ class SharedTransport:
         self._hash = TensorHash()
         self._buffer: SharedBuffer | None = None
         self._places: list[Place] = []
-        # A tensor of the model's files may need several parameters, and these are whole one after the other.
-        self._by_way = HostCopy(engine, rank=0) if differ(engine.hf) else None
+        self._by_way: HostCopy | None = HostCopy(engine, rank=0)
 
     def take(self) -> list[tuple[str, torch.Tensor]]:
         """The weights as they are now, by their names in a model's files, in the buffer. They are valid until
@@ -80,12 +78,16 @@ class SharedTransport:
 
     def _first(self) -> list[tuple[str, torch.Tensor]]:
         """As `take`, by way of a host copy: sizes are known once all tensors were whole."""
-        tensors = (self._by_way or HostCopy(self._engine, rank=0)).take()
+        assert self._by_way is not None
+        tensors = self._by_way.take()
         self._places = placed((name, t.dtype, tuple(t.shape)) for name, t in tensors)
         self._buffer = SharedBuffer(size_of(self._places), self._engine.device)
         with self._buffer.filling(self._limit) as memory:
             for place, (_, tensor) in zip(self._places, tensors, strict=True):
                 place.of(memory).copy_(tensor)
+        # A tensor of the model's files may need several parameters, and these are whole one after the other.
+        if not self._by_way.converts:
+            self._by_way = None
         log.info("weights are shared", bytes=self._buffer.memory.nbytes, device=str(self._engine.device))
         return self._views(self._buffer)
 

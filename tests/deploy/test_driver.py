@@ -84,9 +84,17 @@ def test_a_machine_without_a_driver_says_nothing(monkeypatch: pytest.MonkeyPatch
 def test_cards_without_the_model_s_precision_are_refused(
     card: str, dtype: str, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "ask_driver", lambda fields: [card, card])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine, "ask_driver", lambda fields: [f"0, GPU-a, {card}", f"1, GPU-b, {card}"])
     found = list(precision(Target(load("tiny", [f"model.dtype={dtype}"]))))
     assert bool(found) is refused
     if refused:
         assert "Tesla T4 has compute capability 7.5" in found[0].line
         assert "use model.dtype: float16" in found[0].line
+
+
+def test_a_card_that_is_not_shown_is_not_asked_for_its_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = ["0, GPU-a, NVIDIA A100, 8.0", "1, GPU-b, Tesla T4, 7.5"]
+    monkeypatch.setattr(machine, "ask_driver", lambda fields: cards)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert list(precision(Target(load("tiny", ["model.dtype=bfloat16"])))) == []

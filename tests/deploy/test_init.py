@@ -178,6 +178,7 @@ def test_cards_without_bfloat16_get_float16(
     tmp_path: Path, cards: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards(1, 16384)
-    monkeypatch.setattr(machine, "ask_driver", lambda fields: ["Tesla T4, 7.5"])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine, "ask_driver", lambda fields: ["0, GPU-a, Tesla T4, 7.5"])
     initialise(tmp_path / "mine.yaml", "math")
     assert load(str(tmp_path / "mine.yaml")).model.dtype == "float16"

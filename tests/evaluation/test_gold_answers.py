@@ -15,7 +15,7 @@ import pytest
 from actors.verifier.pool import VerifierPool
 from common.config import Data, Reward
 from common.datasets import load_dataset
-from common.equality import bare, expressions, math_equal, quick_verdict, usable_gold
+from common.equality import bare, expressions, gold_fault, math_equal, quick_verdict
 from common.equality.numerals import canonical_number
 from evaluation.benchmarks import BENCHMARKS
 
@@ -107,7 +107,7 @@ def near_pairs() -> list[tuple[str, str]]:
 
 def test_all_600_are_there_and_usable() -> None:
     assert len(GOLDS) == 600
-    assert [gold for gold in DISTINCT if not usable_gold(gold)] == []
+    assert [gold for gold in DISTINCT if gold_fault(gold)] == []
 
 
 def test_every_gold_answer_equals_itself_by_math_verify_alone() -> None:

@@ -15,6 +15,7 @@ from learner.lora import IDENTITY, add_adapter, check_identity, merge, without_a
 from learner.weights.file_names import differ
 from tests.learner.test_checkpoint import Weights
 from tests.support.adapters import policy_with_adapter, published
+from tests.support.families import glm4_moe
 
 CONFIG = load("tiny", ["run.name=c", "learner.lora.rank=4", "learner.lora.alpha=8"])
 LORA = CONFIG.learner.lora
@@ -176,23 +177,8 @@ def test_an_update_of_a_7b_model_at_rank_16_is_below_a_hundredth_of_its_weights(
 def test_targets_that_are_fused_experts_are_refused() -> None:
     """peft turns such names into the experts' one weight, which vLLM serves no adapter of."""
     from transformers import AutoModelForCausalLM
-    from transformers.models.glm4_moe import Glm4MoeConfig
 
-    mixture = Glm4MoeConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        moe_intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-    )
+    mixture = glm4_moe()
     all_of_one, part_of_one = ("q_proj", "gate_proj", "up_proj"), ("q_proj", "gate_proj")
     for targets, said in ((all_of_one, "experts that share one weight"), (part_of_one, "gate_up_proj")):
         hf = AutoModelForCausalLM.from_config(mixture)

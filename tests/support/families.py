@@ -52,3 +52,25 @@ def write_model(family: str, folder: Path) -> Path:
     model_of(family).save_pretrained(folder)
     make_tokenizer(512).save_pretrained(folder)
     return folder
+
+
+def glm4_moe() -> Any:
+    """The configuration of a tiny mixture whose experts are one tensor in memory, and whose router has a
+    buffer that its files hold."""
+    from transformers.models.glm4_moe import Glm4MoeConfig
+
+    return Glm4MoeConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        first_k_dense_replace=1,
+        n_group=1,
+        topk_group=1,
+    )

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.equality import bare, math_equal, quick_verdict, usable_gold
+from common.equality import bare, gold_fault, math_equal, quick_verdict
 
 
 @pytest.mark.parametrize("answer", ["", "(" * 100, "1" * 5000, r"\frac{", "1 +", "9^{9^{9^9}}"])
 def test_a_gold_answer_that_cannot_be_judged_is_not_usable(answer: str) -> None:
-    assert not usable_gold(answer)
+    assert gold_fault(answer) is not None
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_gold_answer_that_cannot_be_judged_is_not_usable(answer: str) -> None:
     ],
 )
 def test_a_gold_answer_that_parses_is_usable(answer: str) -> None:
-    assert usable_gold(answer)
+    assert gold_fault(answer) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.equality import math_equal, quick_verdict, usable_gold
+from common.equality import gold_fault, math_equal, quick_verdict
 
 SAME = [
     ("hello", "Hello"),
@@ -88,4 +88,4 @@ def test_the_same_letters_in_another_order_are_other_words(gold: str, answer: st
 def test_plain_words_need_no_mathematics(gold: str, answer: str) -> None:
     if "-" not in gold:
         assert quick_verdict(gold, answer) is False
-        assert usable_gold(gold)
+        assert gold_fault(gold) is None
