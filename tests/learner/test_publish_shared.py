@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 class Weights:
     """Stands in for the engine: two tensors whose values are the version."""
 
-    device = CPU
+    device, hf = CPU, torch.nn.Module()
 
     def __init__(self) -> None:
         self.tensors = {"a": torch.zeros(4, 4), "b": torch.zeros(7)}
