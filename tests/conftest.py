@@ -1,11 +1,20 @@
 """Redis for every test that needs one: a real server in a temporary folder, ended with its scope."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deploy.launch.redis_server import RedisServer
+
+
+def pytest_configure() -> None:
+    """Let tests end what they start. A process inherits that a signal is ignored, as under nohup and in the
+    background of a script; a handler it does not inherit."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="module")

@@ -230,6 +230,7 @@ def test_a_terminal_is_refreshed_in_place_and_ctrl_c_leaves_no_trace(redis_url, 
     ):
         if select.select([primary], [], [], 0)[0]:
             seen += os.read(primary, 65536)
+    process.kill()
     assert process.wait(1) == 0
     os.close(secondary)
     os.close(primary)
