@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -136,19 +137,17 @@ PLANS = (
 """From the one that needs most memory to the one that needs least."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
     """What suits this machine: a plan for its GPUs, which `run.resources: auto` divides, or CPUs and the
     demo's model."""
 
     cards: tuple[Card, ...]
 
-    @property
+    @cached_property
     def plan(self) -> Plan | None:
-        """The first plan that fits; None where none does. GPUs whose memory the driver does not say count as
-        large."""
-        known = all(card.gib for card in self.cards)
-        return next((plan for plan in PLANS if not known or plan.fits(self.cards)), None)
+        """The first plan that fits; None where none does."""
+        return next((plan for plan in PLANS if plan.fits(self.cards)), None)
 
     @property
     def values(self) -> dict[str, object]:

@@ -55,7 +55,7 @@ def compile_extensions(doing: Callable[[str], None]) -> None:
     if builder is None or not deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
         return  # as on GPUs, where DeepSpeed sets none either
     with owned(place, doing):
-        doing(f"DeepSpeed's {builder.name} to be compiled in {place}")
+        doing(f"DeepSpeed's {builder.name} from {place}, compiled there where it is new")
         (place / builder.name / BATON).unlink(missing_ok=True)
         try:
             with builds_in(place):

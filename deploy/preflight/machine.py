@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import re
@@ -159,15 +160,17 @@ def shared_memory(target: Target) -> Iterator[Finding]:
 
 
 def limits(target: Target) -> Iterator[Finding]:
-    unlimited = resource.RLIM_INFINITY
-    soft, hard = (sys.maxsize if n == unlimited else n for n in resource.getrlimit(resource.RLIMIT_NOFILE))
+    soft, hard = (
+        math.inf if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
     fix = f"Ray wants {OPEN_FILES} and more: ulimit -n {min(hard, 65536)}"
     if hard < OPEN_FILES:
         fix = (
             f"Ray wants {OPEN_FILES} and more, and the hard limit is {hard}: docker --ulimit nofile=65536, "
             "LimitNOFILE of a service, or /etc/security/limits.conf"
         )
-    yield should(soft >= OPEN_FILES, "open files", f"limit {soft}", fix)
+    found = "no limit" if soft == math.inf else f"limit {soft}"
+    yield should(soft >= OPEN_FILES, "open files", found, fix)
 
 
 def port(target: Target) -> Iterator[Finding]:

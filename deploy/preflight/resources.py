@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psutil
+
 from common.config import Config
 from common.errors import ConfigError
 from common.load import differences
@@ -51,12 +53,14 @@ class Chosen:
 
 
 def read_cards(lines: Sequence[str]) -> list[Card]:
-    """Cards from `nvidia-smi`'s `name, 81559 MiB` lines."""
+    """Cards from `nvidia-smi`'s `name, 81559 MiB` lines. `[N/A]` is a card without memory of its own (GB10),
+    which uses the host's."""
     found = []
     for line in lines:
         name, _, memory = line.rpartition(", ")
         number = memory.partition(" ")[0]
-        found.append(Card(name, int(number) / 1024 if number.isdigit() else 0.0))
+        gib = int(number) / 1024 if number.isdigit() else psutil.virtual_memory().total / GIB
+        found.append(Card(name, gib))
     return found
 
 

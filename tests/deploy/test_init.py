@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,10 +127,20 @@ def test_gpus_that_hold_no_known_model_get_the_smallest_and_are_told(
     assert "no model" in capsys.readouterr().err
 
 
-def test_gpus_whose_memory_the_driver_does_not_say_count_as_large(tmp_path: Path, cards: Cards) -> None:
+@pytest.mark.parametrize(("host_gib", "model"), [(120, BIG), (6, SMALL)])
+def test_a_card_without_memory_of_its_own_has_the_host_s(
+    tmp_path: Path, cards: Cards, monkeypatch: pytest.MonkeyPatch, host_gib: int, model: str
+) -> None:
     cards(1, "[N/A]")
-    config = load(str(initialise(tmp_path / "mine.yaml", "math")[0]))
-    assert (config.model.path, config.learner.lora) == (BIG, None)
+    monkeypatch.setattr(
+        "deploy.preflight.resources.psutil.virtual_memory", lambda: SimpleNamespace(total=host_gib * 2**30)
+    )
+    path = initialise(tmp_path / "mine.yaml", "math")[0]
+    target = target_of(str(path))
+    found = {f.what: f for f in card_memory(target)}["GPU memory"]
+    assert target.config.model.path == model
+    assert found.level == ("ok" if model == BIG else "fail")
+    assert f"of {host_gib}.0 GiB" in found.says
 
 
 @pytest.mark.parametrize("plan", PLANS)

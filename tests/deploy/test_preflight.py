@@ -66,20 +66,20 @@ def test_a_run_that_logs_to_wandb_needs_its_package_and_no_other_run_does(
 
 
 @pytest.mark.parametrize(
-    ("limit", "level", "fix"),
+    ("limit", "level", "says", "fix"),
     [
-        ((-1, -1), "ok", ""),
-        ((1024, -1), "warn", "ulimit -n 65536"),
-        ((1024, 8192), "warn", "ulimit -n 8192"),
-        ((1024, 1024), "warn", "the hard limit is 1024: docker --ulimit nofile=65536"),
+        ((-1, -1), "ok", "no limit", ""),
+        ((1024, -1), "warn", "limit 1024", "ulimit -n 65536"),
+        ((1024, 8192), "warn", "limit 1024", "ulimit -n 8192"),
+        ((1024, 1024), "warn", "limit 1024", "the hard limit is 1024: docker --ulimit nofile=65536"),
     ],
 )
 def test_the_remedy_for_few_open_files_is_one_that_can_help(
-    limit: tuple[int, int], level: str, fix: str, config: Make, monkeypatch: pytest.MonkeyPatch
+    limit: tuple[int, int], level: str, says: str, fix: str, config: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: limit)
     [found] = machine.limits(Target(config()))
-    assert found.level == level
+    assert (found.level, found.says) == (level, says)
     assert fix in found.fix
 
 
