@@ -22,8 +22,7 @@ from evaluation.plan.shards import shift
 
 SAMPLES = 120
 WIDEN = 1.25
-"""Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow
-(docs/performance.md).
+"""Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow.
 """
 PAD = 0.003
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)

@@ -16,9 +16,9 @@ import pytest
 
 from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.pool import VerifierPool, default_processes
-from benchmarks.verifier_bombs import batches, bombs, seconds
 from common.config import Reward
 from common.config.reward import Verifier
+from tests.support.bombs import batches, bombs, seconds
 
 pytestmark = pytest.mark.system
 

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from allocator import Session
 from allocator.mixture import GRID, fit_mixture, resampled_mixtures
-from benchmarks.plan_coverage import on_grid, study
 from deploy.cli import app
 from evaluation.plan.command import plan
 from evaluation.plan.counts import Counts, CountsError, read_counts
 from evaluation.plan.forecast import ARMS, arms, forecast
 from evaluation.plan.outcome import Arm, outcome
+from tests.support.plan_coverage import on_grid, study
 
 ALL = [
     Arm("uniform", "none", 1, 4, 16),

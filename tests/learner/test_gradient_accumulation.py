@@ -27,7 +27,7 @@ def test_stage_0_is_for_float32(dtype: str, used: int) -> None:
 def test_64_micro_batches_add_up_as_one_sum_in_float64(ranks: int) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     ran = subprocess.run(
-        [*launcher, "-m", "benchmarks.gradient_accumulation", "--counts", "64"],
+        [*launcher, "-m", "tests.support.gradient_accumulation", "--counts", "64"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         cwd=ROOT,
         capture_output=True,

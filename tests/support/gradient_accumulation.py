@@ -1,8 +1,8 @@
 """How exactly micro-batches' gradients add up in 16 bits, at every ZeRO stage: in the model's dtype, and in
 float32.
 
-    .venv/bin/python -m benchmarks.gradient_accumulation
-    torchrun --standalone --nproc-per-node 2 -m benchmarks.gradient_accumulation
+    python -m tests.support.gradient_accumulation
+    torchrun --standalone --nproc-per-node 2 -m tests.support.gradient_accumulation
 
 One step of the demo's model over N micro-batches of one completion each. The gradient is read from the
 float32 master weights after a plain step along it, and compared with the sum in float64 of the same

@@ -1,14 +1,7 @@
-"""How often the intervals of `hora plan` hold the truth: simulated counts of known distributions of rates.
-
-    python -m benchmarks.plan_coverage [--repeats 100]
-
-One line a distribution, number of prompts m and of trials n: coverage of the 90% intervals of hits and signal
-over four arms, their mean width, and the bias of the prediction, in points.
-"""
+"""How often the intervals of `hora plan` hold the truth, on simulated counts of known rates."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -20,14 +13,6 @@ from evaluation.plan.forecast import Row, forecast
 from evaluation.plan.outcome import Arm, outcome
 
 Draw = Callable[[np.random.Generator, int], Float]
-TRUTHS: dict[str, Draw] = {
-    "Beta(.323, .143)": lambda rng, m: rng.beta(0.323, 0.143, m),
-    "Beta(.504, 1.322)": lambda rng, m: rng.beta(0.504, 1.322, m),
-    "log-uniform 1/300..1": lambda rng, m: np.exp(rng.uniform(np.log(1 / 300), 0, m)),
-    "25% never, Beta(.6, .6)": lambda rng, m: np.where(rng.random(m) < 0.25, 0.0, rng.beta(0.6, 0.6, m)),
-    "Beta(.255, 9.549)": lambda rng, m: rng.beta(0.255, 9.549, m),
-}
-SIZES = ((100, 16), (300, 16), (300, 64), (1000, 16), (1000, 64))
 
 
 def on_grid(rates: Float) -> Float:
@@ -76,25 +61,3 @@ def holds(row: Row, hits: float, signal: float, uniform: float) -> tuple[bool, b
         row.signal_low <= signal <= row.signal_high,
         row.gain_low <= hits - uniform <= row.gain_high,
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=100)
-    repeats = parser.parse_args().repeats
-    print(
-        "| rates | m | n | hits held | gain held | signal held | width, points | bias, points |\n"
-        "|---|---:|---:|---:|---:|---:|---:|---:|"
-    )
-    for name, draw in TRUTHS.items():
-        for m, trials in SIZES:
-            hits, gain, signal, width, bias = study(draw, m, trials, repeats)
-            print(
-                f"| {name} | {m} | {trials} | {hits:.2f} | {gain:.2f} | {signal:.2f} "
-                f"| {width:.1f} | {bias:+.1f} |",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()

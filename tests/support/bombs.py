@@ -1,15 +1,8 @@
-r"""What hostile answers cost a batch of 640: seconds with none, and with 32 different ones among them.
-
-    python -m benchmarks.verifier_bombs
-
-Towers, factorials, products, binomial coefficients, powers of a sum and of a number, and nested `\left(`. All
-others are right answers that only math-verify can see, each a different one. A real pool, as a replica has
-it.
-"""
+r"""A batch of right answers with 32 hostile ones among them: towers, factorials, products, binomial
+coefficients, powers, nested `\left(`. A real pool judges it, as in a replica."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 
@@ -61,19 +54,3 @@ async def seconds(items: list[Item], processes: int) -> float:
     if [s["accuracy"] for s in scored] != [float(item[2] != "28") for item in items]:
         raise RuntimeError("a verdict is wrong")
     return took
-
-
-def main() -> None:
-    try:
-        from actors.verifier.pool import default_processes
-
-        processes = default_processes()
-    except ImportError:  # a tree in which the default was one
-        processes = 1
-    plain, mined = batches()
-    for name, items in (("plain", plain), ("with bombs", mined)):
-        print(f"{name}: {asyncio.run(seconds(items, processes)):.1f} s on {processes} processes", flush=True)
-
-
-if __name__ == "__main__":
-    main()
