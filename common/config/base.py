@@ -13,7 +13,10 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    """Settings: unknown keys and numbers that are not finite are refused. A field of free content holds
+    `JsonValue`, so that this applies inside it too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

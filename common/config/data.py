@@ -82,9 +82,7 @@ class Rows(Section):
 class Source(Rows):
     """One of several data sets of a run."""
 
-    weight: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="Share of a batch's prompts, relative to the others'."
-    )
+    weight: float = Field(1.0, gt=0, description="Share of a batch's prompts, relative to the others'.")
     reward: Reward | None = Field(
         None, description="A whole `reward` section for this source; none: the run's own."
     )

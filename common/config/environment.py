@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from common.config.base import Count, Seconds, Section
 from common.user_code import is_user_function
@@ -21,7 +21,7 @@ class Verifiers(Section):
     env: str | None = Field(
         None, description="Environment, by its id; none: the task set's own, or one agent that plays it."
     )
-    config: dict[str, Any] = Field(
+    config: dict[str, JsonValue] = Field(
         {}, description="Further keys of the environment's configuration, as the library has them."
     )
     python: str = Field(

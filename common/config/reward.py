@@ -56,9 +56,7 @@ class Reward(Section):
         "code_tests. null: nothing is; so too by default where neither has a weight and a reward of your "
         "own or an environment's has one.",
     )
-    success_at: float = Field(
-        1.0, allow_inf_nan=False, description="A rollout is a success where that reward is at least this."
-    )
+    success_at: float = Field(1.0, description="A rollout is a success where that reward is at least this.")
     answer: str = Field(
         "tags",
         description="Where a completion's answer is: tags (`<answer>`), boxed (last `\\boxed{}`), "

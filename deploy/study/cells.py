@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from common.config import Config
+from common.config.base import Section
 from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
 from deploy.tasks.recall import KS, TASK_FILE, load_task
@@ -66,7 +67,7 @@ class _OnceEach(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class Design(BaseModel):
+class Design(Section):
     """The design of a study of curves, fixed before it runs (`hora study --loop`); the report prints it
     first.
 
@@ -75,8 +76,6 @@ class Design(BaseModel):
     any, all arms with the baseline. `exploratory` pairs are reported separately, without correction and
     without a claim. The arms in `first` are trained for all seeds before the others.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     hypotheses: tuple[str, ...] = ()
     comparisons: tuple[tuple[str, str], ...] = ()
@@ -89,17 +88,15 @@ class Design(BaseModel):
     every: int = Field(3, ge=1, description="Steps between exact evaluations.")
 
 
-class Study(BaseModel):
+class Study(Section):
     """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run`
     does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")
     title: str = ""
     base: str = "tiny"
-    set: dict[str, object] = {}
-    arms: dict[str, dict[str, object]] = Field(min_length=1)
+    set: dict[str, JsonValue] = Field({})
+    arms: dict[str, dict[str, JsonValue]] = Field(min_length=1)
     seeds: tuple[int, ...] = Field(min_length=1)
     baseline: str | None = None
     design: Design = Design()

@@ -1,11 +1,15 @@
 """A configuration loads from a file, a Serve file or a preset; every mistake in it is one clear line."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
+from common.config.base import Section
 from common.errors import ConfigError
 from common.load import check_paths, differences, dump_yaml, from_args, load
 
@@ -56,6 +60,48 @@ def test_each_mistake_is_one_line_with_key_value_and_reason(
     assert str(caught.value).startswith(f"{path}: ")
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("reward.weights={accuracy: .nan}", "reward.weights.accuracy (nan)"),
+        ("reward.weights={format: 1, accuracy: .inf}", "reward.weights.accuracy (inf)"),
+        ("learner.optimizer.learning_rate=.inf", "learner.optimizer.learning_rate (inf)"),
+        ("learner.optimizer.learning_rate=inf", "learner.optimizer.learning_rate ('inf')"),
+        ("learner.optimizer.learning_rate=1e999", "learner.optimizer.learning_rate ('1e999')"),
+        ("reward.time_limit_s=.inf", "reward.time_limit_s (inf)"),
+        ("reward.success_at=-.inf", "reward.success_at (-inf)"),
+        ("rollout.temperature=.inf", "rollout.temperature (inf)"),
+        ("learner.optimizer.betas=[0.9, .nan]", "learner.optimizer.betas.1 (nan)"),
+        ("allocation.alpha=.inf", "allocation.alpha (inf)"),
+        ("data.sources={a: {path: arithmetic, weight: .inf}}", "data.sources.a.weight (inf)"),
+        ("environment.verifiers={taskset: t, config: {rate: [.nan]}}", "environment.verifiers.config.rate"),
+    ],
+)
+def test_settings_are_finite_also_inside_dicts_and_lists(tmp_path: Path, override: str, place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, GOOD), [override])
+    assert place in str(caught.value)
+    assert "a finite number" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def sections(of: type[BaseModel] = Section) -> Iterator[type[BaseModel]]:
+    for section in of.__subclasses__():
+        yield section
+        yield from sections(section)
+
+
+def test_no_setting_is_of_a_kind_that_takes_any_number() -> None:
+    """`Any` and `object` are not looked into; `JsonValue` is."""
+    free = [
+        f"{section.__name__}.{name}"
+        for section in sections()
+        for name, field in section.model_fields.items()
+        if re.search(r"\b(Any|object)\b", str(field.annotation))
+    ]
+    assert free == []
 
 
 def test_several_mistakes_are_several_lines(tmp_path: Path) -> None:
