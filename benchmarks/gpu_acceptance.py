@@ -206,14 +206,6 @@ def adapter(sizes: Sizes) -> Iterator[Line]:
     yield Line("LoRA step", still and result.norm > 0, figure, "the base stands still")
 
 
-def shared(sizes: Sizes) -> Iterator[Line]:
-    """A second process copies weights that this one shares."""
-    from benchmarks.gpu_shared import shared_weights
-
-    for found in shared_weights(sizes.copied, sizes.device):
-        yield Line(*found)
-
-
 def engine_side(sizes: Sizes) -> Iterator[Line]:
     """vLLM's part, where it is installed."""
     name, expected = "vLLM's packed transfer", "every tensor as it was"
@@ -227,7 +219,7 @@ def engine_side(sizes: Sizes) -> Iterator[Line]:
     yield Line("vLLM's sleep and wake", None, "run `make test-gpu`, which starts engines")
 
 
-CHECKS = (ceilings, head, attention, steps, wide, adapter, shared, engine_side)
+CHECKS = (ceilings, head, attention, steps, wide, adapter, engine_side)
 
 
 def main(argv: list[str] | None = None) -> int:

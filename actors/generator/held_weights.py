@@ -3,13 +3,13 @@ made the replica unhealthy.
 
 Weights arrive in two ways with the same end. The learner pushes each version to all replicas. A replica that
 missed one pulls the newest announced version itself before it serves (`file`), or waits until the learner
-forms a group with it (`gloo`, `nccl`) or says again where the weights lie (`ipc`).
+forms a group with it (`gloo`, `nccl`).
 
 A replica that an evaluation has pinned loads none of them (`actors.generator.pin`).
 
 A failed or overdue update makes the replica unhealthy. There are two exceptions, which leave it as it was and
-serving: an update that broke off before a worker loaded anything (`file`, `gloo`, `ipc`), and a file that
-differs from its announcement.
+serving: an update that broke off before a worker loaded anything (`file`, `gloo`), and a file that differs
+from its announcement.
 """
 
 from __future__ import annotations
@@ -96,8 +96,6 @@ class HeldWeights:
         and `nccl` it is for the members of `group`."""
         if self._transport == "file":
             await self._whole(self._load(info))
-        elif self._transport == "ipc":
-            await self._whole(self._load_shared(info, version))
         else:
             await self._whole(self._load_from(group, info, version))
 
@@ -210,11 +208,6 @@ class HeldWeights:
             if int(info["version"]) > self.version and self.pin.version is None:
                 await self._install(await self._checked(info), int(info["version"]))
 
-    async def _load_shared(self, info: Mapping[str, Any], version: int) -> None:
-        async with self._update:
-            if version > self.version and (self.pin.version is None or info["last"]):
-                await self._install(info, version)
-
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
             # A member that holds the version by now takes part too, or the other members would wait for it.
@@ -251,7 +244,7 @@ class HeldWeights:
         """The result of `work`, one phase of an update, which has a deadline. A replica that fails a phase is
         unhealthy.
 
-        `may_break_off`: over files, Gloo or shared memory one worker that fails in time has left the model as
+        `may_break_off`: over files or Gloo one worker that fails in time has left the model as
         it was. One learner that is not reached may have died. Two in a row mean that this replica is faulty.
         """
         task = asyncio.ensure_future(work)

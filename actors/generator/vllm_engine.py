@@ -52,8 +52,6 @@ PRIMITIVES = "64"
 """oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
 step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
 these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
-BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "nccl", "ipc": "shared"}
-"""Transport and the name of its engine in vLLM. vLLM's own `ipc` would unpickle what it receives."""
 STILL_S = 120.0  # an engine with open requests and without a token for so long is hung
 
 
@@ -352,7 +350,7 @@ def engine_args(config: Config) -> AsyncEngineArgs:
         # after them.
         scheduling_policy="priority",
         logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
+        weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
         worker_extension_cls=f"{__package__}.worker_extension.WorkerExtension",
         enable_log_requests=False,
         **with_adapter,

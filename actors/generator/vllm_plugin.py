@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file`, `gloo` and `ipc`
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file` and `gloo`
 transports, and a tie of every engine process to its parent.
 
 A replica that is killed leaves its engine core and workers behind, holding memory and GPUs; the kernel ends
@@ -12,18 +12,10 @@ import signal
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from actors.generator.weight_engine import (
-    FileWeightTransferEngine,
-    GlooWeightTransferEngine,
-    SharedWeightTransferEngine,
-)
+from actors.generator.weight_engine import FileWeightTransferEngine, GlooWeightTransferEngine
 from common.processes import die_with_parent
 
-ENGINES = {
-    "file": FileWeightTransferEngine,
-    "gloo": GlooWeightTransferEngine,
-    "shared": SharedWeightTransferEngine,
-}
+ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine}
 
 
 def register() -> None:

@@ -1,10 +1,10 @@
-"""The worker side of the `file`, `gloo` and `ipc` transports, on CPU or GPU: vLLM workers load a published
-safetensors file, receive the learner's broadcast in a group with it, or copy memory that it shares.
+"""The worker side of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published
+safetensors file, or receive the learner's broadcast in a group with it.
 
 `actors/generator/vllm_plugin.py` registers them in every worker process. The `nccl` transport is vLLM's own
 engine and needs nothing from here. The model is never loaded in part: the replica checks a file before its
-workers load it (`common.weight_versions.check_file`), a broadcast is loaded after its last tensor, and shared
-memory after all of it was copied and found to be what was announced. Generation continues until then.
+workers load it (`common.weight_versions.check_file`), and a broadcast is loaded after its last tensor.
+Generation continues until then.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 from vllm.platforms import current_platform
 
-from common.cuda_memory import on_own_stream, used_here
-from common.errors import UNREACHED, DamagedWeights
+from common.errors import UNREACHED
 from common.gloo import gloo_group
-from common.shared_buffer import DTYPES, Address, Place, copied, placed, size_of
-from common.weight_hash import TensorHash
 
 
 @dataclass
@@ -58,32 +55,6 @@ class GlooInitInfo(WeightTransferInitInfo):
     rank_offset: int
     join_s: float
     limit_s: float
-
-
-@dataclass
-class SharedUpdateInfo(WeightTransferUpdateInfo):
-    """One version in memory that the learner shares: where it is (`common.shared_buffer.Address` as a
-    mapping), what lies there in this order, the digest of all bytes, and whether no version follows: then
-    a replica that an evaluation has pinned loads it too."""
-
-    version: int
-    address: dict[str, Any]
-    names: list[str]
-    dtypes: list[str]
-    shapes: list[list[int]]
-    digest: str
-    last: bool
-
-    def checked(self) -> tuple[Address, list[Place]]:
-        """Address and places. Raises ValueError where they do not fit each other."""
-        address = Address.model_validate(self.address)
-        dtypes = [DTYPES[name] for name in self.dtypes]
-        places = placed(zip(self.names, dtypes, self.shapes, strict=True))
-        if size_of(places) != address.size:
-            raise ValueError(
-                f"{len(places)} tensors of {size_of(places)} bytes in a buffer of {address.size}"
-            )
-        return address, places
 
 
 def check_loaded(model: torch.nn.Module) -> None:
@@ -199,39 +170,13 @@ class FileWeightTransferEngine(_Arriving):
                 yield name, file.get_tensor(name)
 
 
-class _ArrivingAside(_Arriving):
+class GlooWeightTransferEngine(_Arriving):
     """Receives on a thread of its own, while the model runs."""
 
-    _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
-
-    def receive_weights(self, update_info: Any) -> None:
-        aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._receiving = aside.submit(self._receive, update_info)
-        aside.shutdown(wait=False)
-
-    def _receive(self, info: Any) -> list[tuple[str, torch.Tensor]]:
-        """All weights of the update."""
-        raise NotImplementedError
-
-    def arrived(self) -> bool:
-        assert self._receiving is not None
-        if not self._receiving.done():
-            return False
-        if (error := self._receiving.exception()) is not None:
-            self._receiving = None  # and with it what had arrived
-            raise error
-        return True
-
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        assert self._receiving is not None
-        receiving, self._receiving = self._receiving, None
-        return receiving.result()
-
-
-class GlooWeightTransferEngine(_ArrivingAside):
     init_info_cls = GlooInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo  # vLLM's trainer side sends the same for both
     _group: Any = None
+    _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the group that the learner forms. `Engine.init_transfer` has left the earlier one."""
@@ -248,7 +193,23 @@ class GlooWeightTransferEngine(_ArrivingAside):
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
             raise RuntimeError("weights came before this worker joined a transfer group")
-        super().receive_weights(update_info)
+        aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._receiving = aside.submit(self._receive, update_info)
+        aside.shutdown(wait=False)
+
+    def arrived(self) -> bool:
+        assert self._receiving is not None
+        if not self._receiving.done():
+            return False
+        if (error := self._receiving.exception()) is not None:
+            self._receiving = None  # and with it what had arrived
+            raise error
+        return True
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        assert self._receiving is not None
+        receiving, self._receiving = self._receiving, None
+        return receiving.result()
 
     def _receive(self, info: NCCLWeightTransferUpdateInfo) -> list[tuple[str, torch.Tensor]]:
         received = []
@@ -266,29 +227,3 @@ class GlooWeightTransferEngine(_ArrivingAside):
         if self._group is not None:
             self._group.shutdown()
             self._group = None
-
-
-class SharedWeightTransferEngine(_ArrivingAside):
-    """The `ipc` transport. Under a name of its own, because vLLM's engine `ipc` unpickles its handles."""
-
-    init_info_cls = FileInitInfo
-    update_info_cls = SharedUpdateInfo
-
-    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
-        del init_info
-
-    def _receive(self, info: SharedUpdateInfo) -> list[tuple[str, torch.Tensor]]:
-        """Copies, so the learner may overwrite its memory as soon as this returns or its process dies."""
-        address, places = info.checked()
-        with on_own_stream(self.device):
-            own = copied(address, self.device)
-            if TensorHash().digest([("weights", own)]) != info.digest:
-                raise DamagedWeights(
-                    f"the copy of version {info.version} differs from the learner's own; it is not loaded"
-                )
-        return [(place.name, place.of(own)) for place in places]
-
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        for name, tensor in super().weights():
-            used_here(tensor)
-            yield name, tensor

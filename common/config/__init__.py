@@ -100,7 +100,6 @@ class Config(Section):
                 self.model.dtype, self.weights.transport, self.generator.clear_cache
             )
         self.generator.check_sharing(self.rollout.max_staleness, self.learner.workers, self.weights.transport)
-        self.weights.check_sharing(self.learner.workers, self.generator.tensor_parallel)
         check_sampling(self.learner.objective, self.rollout, self.allocation)
         cap = self.allocation.max_group_size
         if cap is not None and cap < self.rollout.group_size:

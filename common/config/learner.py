@@ -86,10 +86,9 @@ class Learner(Section):
 
 
 class Weights(Section):
-    transport: Literal["file", "gloo", "nccl", "ipc"] = Field(
+    transport: Literal["file", "gloo", "nccl"] = Field(
         "file",
-        description="file: any machine that shares run.folder; gloo: over the network; nccl: GPU to GPU; "
-        "ipc: memory of the one card that generator and learner share, or of the host without GPUs.",
+        description="file: any machine that shares run.folder; gloo: over the network; nccl: GPU to GPU.",
     )
     update_limit_s: Seconds = Field(120.0, description="Deadline of every phase of an update.")
     drift_alarm: float = Field(
@@ -103,12 +102,3 @@ class Weights(Section):
         gt=0,
         description="Drift above which one of the first 5 measured steps stops the run; null: never.",
     )
-
-    def check_sharing(self, ranks: int, parallel: int) -> None:
-        """Raise ValueError where learner and generators could not share memory."""
-        if self.transport == "ipc" and ranks * parallel > 1:
-            raise ValueError(
-                f"weights.transport (ipc) shares memory of one card, and learner.workers {ranks} · "
-                f"generator.tensor_parallel {parallel} need {ranks * parallel}: set both to 1, or "
-                "weights.transport: file, gloo or nccl"
-            )

@@ -73,7 +73,7 @@ class Lora(Section):
         if transport == "nccl":
             raise ValueError(
                 "weights.transport (nccl) loads into the model itself, and learner.lora sends an adapter "
-                "beside it: use file, gloo or ipc, an adapter is small"
+                "beside it: use file or gloo, an adapter is small"
             )
         if not clear_cache:
             raise ValueError(

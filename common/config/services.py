@@ -87,7 +87,7 @@ class Generator(Section):
         if transport == "nccl":
             raise ValueError(
                 f"{sleeps} is for one card, and weights.transport (nccl) joins processes on different "
-                "cards: use file, gloo or ipc, or generator.sleep: none"
+                "cards: use file or gloo, or generator.sleep: none"
             )
 
 

@@ -22,7 +22,6 @@ from deploy.preflight.group_size import group_size
 from deploy.preflight.isolation import sandbox
 from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollout_disk import rollouts
-from deploy.preflight.sharing import shared_weights
 from deploy.preflight.step_costs import said
 from evaluation.console import say
 
@@ -54,7 +53,6 @@ CHECKS: tuple[Check, ...] = (
     precision,
     machine.gpu_count,
     machine.engine_sleep,
-    shared_weights,
     services.ray_token,
     services.ray_cluster,
     card_memory,

@@ -7,7 +7,7 @@ Bytes are GiB. The learner's part, in 16 bits (in float32 weights, gradients and
     + activations + logits of one chunk + context
 
 P: parameters, A: those that are trained. A generator's: weights 2 · P, KV cache, activations, context; the
-weights over its tensor-parallel ranks. With weights.transport: ipc each of both has 2 · A more.
+weights over its tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -92,16 +92,9 @@ def rank_need(shape: ModelShape, config: Config) -> Need:
             "optimizer": 0.0 if learner.offload_optimizer else moments / GIB,
             "activations": activation_bytes(shape, config) / GIB,
             "logits": 3 * 4 * learner.logit_chunk * shape.vocabulary / GIB,
-            **_shared(shape, config),
             "context": CONTEXT_GIB,
         },
     )
-
-
-def _shared(shape: ModelShape, config: Config) -> dict[str, float]:
-    """With `weights.transport: ipc` the learner's copy of a version, and each replica's own while it loads
-    it."""
-    return {"shared weights": published_gib(shape, config)} if config.weights.transport == "ipc" else {}
 
 
 def activation_bytes(shape: ModelShape, config: Config) -> float:
@@ -134,7 +127,6 @@ def generator_need(shape: ModelShape, config: Config, kv_gib: float) -> Need:
             "weights": weights / config.generator.tensor_parallel / GIB,
             "KV cache": kv_gib,
             "engine": ENGINE_GIB,
-            **_shared(shape, config),
             "context": CONTEXT_GIB,
         },
     )

@@ -101,8 +101,8 @@ class _Plan:
 def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     if plan.config.weights.transport == "nccl":
         raise ConfigError(
-            "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file, "
-            "gloo or ipc"
+            "weights.transport (nccl) joins processes on different cards, and this machine has 1: use file "
+            "or gloo"
         )
     if (parallel := plan.config.generator.tensor_parallel) > 1:
         raise ConfigError(

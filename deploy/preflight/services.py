@@ -20,7 +20,6 @@ from deploy.launch.redis_server import executable
 from deploy.launch.signals import starting_ray
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.preflight.machine import enough_gpus
-from deploy.preflight.sharing import one_machine
 from deploy.runs.record import named_redis, redis_url
 
 PODS_S, POLL_S = 300.0, 2.0
@@ -83,7 +82,6 @@ def ray_cluster(target: Target) -> Iterator[Finding]:
         nodes = len([n for n in ray.nodes() if n["Alive"]])
         yield ok("Ray", f"{nodes} nodes, {resources.get('GPU', 0):g} GPUs, {resources.get('CPU', 0):g} CPUs")
         yield from placeable(target, resources)
-        yield from one_machine(target, nodes)
         yield _same_code()
     finally:
         ray.shutdown()

@@ -2,7 +2,6 @@
 
     copy to rank 0's host memory (ZeRO-3 layer by layer) ─► file ─► announced, state.version ─► replicas load
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
-    copy to memory that the replicas share (`ipc`) ─► they copy it, and load ─► state.version
 
 The learner waits only for its copy. Writing, announcing, sending and loading happen in the background while
 the next step trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: vLLM's weight-transfer API
@@ -33,7 +32,6 @@ from learner.engine import Engine
 from learner.weights.broadcast import BroadcastClient, Confirmation
 from learner.weights.file_transport import FileTransport
 from learner.weights.host_copy import HostCopy, Snapshot
-from learner.weights.shared_transport import SharedTransport
 
 if TYPE_CHECKING:
     from learner.weights.transfer_group import TransferGroup
@@ -62,9 +60,7 @@ class Publisher:
         self._config, self._redis, self._rank = config, client, rank
         broadcast = BroadcastClient(config.weights.update_limit_s)
         self._device = engine.device if config.weights.transport == "nccl" else torch.device("cpu")
-        shared = rank == 0 and config.weights.transport == "ipc"
-        self._shared = SharedTransport(config, engine, client, broadcast) if shared else None
-        self._copy = self._shared or HostCopy(engine, rank)
+        self._copy = HostCopy(engine, rank)
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publish")
         self._shipping: Future[None] | None = None
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
@@ -75,7 +71,7 @@ class Publisher:
             run_dir / "weights", config.run.name, config.model.dtype, self._announce, broadcast
         )
         grouped = config.weights.transport in ("gloo", "nccl")
-        self._group = _group(config, client, broadcast) if grouped else self._shared
+        self._group = _group(config, client, broadcast) if grouped else None
 
     def publish(self, version: int) -> None:
         """Make `version` the newest. Returns when rank 0 has its copy. A collective under ZeRO-3."""
@@ -149,7 +145,7 @@ class Publisher:
         announce(self._redis, manifest)
         advance(self._redis, self._config.run.name, manifest.version)
 
-    def _send(self, group: TransferGroup | SharedTransport, weights: Snapshot) -> None:
+    def _send(self, group: TransferGroup, weights: Snapshot) -> None:
         began = time.monotonic()
         confirmed = group.send(weights)
         advance(self._redis, self._config.run.name, weights.version)

@@ -95,19 +95,17 @@ async def differences(engine: Any, config: Config, hf: PreTrainedModel) -> float
 
 
 @pytest.mark.system
-def test_shared_memory_holds_every_version_by_the_names_of_files(tmp_path: Path) -> None:
-    from learner.weights.shared_transport import SharedTransport
+def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
+    from learner.weights.host_copy import HostCopy
 
-    config, hf = saved(tmp_path / "model", mixtral)
-    learner, nobody = cast(Any, Learner(hf)), cast(Any, None)
-    shared = SharedTransport(config, learner, nobody, nobody)
-    for factor in (1.0, 2.0, 2.0):
+    _, hf = saved(tmp_path / "model", mixtral)
+    copy = HostCopy(cast(Any, Learner(hf)), rank=0)
+    for factor in (1.0, 2.0):
         with torch.no_grad():
             for parameter in hf.parameters():
                 parameter.mul_(factor)
         hf.save_pretrained(tmp_path / "now")
-        expected = load_file(tmp_path / "now" / "model.safetensors")
-        taken = dict(shared.take())
+        expected, taken = load_file(tmp_path / "now" / "model.safetensors"), dict(copy.take())
         assert taken.keys() == expected.keys()
         assert all(torch.equal(taken[name], expected[name]) for name in expected)
 

@@ -193,22 +193,6 @@ def test_the_last_version_reaches_a_pinned_replica_over_gloo_and_ends_what_count
     asyncio.run(scenario())
 
 
-def test_over_shared_memory_a_pinned_replica_takes_the_last_version_alone() -> None:
-    async def scenario() -> None:
-        weights, engine = held("ipc")
-        await weights.note_pin(Pinned(NAME, 40))
-        for version, last in ((39, False), (40, False), (41, False), (42, True)):
-            weights.roll_call(version)
-            await weights.take({"last": last}, version, "")
-            weights.confirm(version)
-        assert engine.installed == [39, 40, 42]
-        await weights.note_pin(None)
-        await weights.take({"last": False}, 43, "")
-        assert engine.installed[-1] == 43
-
-    asyncio.run(scenario())
-
-
 def test_a_lease_that_nobody_renews_ends_by_itself(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "LEASE_S", 0.3)
     monkeypatch.setattr(pin, "POLL_S", 0.02)

@@ -50,9 +50,6 @@ def test_every_check_runs_on_cpu_with_torch_transformers_deepspeed_and_pydantic_
         "attention kernel",
         "ZeRO-3 on one rank, norm",
         "gather",
-        "shared weights, three versions",
-        "shared weights, a reader that is killed",
-        "shared weights, another version or card",
     ):
         assert name in named
     assert "SKIP LoRA step: peft is not installed" in lines

@@ -47,6 +47,7 @@ def test_a_serve_file_carries_the_experiment_as_its_arguments(tmp_path: Path) ->
         ("rollout", {"shards": 7}, "rollout.shards (7) must divide rollout.prompts_per_batch (60)"),
         ("rollout", {"temperature": 0}, "rollout.temperature (0): Input should be greater than 0"),
         ("learner", {"zero_stage": 4}, "learner.zero_stage (4): Input should be 0, 1, 2 or 3"),
+        ("weights", {"transport": "ipc"}, "weights.transport ('ipc'): Input should be 'file', 'gloo' or"),
         ("queue", {"capacity": 10}, "queue.capacity (10) must be at least"),
         ("reward", {"weights": {"style": 1.0}}, "unknown reward 'style'"),
     ],

@@ -26,7 +26,7 @@ MODEL = load("tiny").model.path
             ["learner.lora.rank=16", "learner.lora.alpha=24", "model.dtype=bfloat16"],
             r"alpha / learner.lora.rank = 24/16 = 1.5 is not a power of two",
         ),
-        (["learner.lora.rank=8", "weights.transport=nccl"], r"transport \(nccl\).*use file, gloo or ipc"),
+        (["learner.lora.rank=8", "weights.transport=nccl"], r"transport \(nccl\).*use file or gloo"),
         (["learner.lora.rank=8", "generator.clear_cache=false"], r"generator.clear_cache \(false\) with"),
         (["learner.lora.rnak=8"], r"learner.lora.rnak: unknown key; did you mean rank\?"),
     ],

@@ -23,9 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 LORA = ("learner.lora.rank=8", "learner.lora.alpha=16", "learner.optimizer.learning_rate=0.001")
 
 
-@pytest.fixture(
-    scope="module", params=["file", *(pytest.param(t, marks=pytest.mark.slow) for t in ("gloo", "ipc"))]
-)
+@pytest.fixture(scope="module", params=["file", pytest.param("gloo", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     settings = (*LORA, "learner.objective.kl=0.01", f"weights.transport={request.param}")

@@ -35,7 +35,6 @@ run_local(load("tiny", sys.argv[1:]), resume=False, fresh=False)
     [
         ("none", "file"),
         pytest.param("rehearsal", "file", marks=pytest.mark.slow),
-        pytest.param("rehearsal", "ipc", marks=pytest.mark.slow),
     ],
 )
 def test_learner_and_replica_share_one_card(tmp_path: Path, sleep: str, transport: str) -> None:

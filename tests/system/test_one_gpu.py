@@ -48,16 +48,14 @@ def test_an_engine_that_sleeps_frees_its_memory_and_wakes_with_its_weights() -> 
     asyncio.run(run())
 
 
-LORA, SHARED = "learner.lora.rank=8", "weights.transport=ipc"
+LORA = "learner.lora.rank=8"
 
 
 @pytest.mark.skipif(
     torch.cuda.device_count() > 1,
     reason=f"needs one NVIDIA GPU alone, of {torch.cuda.device_count()} each part would get some of its own",
 )
-@pytest.mark.parametrize(
-    "more", [(), (LORA,), (SHARED,), (LORA, SHARED)], ids=["full", "lora", "full, ipc", "lora, ipc"]
-)
+@pytest.mark.parametrize("more", [(), (LORA,)], ids=["full", "lora"])
 def test_generator_and_learner_take_turns(tmp_path: Path, more: tuple[str, ...]) -> None:
     every = (*TURNS, "evaluation.path=null", *more)
     result = hora(tmp_path, *(part for setting in every for part in ("-s", setting)))

@@ -69,9 +69,8 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
         yield server
 
 
-# Other whole runs cover files, shared memory and a staleness of 0 at each change: `test_evaluated_run`,
-# `test_shared_weights` and `test_sleep`.
-SLOW = [pytest.param(of, marks=pytest.mark.slow) for of in ((0, "file"), (1, "ipc"))]
+# Other whole runs cover files and a staleness of 0 at each change: `test_evaluated_run` and `test_sleep`.
+SLOW = [pytest.param((0, "file"), marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module", params=[(1, "gloo"), *SLOW], ids=str)
