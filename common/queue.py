@@ -5,7 +5,8 @@
 
 Pushing is idempotent by group id for the life of the run. An entry stays in the stream until a durable
 checkpoint contains its step. An unusable entry becomes a dead letter, and its id goes to `redo`, so that the
-group is sampled again. An entry belongs to its group only while `pushed` says so.
+group is sampled again. An entry belongs to its group only while `pushed` says so. Any other entry is foreign:
+`claim` and `pending` remove it, and one dead letter counts all that were found at once.
 
 A stream entry only names a group. The rollouts are in two keys, written, renamed and removed in the same
 transactions: the pre-rollouts, which the shard's plan wrote (`actors/coordinator/plans.py`), and the
@@ -34,6 +35,7 @@ GROUP, CONSUMER = "learner", "rank-0"
 DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter
 # Longer than any group id or batch; both are numbers of at most 63 bits.
 LONGEST_ID, LONGEST_BATCH = 64, 18
+AT_ONCE = 256  # entries read together
 
 # KEYS[4] holds the additional rollouts, KEYS[5] the pre-rollouts where no plan did, set in the same
 # transaction.
@@ -53,7 +55,7 @@ return entry
 
 
 # Runs once per entry, even when it is repeated because a reply was lost. The group is sampled again only if
-# this was its entry, and not a foreign one under its name. The pre-rollouts stay, because a coordinator that
+# this is still its entry. The pre-rollouts stay, because a coordinator that
 # continues the shard has no others.
 BURY = """
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then return end
@@ -66,6 +68,16 @@ if redis.call('HGET', KEYS[2], ARGV[2]) == ARGV[1] then
   redis.call('HDEL', KEYS[2], ARGV[2])
   if ARGV[8] ~= '' then redis.call('HSET', KEYS[3], ARGV[2], ARGV[8]) end
 end
+"""
+
+# KEYS from the 4th are the foreign entries' messages, ARGV from the 4th their ids. Safe to repeat.
+SET_ASIDE = """
+local gone = redis.call('XDEL', KEYS[1], unpack(ARGV, 4))
+redis.call('XACK', KEYS[1], ARGV[1], unpack(ARGV, 4))
+redis.call('UNLINK', unpack(KEYS, 4))
+if gone == 0 then return end
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[2], '*', 'reason', ARGV[3])
+redis.call('HINCRBY', KEYS[3], 'dead_letters', gone)
 """
 
 
@@ -139,31 +151,53 @@ class Consumer:
         self._keys = Keys(config.run.name)
         self._dead_letters = config.queue.dead_letters
         self._max_bytes = config.queue.max_group_bytes
-        self._bury = client.register_script(BURY)
+        self._bury, self._set_aside = client.register_script(BURY), client.register_script(SET_ASIDE)
         try:
             self._redis.xgroup_create(self._keys.groups, GROUP, id="0", mkstream=True)
         except redis.exceptions.ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
 
-    def claim(self, block_s: float, count: int = 256) -> list[Entry]:
-        """Entries that nobody has claimed, waiting up to `block_s` seconds for the first."""
+    def claim(self, block_s: float, count: int = AT_ONCE) -> list[Entry]:
+        """Entries of this run that nobody has claimed, waiting up to `block_s` seconds for the first."""
         block = max(1, int(block_s * 1000))
         found = self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: ">"}, count=count, block=block)
-        return [_entry(i, fields) for _, entries in found or [] for i, fields in entries]
+        return self._own([_entry(i, fields) for _, entries in found or [] for i, fields in entries])
 
     def claimed(self) -> int:
         """How many entries are claimed and not acknowledged."""
         return int(self._redis.xpending(self._keys.groups, GROUP)["pending"])
 
     def pending(self) -> list[Entry]:
-        """Everything claimed and not acknowledged, oldest first: where a restarted learner begins."""
+        """The run's entries that are claimed and not acknowledged, oldest first: where a restarted learner
+        begins."""
         entries: list[Entry] = []
         last = "0"
-        while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=256)[0][1]:
-            entries += [_entry(i, fields) for i, fields in found if fields]
+        while found := self._redis.xreadgroup(GROUP, CONSUMER, {self._keys.groups: last}, count=AT_ONCE)[0][
+            1
+        ]:
+            entries += self._own([_entry(i, fields) for i, fields in found if fields])
             last = found[-1][0].decode()
         return entries
+
+    def _own(self, entries: list[Entry]) -> list[Entry]:
+        """The entries that this run pushed; the others are removed and counted."""
+        if not entries:
+            return []
+        pushed = self._redis.hmget(self._keys.pushed, [e.group for e in entries])
+        foreign = [e for e, mine in zip(entries, pushed, strict=True) if mine != e.id.encode()]
+        if not foreign:
+            return entries
+        reason = (
+            f"{len(foreign)} foreign: this run pushed no such entry to {self._keys.groups}; the first is "
+            f"{foreign[0].id}, as group {foreign[0].group!r:.40}"
+        )
+        keys = [self._keys.groups, self._keys.dead, self._keys.counters]
+        self._set_aside(
+            keys=[*keys, *(self._keys.additional(e.id) for e in foreign)],
+            args=[GROUP, self._dead_letters, reason, *(e.id for e in foreign)],
+        )
+        return [e for e in entries if e not in foreign]
 
     def read(self, entry: str, group: str) -> tuple[bytes, bytes]:
         """The encoded pre-rollouts and additional rollouts of this entry's group, each at most one byte

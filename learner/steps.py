@@ -188,8 +188,9 @@ class Planner:
             self._dead_in_a_row += 1
             if self._dead_in_a_row >= self._config.learner.max_dead_in_a_row:
                 raise RunError(
-                    f"{self._dead_in_a_row} unusable groups in a row; last: {error}. See stream "
-                    f"{self._keys.dead}"
+                    f"{self._dead_in_a_row} unusable groups in a row (learner.max_dead_in_a_row); last: "
+                    f"entry {entry.id} of {self._keys.groups}: {error}. Remove the cause (stream "
+                    f"{self._keys.dead} has all reasons) and resume: the groups are sampled again"
                 ) from error
             return
         self._dead_in_a_row = 0

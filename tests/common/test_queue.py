@@ -166,47 +166,37 @@ def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisSer
         decode_group(*messages, max_bytes=10)
 
 
-def test_a_foreign_entry_is_claimed_and_has_no_rollouts(redis_server: RedisServer) -> None:
-    client = connect(redis_server.url)
-    consumer = Consumer(client, CONFIG)
-    client.xadd(Keys("q").groups, {"hello": "world"})
-    [entry] = consumer.claim(1.0)
-    assert (entry.group, entry.batch) == ("", -1)
-    with pytest.raises(WireError, match="was not pushed as group '': foreign"):
-        consumer.read(entry.id, entry.group)
-    consumer.dead_letter(entry, "no group")
-    assert client.hlen(Keys("q").redo) == 0, "nobody knows which group it was"
-    assert consumer.pending() == []
-
-
-def test_a_foreign_entry_that_bears_a_groups_name_takes_nothing_from_it(redis_server: RedisServer) -> None:
-    push(redis_server, 1)
-    client = connect(redis_server.url)
-    consumer = Consumer(client, CONFIG)
-    client.xadd(Keys("q").groups, {"id": "0:1", "batch": "0"})
-    mine, foreign = consumer.claim(1.0)
-    with pytest.raises(WireError, match="was not pushed as group '0:1': foreign"):
-        consumer.read(foreign.id, foreign.group)
-    consumer.dead_letter(foreign, "foreign")
-    assert client.hlen(Keys("q").redo) == 0
-    assert push(redis_server, 1) == [False]
-    assert decode_group(*consumer.read(mine.id, mine.group)).id == "0:1"
-
-
-def test_a_foreign_entry_of_any_length_is_set_aside_and_leaves_little_behind(
+def test_foreign_entries_of_any_form_are_removed_and_counted_and_take_nothing_from_a_group(
     redis_server: RedisServer,
 ) -> None:
-    client = connect(redis_server.url)
+    push(redis_server, 1)
+    client, keys = connect(redis_server.url), Keys("q")
+    for fields in (
+        {"hello": "world"},
+        {"id": "0:1", "batch": "0"},
+        {"id": b"0:1" * 2**20, "batch": b"1" * 5000},
+    ):
+        client.xadd(keys.groups, fields)
     consumer = Consumer(client, CONFIG)
-    client.xadd(Keys("q").groups, {"id": b"0:1" * 2**20, "batch": b"1" * 5000})
-    [entry] = consumer.claim(1.0)
-    assert (len(entry.group), entry.batch) == (64, -1)
-    with pytest.raises(WireError, match="foreign"):
-        consumer.read(entry.id, entry.group)
-    consumer.dead_letter(entry, "foreign")
-    assert consumer.pending() == []
-    [(_, dead)] = client.xrange(Keys("q").dead)
+    [mine] = consumer.claim(1.0)
+    assert [e.id for e in consumer.pending()] == [mine.id]
+    assert decode_group(*consumer.read(mine.id, mine.group)).id == "0:1"
+    assert push(redis_server, 1) == [False]
+    assert client.hlen(keys.redo) == 0
+    assert client.xlen(keys.groups) == 1
+    assert client.hget(keys.counters, "dead_letters") == b"3"
+    [(_, dead)] = client.xrange(keys.dead)
     assert sum(map(len, dead.values())) < 1000
+
+
+def test_foreign_entries_that_a_killed_learner_had_claimed_are_removed(redis_server: RedisServer) -> None:
+    client, keys = connect(redis_server.url), Keys("q")
+    consumer = Consumer(client, CONFIG)
+    client.xadd(keys.groups, {"id": "0:1", "batch": "0"})
+    client.xreadgroup("learner", "rank-0", {keys.groups: ">"})
+    assert consumer.claimed() == 1
+    assert consumer.pending() == []
+    assert consumer.claimed() == client.xlen(keys.groups) == 0
 
 
 def test_the_ledger_never_changes(redis_server: RedisServer) -> None:
