@@ -16,9 +16,8 @@ import typer
 from common.errors import HoraError
 from common.user_code import working_folder
 from deploy.cli_priors import app as priors
+from deploy.cli_results import RunFolder
 from deploy.cli_results import app as results
-from deploy.cli_serving import RunFolder
-from deploy.cli_serving import app as serving
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -238,7 +237,6 @@ def evaluate(
 
 
 app.add_typer(results)
-app.add_typer(serving)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli_serving import RunFolder
+from deploy.cli_results import RunFolder
 
 app = typer.Typer(
     help="Learned priors: fit them on recorded rollouts, see how right they were.", no_args_is_help=True

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 app = typer.Typer()
+RunFolder = Annotated[Path, typer.Argument(help="Folder of a run, e.g. runs/tiny.")]
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
 
@@ -55,7 +56,7 @@ def compare(
 
 @app.command()
 def rollouts(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, e.g. runs/tiny.")],
+    run: RunFolder,
     step: Annotated[int | None, typer.Option(min=0, help="Only those of this step.")] = None,
     prompt: Annotated[int | None, typer.Option(min=0, help="Only those of the prompt of this index.")] = None,
     success: Annotated[bool | None, typer.Option("--success/--failure", help="Only hits, or misses.")] = None,

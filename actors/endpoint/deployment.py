@@ -1,7 +1,6 @@
 """Serve deployment `endpoint`: the policy under training, for clients that have the run's token.
 
     POST /v1/chat/completions, /v1/completions     as OpenAI's clients send them
-    POST /v1/try                                   a problem as the run would sample and judge it
     GET  /v1/models
 
 It has no engine. Requests go to the generator replicas, with lower priority than rollouts and within a
@@ -11,7 +10,6 @@ separate limit.
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import redis.exceptions
@@ -19,7 +17,6 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from actors.calls import verifier_calls
 from actors.endpoint.guard import Guard, Rate
 from common import logs
 from common.access import wanted_digest
@@ -30,7 +27,6 @@ from common.state import read_state_async
 from common.stop_tokens import stop_tokens
 
 FRESH_S = 5.0
-TRIES = 3
 
 
 @serve.ingress()
@@ -42,21 +38,17 @@ class Endpoint:
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="endpoint")
         self._redis_url = redis_url
         self._generator = generator or serve.get_deployment_handle("generator", "hora")
-        self._verifier = serve.get_deployment_handle("verifier", "hora")
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         # vLLM takes ten seconds to import, and only this replica needs it.
         from actors.endpoint.app import Handlers, create_app
         from actors.endpoint.proxy import EngineProxy
-        from actors.endpoint.trial import Trial, add_trial
 
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         proxy = EngineProxy(config, self._generator)
         handlers = Handlers(config, proxy, stop_tokens(config, tokenizer))
         app = create_app(handlers)
-        complete = partial(handlers.answer, kind="completion")
-        add_trial(app, Trial(config, tokenizer, complete, verifier_calls(self._verifier, hasty(config))))
         key = Key(self._redis_url, config.run.name)
         app.add_middleware(
             Guard,
@@ -65,11 +57,6 @@ class Endpoint:
             max_bytes=limits.max_body_kib * 1024,
         )
         return app
-
-
-def hasty(config: Config) -> Config:
-    """`config` for requests whose client waits: a reward that fails is soon said to have failed."""
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"attempts": TRIES})})
 
 
 class Key:

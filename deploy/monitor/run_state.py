@@ -102,7 +102,6 @@ class RunState:
     max_staleness: int
     paused: bool
     controls: bool
-    endpoint: bool
     unplaced: str
     error: str | None
     rule: str
@@ -247,7 +246,6 @@ def _plan(config: Config) -> dict[str, Any]:
     """Settings that do not change during a run."""
     return {
         "steps": config.learner.steps,
-        "endpoint": config.serve.endpoint,
         "max_staleness": config.rollout.max_staleness,
         "rule": config.allocation.rule,
         "prompts_per_batch": config.rollout.prompts_per_batch,

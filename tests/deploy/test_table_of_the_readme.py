@@ -51,8 +51,6 @@ ELSEWHERE = {
     "hora eval MODEL --config qwen2.5-7b": ("tests/system/test_evaluation_command.py", '"eval"'),
     "hora sample CONFIG [--prompts 300 --samples 64]": ("tests/system/test_sample_command.py", '"sample"'),
     "hora study FILE": ("tests/system/test_study_command.py", '"study"'),
-    "hora serve RUN [--step N]": ("tests/system/test_endpoint.py", '"serve"'),
-    "hora chat RUN [--step N]": ("tests/system/test_endpoint.py", '"chat"'),
     "hora export RUN OUT [--step N]": ("tests/system/test_whole_loop.py", '"export"'),
     "hora audit RUN": ("tests/system/test_whole_loop.py", '"audit"'),
     "hora train CONFIG": ("tests/system/test_elastic.py", '"train"'),

@@ -1,15 +1,16 @@
-"""The endpoint on the real stack: `hora serve` on the tiny model, asked by OpenAI's own client, by hand, and
-by a fuzzer; `hora chat`; and a run that trains while it is asked."""
+"""The endpoint on the real stack: asked by OpenAI's own client, by hand, by a fuzzer, and while the policy is
+trained."""
 
 import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,10 @@ import httpx
 import psutil
 import pytest
 
-from common.load import dump_yaml, load
+from common.load import load
 from common.prompts import load_tokenizer
-from deploy.launch.chat import streamed
 from deploy.launch.ports import free_port
-from deploy.launch.serving import Served
-from tests.system.conftest import HORA, LiveRun
+from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 FUZZED = int(os.environ.get("HORA_TEST_FUZZED", "300"))
@@ -30,29 +29,33 @@ CHAT = {"messages": [{"role": "user", "content": "37+58=?"}], "max_tokens": 40}
 TEXT = "37+58=?\n"
 
 
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run."""
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    folder.mkdir()
-    config = load("tiny", ["serve.requests_per_minute=60000", "serve.max_sequences=64"])
-    (folder / "config.yaml").write_text(dump_yaml(config))
-    shutil.copytree(config.model.path, folder / "model")
-    return folder
+@dataclass(frozen=True, slots=True)
+class Served:
+    url: str
+    key_file: Path
+
+    @property
+    def key(self) -> str:
+        return self.key_file.read_text().strip()
 
 
 @pytest.fixture(scope="module")
-def served(run_dir: Path) -> Iterator[Served]:
-    port = free_port("127.0.0.1")
-    log = (run_dir.parent / "serve.log").open("w+")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder, port = tmp_path_factory.mktemp("served"), free_port("127.0.0.1")
+    settings = ["serve.requests_per_minute=60000", "serve.max_sequences=64"]
+    log = (folder / "serve.log").open("w+")
     process = subprocess.Popen(
-        [HORA, "serve", str(run_dir), "--port", str(port)], stdout=log, stderr=log, start_new_session=True
+        [sys.executable, "-m", "tests.support.endpoint_alone", str(folder), str(port), *settings],
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
     )
-    found = Served(f"http://127.0.0.1:{port}", "tiny", run_dir / "serving" / "token")
+    found = Served(f"http://127.0.0.1:{port}", folder / "token")
     try:
         deadline = time.monotonic() + 400
         while not _answers(found):
-            assert process.poll() is None, (run_dir.parent / "serve.log").read_text()[-3000:]
+            assert process.poll() is None, (folder / "serve.log").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(1)
         yield found
@@ -227,35 +230,12 @@ def test_a_client_that_leaves_gives_its_place_back(served: Served) -> None:
         assert time.monotonic() < deadline
 
 
-def test_the_terminal_talks_to_it(served: Served, run_dir: Path) -> None:
-    assert "<answer>" in "".join(streamed(served, CHAT["messages"], 1.0))  # type: ignore[arg-type]
-    shutil.copy(served.key_file, run_dir / "token")
-    done = subprocess.run(
-        [HORA, "chat", str(run_dir), "--url", served.url],
-        input="37+58=?\n\n",
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "COLUMNS": "100"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert "<answer>" in done.stdout
-
-
-def test_a_folder_that_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = subprocess.run([HORA, "serve", str(tmp_path)], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr.strip()) == (
-        1,
-        f"hora: {tmp_path}: not a run folder, there is no config.yaml; `hora runs` lists runs",
-    )
-
-
 @pytest.mark.slow
 def test_the_policy_answers_while_it_is_trained(live_run: Callable[..., LiveRun]) -> None:
     port = free_port("127.0.0.1")
     run = live_run(6, **{"serve.endpoint": "true", "telemetry.http_port": port})
     run.until(1)
-    served, seen = Served(f"http://127.0.0.1:{port}", "live", run.run / "token"), set()
+    served, seen = Served(f"http://127.0.0.1:{port}", run.run / "token"), set()
     while run.trained() < 5:
         answer = post(served, "/chat/completions", {**CHAT, "model": "live"})
         if answer.status_code == 200:
