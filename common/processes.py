@@ -9,6 +9,8 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
+
 GROUPS = Path("/sys/fs/cgroup")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded here: a forked child must do no more than call
@@ -36,6 +38,11 @@ def processors() -> int:
         if limits[0] != "max":
             have = min(have, int(limits[0]) / int(limits[1]))
     return max(1, int(have))
+
+
+def free_memory() -> float:
+    """Bytes of host memory that a run may still take: of the machine, and of this process's control group."""
+    return min(psutil.virtual_memory().available, memory_left())
 
 
 def memory_left() -> float:

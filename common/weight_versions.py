@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import redis
 
 from common.config import Config
+from common.digests import digest_of
 from common.errors import DamagedWeights, StaleWeights
 from common.keys import Keys
 from common.redis import AsyncRedis
@@ -27,17 +27,17 @@ return math.max(old, tonumber(ARGV[1]))
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Version `version` of run `run` as a safetensors file at `path` with this SHA-256 and size in bytes."""
+    """Version `version` of run `run` as a safetensors file at `path` with this digest and size in bytes."""
 
     run: str
     version: int
     path: str
-    sha256: str
+    digest: str
     bytes: int
 
     def update_info(self) -> dict[str, Any]:
         """The update that a replica receives, and checks before its workers load the file."""
-        return {"version": self.version, "path": self.path, "sha256": self.sha256}
+        return {"version": self.version, "path": self.path, "digest": self.digest, "bytes": self.bytes}
 
 
 def announce(client: redis.Redis, manifest: Manifest) -> None:
@@ -45,25 +45,48 @@ def announce(client: redis.Redis, manifest: Manifest) -> None:
     client.set(Keys(manifest.run).weights, json.dumps(asdict(manifest)))
 
 
-def check_file(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the file of an update and return what the workers need.
+def check_file(info: Mapping[str, Any]) -> BinaryIO:
+    """The file of an update, open, after it was read whole. Close it.
 
     Raises DamagedWeights when it differs from its announcement or cannot be read, and StaleWeights when it is
     gone, deleted here or on another machine of a shared disk.
     """
     try:
-        with open(info["path"], "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        file = open(info["path"], "rb", opener=_open)  # noqa: SIM115
+        try:
+            _compare(file, info)
+        except BaseException:
+            file.close()
+            raise
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ESTALE):
             raise StaleWeights(f"{info['path']} is gone: a newer version is out") from None
         raise DamagedWeights(f"weights {info['path']} cannot be read: {error.strerror}") from None
-    if found != info["sha256"]:
+    return file
+
+
+def _open(path: str, flags: int) -> int:
+    # It may be a descriptor of a learner that died, and the pipe of another process by now.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _compare(file: BinaryIO, info: Mapping[str, Any]) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size != info["bytes"]:
         raise DamagedWeights(
-            f"weights {info['path']}: checksum {found[:12]} is not the announced {info['sha256'][:12]}; not "
+            f"weights {info['path']}: {size} bytes are not the announced {info['bytes']}; not loaded"
+        )
+    found = digest_of(file)
+    if found != info["digest"]:
+        raise DamagedWeights(
+            f"weights {info['path']}: checksum {found[:12]} is not the announced {info['digest'][:12]}; not "
             "loaded"
         )
-    return {"version": info["version"], "path": info["path"]}
+
+
+def path_of(descriptor: int) -> str:
+    """Where processes of this user on this machine open what this process has open."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def mark_of(path: str) -> str:
@@ -102,7 +125,7 @@ def available(client: redis.Redis, config: Config) -> int:
     if config.weights.transport != "file" or manifest is None:
         return 0
     try:
-        check_file(manifest.update_info())
+        check_file(manifest.update_info()).close()
     except StaleWeights:  # also DamagedWeights: that version is published again
         return 0
     return manifest.version

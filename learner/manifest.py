@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: size and SHA-256 of every file, signed (HMAC-SHA256) with the run's secret.
+"""The manifest of a checkpoint: size and digest of every file, signed (HMAC-SHA256) with the run's secret.
 
 DeepSpeed's state contains pickles, and loading a pickle executes code from it. So nothing of a checkpoint is
 loaded before the manifest's signature and every file's checksum were verified.
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common.digests import digest_of
 from common.errors import RunError
 from common.files import replace_text
 from common.kept_secret import kept_secret
@@ -30,7 +31,7 @@ class Refused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, SHA-256] by path within
+    """Files of the checkpoint of `run` after `step` steps on `world` ranks: [bytes, digest] by path within
     its folder."""
 
     run: str
@@ -63,7 +64,7 @@ def check_files(folder: Path, manifest: Manifest, names: Iterable[str]) -> None:
     """Raise Refused when one of these files differs from its checksum."""
     for name in names:
         if digest(folder / name) != tuple(manifest.files[name]):
-            raise Refused(f"{name} is not what was written: its SHA-256 is another")
+            raise Refused(f"{name} is not what was written: its digest is another")
 
 
 def verified(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
@@ -74,10 +75,10 @@ def verified(folder: Path, secret: bytes, run: str, step: int) -> Manifest:
 
 
 def digest(path: Path) -> tuple[int, str]:
-    """Size and SHA-256 of a file. Raises Refused when it cannot be read."""
+    """Size and digest of a file. Raises Refused when it cannot be read."""
     try:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = digest_of(file)
             return file.tell(), found
     except OSError as error:
         raise Refused(f"{path.name} cannot be read: {error.strerror}") from None
@@ -124,7 +125,7 @@ def _signed(file: Path, secret: bytes) -> Manifest:
         raise Refused(f"{NAME} cannot be read ({type(error).__name__})") from None
     if not own:
         raise Refused(f"{NAME} is not signed with this run's secret")
-    files = {name: (int(size), str(sha)) for name, (size, sha) in value["files"].items()}
+    files = {name: (int(size), str(found)) for name, (size, found) in value["files"].items()}
     return Manifest(value["run"], value["step"], value["world"], files)
 
 

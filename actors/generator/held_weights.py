@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import structlog
 
@@ -28,7 +28,7 @@ from common.config import Config
 from common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from common.redis import AsyncRedis
 from common.types import Pinned
-from common.weight_versions import check_file, mark_of, newest
+from common.weight_versions import check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05
@@ -206,7 +206,10 @@ class HeldWeights:
     async def _load(self, info: Mapping[str, Any]) -> None:
         async with self._update:
             if int(info["version"]) > self.version and self.pin.version is None:
-                await self._install(await self._checked(info), int(info["version"]))
+                version = int(info["version"])
+                # The workers open this descriptor, so they load what was checked.
+                with await self._checked(info) as file:
+                    await self._install({"version": version, "path": path_of(file.fileno())}, version)
 
     async def _load_from(self, group: str, info: Mapping[str, Any], version: int) -> None:
         async with self._update:
@@ -222,15 +225,12 @@ class HeldWeights:
         self.asleep_since = None  # loading wakes an engine
         self.pin.installed(version)
 
-    async def _checked(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """What the workers need to read the announced file, which is in the page cache then. Raises
-        DamagedWeights for another file; the heartbeat reports it, and the learner publishes the version
-        again."""
+    async def _checked(self, info: Mapping[str, Any]) -> BinaryIO:
+        """The announced file, open, and in the page cache. Raises DamagedWeights for another file; the
+        heartbeat reports it, and the learner publishes the version again."""
         mark, version = mark_of(info["path"]), int(info["version"])
         try:
-            checked: dict[str, Any] = await self._guarded(
-                "checking the file", asyncio.to_thread(check_file, info)
-            )
+            checked: BinaryIO = await self._guarded("checking the file", asyncio.to_thread(check_file, info))
         except DamagedWeights as error:
             self._damaged = (version, mark)
             self._notice = f"{error}; it stays on version {self.version} until they are published again"

@@ -15,12 +15,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 import common
 from common.errors import ConfigError, RunError
 from common.load import ROOT
-from common.processes import memory_left
+from common.processes import free_memory
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
@@ -232,11 +230,6 @@ def build_lock(target: Target) -> Iterator[Finding]:
         else f"{place} is free"
     )
     yield ok("DeepSpeed's build", says)
-
-
-def free_memory() -> float:
-    """Bytes of host memory that a run may still take: of the machine, and of this process's control group."""
-    return min(psutil.virtual_memory().available, memory_left())
 
 
 def model_gib(path: str) -> float:

@@ -1,30 +1,49 @@
-"""The `file` transport: one version is written as one safetensors file and announced; replicas read it.
+"""The `file` transport: one version is one safetensors file, which is announced; replicas read it.
+
+On one machine the file is in memory and has no name: replicas open it at /proc/PID/fd/N, and the kernel frees
+it with the last process that has it open, whatever is killed. Otherwise it is in the run's folder: where the
+learner and the replicas may be on several machines, where memory is short, and for the run's last version,
+which outlives the learner.
 
 It needs nothing of vLLM's. The worker side is `actors.generator.weight_engine`.
 """
 
 from __future__ import annotations
 
-import hashlib
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from common.files import replacing, sync
-from common.weight_versions import Manifest
+from common.digests import hasher
+from common.files import replacing
+from common.processes import free_memory
+from common.weight_versions import Manifest, path_of
 from learner.engine import DTYPES
 from learner.weights.broadcast import BroadcastClient, Confirmation
 from learner.weights.host_copy import Snapshot
 
 SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-KEPT_FILES = 2
+SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+Written = AbstractContextManager[tuple[str, BinaryIO]]
+"""Path of a new file, and the file to write, which is whole at the end of the block."""
+
+
+def on_one_machine() -> bool:
+    """Whether every replica sees this process and its memory: Ray has one node."""
+    import ray
+
+    return ray.is_initialized() and sum(node["Alive"] for node in ray.nodes()) == 1
 
 
 class FileTransport:
-    """The files of `run` in `folder`. `publish` announces a file that is on the disk."""
+    """The files of `run`, in `folder` or in memory. `publish` announces a file; `last` is the run's last
+    version. `shared` says whether memory reaches all replicas."""
 
     def __init__(
         self,
@@ -33,31 +52,35 @@ class FileTransport:
         dtype: str,
         publish: Callable[[Manifest], None],
         broadcast: BroadcastClient,
+        last: int,
+        shared: Callable[[], bool] = on_one_machine,
     ) -> None:
-        self._folder, self._run, self._dtype = folder, run, dtype
-        self._publish, self._broadcast = publish, broadcast
-        self._pushed = ""
+        self._folder, self._run, self._dtype, self._last = folder, run, dtype, last
+        self._publish, self._broadcast, self._shared = publish, broadcast, shared
+        self._memory: dict[str, int] = {}  # descriptors of the versions in memory, by path
+        self._newest = self._before = self._pushed = ""
 
     def write(self, weights: Snapshot) -> Manifest:
         """Write `weights` to a file of their own. Safe on any thread."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{weights.version:08d}.safetensors"
-        digest, size = hashlib.sha256(), 0
-        with replacing(path) as new, new.open("wb") as file:
-            for chunk in _safetensors(weights, self._dtype):
+        header = _header(weights, self._dtype)
+        size = len(header) + sum(_bytes(self._dtype, shape) for _, _, shape in weights.shapes())
+        digest = hasher()
+        with self._file(weights.version, size) as (path, file):
+            for chunk in _chunks(weights, header):
                 file.write(chunk)
                 digest.update(chunk)
-                size += len(chunk)
-        return Manifest(self._run, weights.version, str(path.resolve()), digest.hexdigest(), size)
+        return Manifest(self._run, weights.version, path, digest.hexdigest(), size)
 
     def announce(self, manifest: Manifest) -> None:
-        """Announce the file once it is on the disk, from when replicas can pull it. Delete the others, also
-        newer ones of a run that was lost, except those that replicas may still be reading."""
-        sync(Path(manifest.path), self._folder)
+        """Announce the file, from when replicas can pull it. Let go of the others, also newer ones of a run
+        that was lost, except those that replicas may still be reading."""
         self._publish(manifest)
-        files = [str(path.resolve()) for path in sorted(self._folder.glob("*.safetensors"))]
-        end = files.index(manifest.path) + 1
-        for path in {*files} - {*files[max(0, end - KEPT_FILES) : end], self._pushed}:
+        if manifest.path != self._newest:
+            self._before, self._newest = self._newest, manifest.path
+        for path in self._memory.keys() - {self._newest, self._pushed}:
+            os.close(self._memory.pop(path))
+        files = {str(path.resolve()) for path in self._folder.glob("*.safetensors")}
+        for path in files - {self._newest, self._before, self._pushed}:
             Path(path).unlink(missing_ok=True)
 
     def push(self, manifest: Manifest) -> list[Confirmation]:
@@ -66,19 +89,56 @@ class FileTransport:
         self._broadcast.update(manifest.update_info(), manifest.version)
         return self._broadcast.confirm(manifest.version)
 
+    def out_of_reach(self) -> bool:
+        """Whether the announced file is in memory that a new machine's replicas do not see."""
+        return self._newest in self._memory and not self._shared()
 
-def _safetensors(weights: Snapshot, dtype: str) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file: length of the header, header, then each tensor."""
+    def _file(self, version: int, size: int) -> Written:
+        # As much again stays free, for replicas that load it.
+        fits = version < self._last and self._shared() and 2 * size <= free_memory()
+        return self._in_memory(version) if fits else self._on_disk(version)
+
+    @contextmanager
+    def _on_disk(self, version: int) -> Iterator[tuple[str, BinaryIO]]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{version:08d}.safetensors"
+        with replacing(path) as new, new.open("wb") as file:
+            yield str(path.resolve()), file
+
+    @contextmanager
+    def _in_memory(self, version: int) -> Iterator[tuple[str, BinaryIO]]:
+        memory = os.memfd_create(f"hora-weights-{version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        path = path_of(memory)
+        try:
+            with open(memory, "wb", closefd=False) as file:
+                yield path, file
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALED)
+        except BaseException:
+            os.close(memory)
+            raise
+        self._memory[path] = memory
+
+
+def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return DTYPES[dtype].itemsize * int(torch.Size(shape).numel())
+
+
+def _header(weights: Snapshot, dtype: str) -> bytes:
+    """What a safetensors file begins with: the length of the header, and the header."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at, width = 0, DTYPES[dtype].itemsize
+    at = 0
     for name, _, shape in weights.shapes():
-        end = at + width * int(torch.Size(shape).numel())
+        end = at + _bytes(dtype, shape)
         header[name] = {"dtype": SAFETENSORS[dtype], "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little")
-    yield text
+    return len(text).to_bytes(8, "little") + text
+
+
+def _chunks(weights: Snapshot, header: bytes) -> Iterator[bytes | memoryview]:
+    """The bytes of the file, tensor by tensor."""
+    yield header
     for _, tensor in weights:
         raw: Any = tensor.contiguous().flatten().view(torch.uint8).numpy()
         yield memoryview(raw)

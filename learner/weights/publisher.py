@@ -4,7 +4,7 @@
                                                          └─► Gloo or NCCL ─► replicas load ─► state.version
 
 The learner waits only for its copy. Writing, announcing, sending and loading happen in the background while
-the next step trains. `file`: RUN/weights/VERSION.safetensors. `gloo`, `nccl`: vLLM's weight-transfer API
+the next step trains. `file`: a file in memory, or in RUN/weights. `gloo`, `nccl`: vLLM's weight-transfer API
 broadcasts to a group of rank 0 and the running replicas. Over `file` a version counts as published when its
 file is announced, because a replica that holds less pulls it before it serves; over the others, when it was
 sent. So with max_staleness 0 no token of the next batch can come from older weights.
@@ -65,10 +65,15 @@ class Publisher:
         self._shipping: Future[None] | None = None
         self._aside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="push")
         self._announced = 0
-        self._newest: Snapshot | None = None  # the version that the group was sent last
+        self._newest: Snapshot | None = None  # the version that was published last
         self.timing = Timing()
         self._file = FileTransport(
-            run_dir / "weights", config.run.name, config.model.dtype, self._announce, broadcast
+            run_dir / "weights",
+            config.run.name,
+            config.model.dtype,
+            self._announce,
+            broadcast,
+            config.learner.steps,
         )
         grouped = config.weights.transport in ("gloo", "nccl")
         self._group = _group(config, client, broadcast) if grouped else None
@@ -82,23 +87,21 @@ class Publisher:
         self.timing.gather = time.monotonic() - began
         self.timing.bytes = sum(t.nbytes for _, t in tensors)
         if self._rank == 0:
-            weights = Snapshot(version, tensors, self._device)
-            if self._group is None:
-                self._shipping = self._background.submit(self._when_free, partial(self._ship, weights))
-            else:
-                self._newest = weights
-                sending = partial(self._send, self._group, weights)
-                self._shipping = self._background.submit(self._when_free, sending)
+            self._newest = Snapshot(version, tensors, self._device)
+            self._shipping = self._background.submit(self._when_free, partial(self._bring, self._newest))
 
     def refresh(self) -> None:
-        """Send the newest version to replicas that started after its broadcast. Rank 0 calls this while it
-        waits for groups: otherwise a batch could wait for a version that is never sent again."""
+        """Bring the newest version to replicas that started after its broadcast, or on a machine that does
+        not see its file. Rank 0 calls this while it waits for groups: otherwise a batch could wait for a
+        version that is never sent again."""
         if self._shipping is not None and not self._shipping.done():
             return
         self.wait()
         group, newest = self._group, self._newest
-        if group is not None and newest is not None and group.is_behind(newest.version):
-            self._shipping = self._background.submit(self._send, group, newest)
+        if newest is None:
+            return
+        if self._file.out_of_reach() if group is None else group.is_behind(newest.version):
+            self._shipping = self._background.submit(self._bring, newest)
 
     def is_damaged(self) -> bool:
         """Whether a replica reports that the newest file, as it is now, differs from its announcement."""
@@ -125,6 +128,12 @@ class Publisher:
         while self._redis.exists(Keys(self._config.run.name).hold):
             time.sleep(HELD_POLL_S)
         bring()
+
+    def _bring(self, weights: Snapshot) -> None:
+        if self._group is None:
+            self._ship(weights)
+        else:
+            self._send(self._group, weights)
 
     def _ship(self, weights: Snapshot) -> None:
         """Write the file and announce it. A separate thread tells the replicas to load it at once, so a hung

@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, Lfm2MoeConfig, MixtralConfig, Pre
 from common.config import Config
 from common.load import ROOT, load
 from common.prompts import load_tokenizer, render
-from common.weight_versions import check_file
 
 SHAPE = {
     "hidden_size": 128,
@@ -77,8 +76,8 @@ def file_of(config: Config, folder: Path, weights: Any) -> dict[str, object]:
     from learner.weights.file_transport import FileTransport
 
     nobody: Any = SimpleNamespace()
-    transport = FileTransport(folder, "r", config.model.dtype, lambda _: None, nobody)
-    return check_file(transport.write(weights).update_info())
+    transport = FileTransport(folder, "r", config.model.dtype, lambda _: None, nobody, weights.version)
+    return {"version": weights.version, "path": transport.write(weights).path}
 
 
 async def differences(engine: Any, config: Config, hf: PreTrainedModel) -> float:

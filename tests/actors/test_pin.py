@@ -1,12 +1,12 @@
 """A replica that an evaluation keeps at one version, with timers in place of vLLM."""
 
 import asyncio
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from actors.generator import pin
 from actors.generator.held_weights import HeldWeights, Installed
@@ -116,9 +116,9 @@ def test_over_files_a_pinned_replica_keeps_its_weights_and_pulls_the_newest_at_t
             path = tmp_path / f"{version}.safetensors"
             path.write_bytes(b"%d" % version)
             manifest = Manifest(
-                "pinned", version, str(path), hashlib.sha256(path.read_bytes()).hexdigest(), 1
+                "pinned", version, str(path), blake3(path.read_bytes()).hexdigest(), path.stat().st_size
             )
-            check_file(manifest.update_info())
+            check_file(manifest.update_info()).close()
             announce(connect(redis_url), manifest)
             return manifest.update_info()
 

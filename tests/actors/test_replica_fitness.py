@@ -1,12 +1,12 @@
 """When the weights of a generator replica make it unhealthy, with timers in place of vLLM."""
 
 import asyncio
-import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from blake3 import blake3
 
 from actors.generator import deployment, held_weights
 from actors.generator.held_weights import HeldWeights, Installed
@@ -163,7 +163,7 @@ def test_a_file_that_is_gone_is_no_fault_of_the_replica(tmp_path: Path) -> None:
     async def scenario() -> None:
         weights, _ = held("file")
         with pytest.raises(StaleWeights):
-            await weights.take({"path": str(tmp_path / "old"), "sha256": "", "version": 1}, 1, "")
+            await weights.take({"path": str(tmp_path / "old"), "digest": "", "bytes": 1, "version": 1}, 1, "")
         assert weights.failure is None
 
     asyncio.run(scenario())
@@ -173,7 +173,7 @@ def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_pu
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, reads = tmp_path / "00000002.safetensors", list[str]()
-    manifest = Manifest("r", 2, str(file), hashlib.sha256(b"whole").hexdigest(), 5)
+    manifest = Manifest("r", 2, str(file), blake3(b"whole").hexdigest(), 5)
 
     async def newest(*_: Any) -> Manifest:
         return manifest
@@ -188,7 +188,7 @@ def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_pu
 
     async def scenario() -> None:
         weights, _ = held("file")
-        file.write_bytes(b"whol")
+        file.write_bytes(b"whale")
         with pytest.raises(DamagedWeights):
             await weights.reach(2)
         with pytest.raises(StaleWeights):
@@ -205,5 +205,33 @@ def test_a_damaged_file_leaves_the_replica_healthy_on_what_it_has_until_it_is_pu
         await weights.reach(2)
         assert weights.version == 2
         assert not {"damaged", "notice"} & weights.state().keys()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_loaded_is_the_file_that_was_checked_also_when_another_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A learner gives the descriptor of a version that it let go of to a later one."""
+    place, loaded = tmp_path / "weights", list[bytes]()
+    place.write_bytes(b"right")
+    info = {"version": 1, "path": str(place), "digest": blake3(b"right").hexdigest(), "bytes": 5}
+
+    def check(announced: Any) -> Any:
+        file = check_file(announced)
+        place.unlink()
+        place.write_bytes(b"wrong")
+        return file
+
+    async def receive(self: Engine, update: Any) -> None:
+        loaded.append(Path(update["path"]).read_bytes())
+
+    monkeypatch.setattr(held_weights, "check_file", check)
+    monkeypatch.setattr(Engine, "receive", receive)
+
+    async def scenario() -> None:
+        weights, _ = held("file")
+        await weights.take(info, 1, "")
+        assert (weights.version, loaded) == (1, [b"right"])
 
     asyncio.run(scenario())

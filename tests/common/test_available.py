@@ -1,14 +1,14 @@
 """What replicas can get after a learner's crash decides what is published again."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
+from blake3 import blake3
 
 from common.errors import DamagedWeights, StaleWeights
 from common.load import load
 from common.redis import connect
-from common.weight_versions import Manifest, announce, available, check_file
+from common.weight_versions import Manifest, announce, available, check_file, path_of
 from deploy.launch.redis_server import RedisServer
 
 
@@ -18,7 +18,7 @@ def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(
     config, file = load("tiny", ["run.name=versions"]), tmp_path / "00000007.safetensors"
     client = connect(redis_server.url)
     assert available(client, config) == 0
-    announce(client, Manifest("versions", 7, str(file), hashlib.sha256(b"abc").hexdigest(), 3))
+    announce(client, Manifest("versions", 7, str(file), blake3(b"abc").hexdigest(), 3))
     assert available(client, config) == 0  # announced, then lost: steps 1 to 7 are published again
     for damaged in (b"ab", b"abd"):  # cut short when the machine fell; noise
         file.write_bytes(damaged)
@@ -30,7 +30,7 @@ def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(
 
 
 def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: Path) -> None:
-    info = {"version": 1, "path": str(tmp_path / "w"), "sha256": hashlib.sha256(b"w").hexdigest()}
+    info = {"version": 1, "path": str(tmp_path / "w"), "digest": blake3(b"w").hexdigest(), "bytes": 1}
     with pytest.raises(StaleWeights, match="is gone") as gone:
         check_file(info)
     assert not isinstance(gone.value, DamagedWeights)
@@ -40,4 +40,5 @@ def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: P
     with pytest.raises(DamagedWeights, match="cannot be read: Is a directory"):
         check_file({**info, "path": str(tmp_path)})
     (tmp_path / "w").write_bytes(b"w")
-    assert check_file(info) == {"version": 1, "path": str(tmp_path / "w")}
+    with check_file(info) as file:
+        assert Path(path_of(file.fileno())).read_bytes() == b"w"

@@ -71,8 +71,8 @@ def test_weights_that_a_replica_found_damaged_are_published_again_while_their_ba
     until(lambda: os.path.getsize(manifest.path) == manifest.bytes, learner)
     again = newest_now(client, "r")
     assert again is not None
-    assert (again.version, again.sha256) == (1, manifest.sha256)
-    check_file(again.update_info())
+    assert (again.version, again.digest) == (1, manifest.digest)
+    check_file(again.update_info()).close()
     fill(config, redis_server, groups[GAMMA:])
     finish(learner, tmp_path)
     assert client.hget(Keys("r").state, "republished") == b"1", "once for each file that is found damaged"

@@ -173,19 +173,6 @@ def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
     assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
 
 
-def test_a_published_file_that_was_cut_short_makes_resuming_no_harder(
-    live_run: Callable[..., Any], chance: random.Random
-) -> None:
-    run = live_run(SOME_STEPS)
-    run.until(chance.randint(4, 7))
-    run.kill_everything()
-    for file in (run.run / "weights").glob("*.safetensors"):
-        os.truncate(file, 4096)
-    run.start("--resume")
-    run.finish()
-    run.assert_exact()
-
-
 def test_a_learner_killed_while_it_compiles_keeps_no_later_one_waiting(
     live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,23 @@
+"""The digest of long bytes: BLAKE3, on all cores at once and on one several times as fast as SHA-256."""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+from blake3 import blake3
+
+BLOCK = 2**23
+
+
+def hasher() -> blake3:
+    """An empty digest; `update` takes bytes in order, `hexdigest` gives 64 digits."""
+    return blake3(max_threads=blake3.AUTO)
+
+
+def digest_of(file: BinaryIO) -> str:
+    """The digest of the rest of `file`, read in blocks: a mapped file of a network disk could end this
+    process."""
+    digest, block = hasher(), memoryview(bytearray(BLOCK))
+    while count := file.readinto(block):  # type: ignore[attr-defined]
+        digest.update(block[:count])
+    return digest.hexdigest()
