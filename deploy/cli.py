@@ -129,10 +129,18 @@ def check(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="A step's tokens, FLOPs and bytes too.")
     ] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", help="Every check with its finding, and a fix for each.")
+    ] = False,
 ) -> None:
     """Say what a run would use, or the first thing that would stop it, without starting anything."""
     from deploy.preflight.checks import check as run_check
+    from deploy.preflight.checks import check_all
 
+    if all_ and not check_all(config, set_ or ()):
+        raise typer.Exit(1)
+    if all_:
+        return
     run_check(config, set_ or (), elsewhere=elsewhere, estimate=estimate)
 
 
@@ -142,34 +150,26 @@ def monitor(
     set_: Overrides = None,
     json: Annotated[bool, typer.Option("--json", help="One snapshot as JSON.")] = False,
     once: Annotated[bool, typer.Option(help="One screen, then exit.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Serve the web page instead, without Serve.")] = False,
+    host: Annotated[str, typer.Option(help="Address of --page.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port of --page.")] = 8080,
+    name: Annotated[
+        list[str] | None, typer.Option(help="A further host name that --page answers to.")
+    ] = None,
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too;
     one that has ended is shown as it was."""
-    from deploy.monitor.terminal import monitor as show
+    from deploy.monitor import terminal
     from deploy.runs.past import source_of
 
     with source_of(config, set_ or ()) as source:
-        show(source.url, source.run, json_=json, once=once, file=source.file, read=source.read)
-
-
-@app.command()
-def page(
-    config: ConfigPath,
-    set_: Overrides = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8080,
-    name: Annotated[
-        list[str] | None, typer.Option(help="A further name that this server is asked for by.")
-    ] = None,
-) -> None:
-    """Serve the page of a run without Ray Serve: it works while the application is down, and after the run's
-    end."""
-    from deploy.monitor.terminal import serve_page
-    from deploy.runs.past import source_of
-
-    with source_of(config, set_ or ()) as source:
+        if not page:
+            terminal.monitor(
+                source.url, source.run, json_=json, once=once, file=source.file, read=source.read
+            )
+            return
         folder = source.file.folder if source.file.folder.is_dir() else None
-        serve_page(source.url, source.run, host, port, source.read, name or (), folder)
+        terminal.serve_page(source.url, source.run, host, port, source.read, name or (), folder)
 
 
 @app.command()
@@ -318,15 +318,6 @@ def plan(
 
 
 @app.command()
-def doctor(config: ConfigPath, set_: Overrides = None) -> None:
-    """Every check of `hora check` with its finding, and what to do about those that fail."""
-    from deploy.preflight.checks import doctor as examine
-
-    if not examine(config, set_ or ()):
-        raise typer.Exit(1)
-
-
-@app.command()
 def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
     """List the runs of a folder with state, step and last reward."""
     from deploy.runs.listing import list_runs, show_runs
@@ -364,17 +355,6 @@ def audit(run: RunFolder) -> None:
 
     if not audit_run(run):
         raise typer.Exit(1)
-
-
-@app.command()
-def demo_model(
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    seed: Annotated[int, typer.Option(help="Seed of initialisation and data.")] = 0,
-) -> None:
-    """Build the demo's tiny model from nothing: tokenizer, random weights, a short supervised warm start."""
-    from deploy.demo.build import build
-
-    print(build(out, seed=seed))
 
 
 app.add_typer(priors, name="prior")

@@ -18,7 +18,7 @@ def token_file() -> Path:
 
 def keep_token_private(*, make: bool = False) -> None:
     """Take the token file's rights from everybody but its owner. With `make`, write it first where there is
-    none, as `ray.init` would. A file of another owner is left alone: `hora doctor` says so."""
+    none, as `ray.init` would. A file of another owner is left alone: `hora check --all` says so."""
     file = token_file()
     if make and not file.exists() and not _given_otherwise():
         _write_once(file, secrets.token_hex(32))

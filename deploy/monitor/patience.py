@@ -1,8 +1,8 @@
 """How long an HTTP server waits for a request that has begun, and how much of it it takes.
 
 uvicorn waits for ever for the rest of a request: a few hundred clients that send a byte a minute use up its
-sockets. Its protocol class is exchanged for one with limits: by `hora page` for its own server, and in the
-proxies of Serve through Serve's callback,
+sockets. Its protocol class is exchanged for one with limits: by `hora monitor --page` for its own server,
+and in the proxies of Serve through Serve's callback,
 `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.monitor.patience:limit_requests`.
 """
 

@@ -1,5 +1,5 @@
-"""The one list of checks behind `hora check`, `doctor`, `run`, `train` and `eval`, so that these agree.
-`doctor` shows every finding; the others stop at the first that would stop a run."""
+"""The one list of checks behind `hora check`, `run`, `train` and `eval`, so that these agree.
+`check --all` shows every finding; the others stop at the first that would stop a run."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
             say(console, line)
 
 
-def doctor(source: str, overrides: Sequence[str]) -> bool:
-    """`hora doctor`: print every finding with its remedy. Returns whether none would stop a run."""
+def check_all(source: str, overrides: Sequence[str]) -> bool:
+    """`hora check --all`: print every finding with its remedy. Returns whether none would stop a run."""
     console, findings = Console(), list(examine(target_of(source, overrides)))
     for finding in findings:
         mark, colour = MARKS[finding.level]

@@ -1,5 +1,5 @@
-"""`hora compare RUN RUN…`: curves of several runs over each other, where their configurations differ, and how
-they were judged, in the terminal and as one HTML page. Reads the folders, of runs that last or have ended.
+"""`hora report RUN RUN… --compare`: curves of several runs over each other, where their configurations
+differ, and how they were judged, in the terminal and as one HTML page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who the page answers to, and how long it waits for a request: through uvicorn, as `hora page` runs it."""
+"""Who the page answers to, and how long it waits for a request, through uvicorn."""
 
 from __future__ import annotations
 

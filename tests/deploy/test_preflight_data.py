@@ -12,7 +12,7 @@ from rich.console import Console
 from common.errors import ConfigError, HoraError
 from common.load import ROOT, load
 from deploy.preflight import configuration, machine, sources
-from deploy.preflight.checks import CHECKS, doctor, examine, require, target_of
+from deploy.preflight.checks import CHECKS, check_all, examine, require, target_of
 from deploy.preflight.findings import Finding, Target
 from learner import extensions
 from tests.support.preflight import Make, one
@@ -115,7 +115,7 @@ def test_the_lock_of_a_build_that_was_killed_is_named(
     assert f"process {os.getpid()} of" in found["DeepSpeed's build"].says
 
 
-def test_doctor_shows_every_finding_with_what_to_do(
+def test_check_all_shows_every_finding_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "500")
@@ -125,7 +125,7 @@ def test_doctor_shows_every_finding_with_what_to_do(
     settings += ["telemetry.http_port=0"]
     findings = list(examine(target_of("tiny", settings)))
     assert len(findings) >= len(CHECKS) - 4, "some have nothing to say of a configuration"
-    assert doctor("tiny", settings) is False
+    assert check_all("tiny", settings) is False
     out = capsys.readouterr().out
     # What changes from one moment to the next, such as free memory, is left out.
     assert all(f.fix in out and (f.says in out or f.what == "memory") for f in findings)
@@ -133,7 +133,7 @@ def test_doctor_shows_every_finding_with_what_to_do(
 
 
 def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A check that is added to the list is met by `check`, `doctor`, `run`, `train` and `eval`."""
+    """A check that is added to the list is met by `check`, `run`, `train` and `eval`."""
     from deploy.launch.cluster import train_on_cluster
     from deploy.launch.local import evaluate_local, run_local
     from deploy.preflight import checks
@@ -159,8 +159,8 @@ def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch
     ):
         with pytest.raises(ConfigError, match="added: a new reason; a new remedy"):
             start()
-    assert checks.doctor("tiny", ()) is False
-    assert checks.doctor("deploy/hora.yaml", ()) is False
+    assert checks.check_all("tiny", ()) is False
+    assert checks.check_all("deploy/hora.yaml", ()) is False
     assert seen == ["run", "run", "train", "eval", "run", "train"]
 
 

@@ -35,18 +35,16 @@ HERE: dict[str, list[tuple[str, str]]] = {
         ("rollouts runs/sampled", "step 2"),
         ("rollouts runs/sampled --step 1 --prompt 0 --failure --longest", "step 1"),
     ],
-    "hora report RUN…": [("report runs/reported", "report")],
-    "hora compare RUN RUN…": [
-        ("compare runs/one runs/two", "allocation.rule"),
-        ("compare runs/one runs/two --out compared.html", "compared.html"),
+    "hora report RUN…": [
+        ("report runs/reported", "report"),
+        ("report runs/one runs/two --compare", "allocation.rule"),
+        ("report runs/one runs/two --compare --out compared", "compare.html"),
     ],
     "hora plan COUNTS.jsonl": [("plan counts.jsonl", "hit_utility")],
 }
 # The test, and a word of it that stands for the command.
 ELSEWHERE = {
     "hora run CONFIG [--resume]": ("tests/system/test_first_run.py", "hora run"),
-    "hora doctor CONFIG": ("tests/system/test_whole_loop.py", 'command="doctor"'),
-    "hora page CONFIG": ("tests/system/test_rollouts_page.py", '"page"'),
     "hora stop RUN": ("tests/system/test_interrupt.py", '"stop"'),
     "hora eval MODEL --config qwen2.5-7b": ("tests/system/test_evaluation_command.py", '"eval"'),
     "hora sample CONFIG [--prompts 300 --samples 64]": ("tests/system/test_sample_command.py", '"sample"'),
@@ -61,7 +59,6 @@ ELSEWHERE = {
     ),
     "hora prior calibrate RUN": ("tests/deploy/test_priors.py", '"prior", "calibrate"'),
     "hora rows CONFIG": ("tests/system/test_library_run.py", '"rows"'),
-    "hora demo-model OUT": ("tests/deploy/test_tiny_model.py", "build"),
 }
 
 

@@ -1,4 +1,4 @@
-"""`hora compare`: curves of several runs over each other, from their folders."""
+"""`hora report --compare`: curves of several runs over each other, from their folders."""
 
 from __future__ import annotations
 

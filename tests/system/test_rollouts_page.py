@@ -41,11 +41,11 @@ def ended_run(folder: Path, *settings: str) -> Path:
 
 
 class Page:
-    """`hora page RUN` and a tab on its rollouts."""
+    """`hora monitor RUN --page` and a tab on its rollouts."""
 
     def __init__(self, run: Path) -> None:
         self.port = free_port()
-        command = [HORA, "page", str(run), "--port", str(self.port)]
+        command = [HORA, "monitor", str(run), "--page", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.browsers: list[Browser] = []
 

@@ -189,7 +189,7 @@ def test_a_named_redis_that_holds_a_run_of_this_name_or_is_away_is_refused_in_on
     elsewhere, keys = tmp_path / "elsewhere", Keys("loop")
     with RedisServer(tmp_path / "mine") as server:
         client, url = connect(server.url), ("-s", f"queue.url={server.url}")
-        assert hora(elsewhere, *url, command="doctor").returncode == 0
+        assert hora(elsewhere, *url, "--all", command="check").returncode == 0
         client.hset(keys.state, mapping={"step": 2, "version": 2})
         again = hora(elsewhere, *url)
         assert again.returncode == 1
@@ -197,7 +197,7 @@ def test_a_named_redis_that_holds_a_run_of_this_name_or_is_away_is_refused_in_on
         assert len(again.stderr.strip().splitlines()) == 1
         assert not elsewhere.exists()
         assert client.hget(keys.state, "step") == b"2"
-    for command in ("doctor", "check", "run"):
+    for command in ("check", "run"):
         away = hora(elsewhere, *url, command=command)
         assert away.returncode == 1
         assert "no Redis answers at" in away.stdout + away.stderr
