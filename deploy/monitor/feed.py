@@ -59,7 +59,8 @@ class Feed:
         self.run = run
         self._url, self._observer, self._state = redis_url, observer, read
         self._client: Redis | None = None
-        self._presence, self._streams, self._asked = Presence(redis_url, run), 0, -WATCHED_S
+        self._presence, self._asked = Presence(redis_url, run), -WATCHED_S
+        self.streams = 0
         self._history, self._history_lock = History(run), threading.Lock()
         self._columns, self._columns_at, self._building = b"{}", 0.0, asyncio.Lock()
         self._last: RunState | None = None
@@ -98,11 +99,11 @@ class Feed:
     @contextmanager
     def streaming(self) -> Iterator[None]:
         """Around events for one client."""
-        self._streams += 1
+        self.streams += 1
         try:
             yield
         finally:
-            self._streams -= 1
+            self.streams -= 1
 
     def asked(self) -> None:
         """Call it for a request of the newest state."""
@@ -140,7 +141,7 @@ class Feed:
 
     def _read(self, client: Redis) -> RunState:
         state = self._state(client, self.run)
-        self._presence.tell(self._streams > 0 or time.monotonic() - self._asked < WATCHED_S)
+        self._presence.tell(self.streams > 0 or time.monotonic() - self._asked < WATCHED_S)
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         with self._history_lock:

@@ -1,4 +1,5 @@
-"""How long an HTTP server waits for a request that has begun, and how much of it it takes.
+"""How long an HTTP server waits for a request that has begun and for a client that does not read, and how
+much of a request it takes.
 
 uvicorn waits for ever for the rest of a request: a few hundred clients that send a byte a minute use up its
 sockets. Its protocol class is exchanged for one with limits: by `hora monitor --page` for its own server,
@@ -16,6 +17,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 REQUEST_S = 10.0
 """From the start of a connection, or of a request on it, to its last byte."""
 
+WRITE_S = 20.0
+"""Within which a client has to read something of an answer that fills its buffer."""
+
 REQUEST_BYTES = 2**20
 """Most bytes of one request, its headers and its body."""
 
@@ -24,10 +28,11 @@ CONNECTIONS = 1000
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol that closes a connection whose request is late or too long. Answers may last for
-    ever."""
+    """uvicorn's protocol that closes a connection whose request is late or too long, or whose answer is not
+    read. Answers may last for ever."""
 
     _late: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -53,14 +58,37 @@ class LimitedProtocol(HttpToolsProtocol):
         self._on_time()
         super().on_message_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reading()
+
+    def _await_reading(self) -> None:
+        self._unread = self.loop.call_later(WRITE_S, self._check, self.transport.get_write_buffer_size())
+
+    def _check(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._await_reading()
+        else:
+            self.transport.abort()
+
+    def resume_writing(self) -> None:
+        self._read()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_time()
+        self._read()
         super().connection_lost(exc)
 
     def _on_time(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
 
 def limit_requests() -> list[object]:

@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import Receive, Scope, Send
 
 from common.access import carries, wanted_digest
 from common.errors import HoraError
@@ -31,6 +32,8 @@ from deploy.monitor.hosts import Guard
 from deploy.monitor.rollouts_page import add_rollouts, folder_of
 from deploy.monitor.run_state import RunState, read_run
 
+STREAMS = 200
+"""Most event streams at a time. The rest of a server's connections are for the page and for requests."""
 PAGE = Path(__file__).with_name("page.html")
 # The page loads nothing from other servers.
 POLICY = (
@@ -121,12 +124,12 @@ def _add_reading(app: FastAPI, feed: Feed) -> None:
     async def history() -> Response:
         return Response(await feed.history(), media_type="application/json")
 
-    @app.get("/events", responses={200: {"content": {"text/event-stream": {}}}})
+    @app.get("/events", responses={200: {"content": {"text/event-stream": {}}}, 503: PROBLEMS[503]})
     async def events() -> StreamingResponse:
         """A snapshot every second, as server-sent events: {"state": RunState | null, "problem": sentence |
-        null}."""
+        null}. At most STREAMS clients at a time."""
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_stream(feed, version), media_type="text/event-stream", headers=headers)
+        return Events(feed, version, headers)
 
 
 def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
@@ -139,14 +142,29 @@ def _file(path: Path, kind: str) -> Callable[[], Awaitable[Response]]:
     return send
 
 
+class Events(StreamingResponse):
+    """The events of `feed` for one client; refused where STREAMS clients have theirs."""
+
+    def __init__(self, feed: Feed, page: str, headers: dict[str, str]) -> None:
+        super().__init__(_stream(feed, page), media_type="text/event-stream", headers=headers)
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._feed.streams >= STREAMS:
+            raise HTTPException(
+                503, f"{STREAMS} clients watch already; GET /status still answers", {"Connection": "close"}
+            )
+        with self._feed.streaming():
+            await super().__call__(scope, receive, send)
+
+
 async def _stream(feed: Feed, page: str) -> AsyncIterator[str]:
     # A page of an older server reloads itself when this differs from its first value.
     yield f"retry: 1000\nevent: page\ndata: {page}\n\n"
     number = -1
-    with feed.streaming():
-        while True:
-            number = (await feed.after(number)).number
-            yield f"data: {feed.text}\n\n"
+    while True:
+        number = (await feed.after(number)).number
+        yield f"data: {feed.text}\n\n"
 
 
 def _add_controls(app: FastAPI, feed: Feed) -> None:

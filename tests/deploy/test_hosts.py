@@ -55,12 +55,16 @@ def test_any_other_name_is_not(host: str) -> None:
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"x-own", b"kept")]})
+    if scope["path"] == "/long":
+        await send({"type": "http.response.body", "body": b"a" * 2**26})
+        return
     await send({"type": "http.response.body", "body": b"hello"})
 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(patience, "REQUEST_S", 0.5)
+    monkeypatch.setattr(patience, "WRITE_S", 0.5)
     monkeypatch.setattr(patience, "CONNECTIONS", 20)
     config = uvicorn.Config(
         Guard(application, ["page.internal"]),
@@ -167,3 +171,23 @@ def test_clients_that_hold_connections_open_do_not_keep_others_out(port: int) ->
     finally:
         for client in held:
             client.close()
+
+
+def test_an_answer_that_is_not_read_loses_its_connection(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"GET /long HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        time.sleep(1.5)
+        found = 0
+        with contextlib.suppress(ConnectionError):
+            while data := client.recv(2**20):
+                found += len(data)
+    assert 0 < found < 2**26
+
+
+def test_an_answer_that_is_read_slowly_is_whole(port: int) -> None:
+    found = 0
+    with httpx.stream("GET", f"http://127.0.0.1:{port}/long") as answer:
+        for data in answer.iter_bytes(2**22):
+            found += len(data)
+            time.sleep(0.1)
+    assert found == 2**26

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
+import socket
 import threading
 import time
 
@@ -106,6 +107,32 @@ def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve):
         pushed = time.monotonic()
         next(line for line in lines if '"queue_depth":8' in line)
     assert time.monotonic() - pushed < 2.0
+
+
+def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, serve, monkeypatch):
+    monkeypatch.setattr("deploy.monitor.web.STREAMS", 5)
+    play(SyntheticRun(redis_url, config_of("unread")), 1)
+    client = serve(redis_url, "unread")
+    address = (client.base_url.host, client.base_url.port)
+    held = [socket.create_connection(address) for _ in range(20)]
+    try:
+        for each in held:
+            each.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        refused = until(lambda: (answer := client.get("/events")).status_code == 503 and answer)
+        assert refused.headers["connection"] == "close"
+        assert "EventSource" in client.get("/").text
+        assert client.get("/status").json()["run"] == "unread"
+        closed = [each for each in held if each.recv(100).startswith(b"HTTP/1.1 503")]
+        assert len(closed) == 15
+    finally:
+        for each in held:
+            each.close()
+
+    def free() -> bool:
+        with client.stream("GET", "/events") as stream:
+            return stream.status_code == 200
+
+    until(free)
 
 
 def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, monkeypatch):

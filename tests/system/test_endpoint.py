@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import pytest
 from common.load import load
 from common.prompts import load_tokenizer
 from deploy.launch.ports import free_port
+from deploy.monitor.web import STREAMS
 from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
@@ -236,11 +238,17 @@ def test_the_policy_answers_while_it_is_trained(live_run: Callable[..., LiveRun]
     run = live_run(6, **{"serve.endpoint": "true", "telemetry.http_port": port})
     run.until(1)
     served, seen = Served(f"http://127.0.0.1:{port}", run.run / "token"), set()
+    never = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(STREAMS + 50)]
+    for client in never:  # and never reads
+        client.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert httpx.get(f"{served.url}/status", timeout=30).status_code == 200
     while run.trained() < 5:
         answer = post(served, "/chat/completions", {**CHAT, "model": "live"})
         if answer.status_code == 200:
             seen |= {span["version"] for span in answer.json()["weight_versions"][0]}
         time.sleep(0.3)
+    for client in never:
+        client.close()
     run.finish()
     run.assert_exact()
     assert len(seen) > 1, "answers came from the weights as they were trained"

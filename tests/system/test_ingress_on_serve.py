@@ -3,6 +3,7 @@ exports."""
 
 import asyncio
 import re
+import resource
 import socket
 import time
 import urllib.request
@@ -92,6 +93,29 @@ def test_twenty_clients_watch_at_once_and_the_page_still_answers(stage):
             return await asyncio.gather(*watching)
 
     assert asyncio.run(all_of_them()) == [3] * CLIENTS
+
+
+def test_a_thousand_clients_that_never_read_their_events_do_not_keep_others_out(stage):
+    """They are more than a proxy's connections."""
+    _run, url, _metrics = stage
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    address, held = httpx.URL(url), []
+    try:
+        for _ in range(1010):
+            held.append(socket.create_connection((address.host, address.port), timeout=20))
+            held[-1].sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for path in ("/", "/status", "/healthz"):
+            until(lambda path=path: answers(url + path), 30)
+    finally:
+        for client in held:
+            client.close()
+
+
+def answers(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(url, timeout=10).status_code == 200
+    return False
 
 
 def test_ray_exports_every_metric_under_the_name_that_dashboards_use(stage):
