@@ -23,6 +23,7 @@ from deploy.preflight.isolation import sandbox
 from deploy.preflight.memory import card_memory, model_shape, run_target
 from deploy.preflight.rollout_disk import rollouts
 from deploy.preflight.step_costs import said
+from deploy.preflight.weight_files import weight_files
 from evaluation.console import say
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
@@ -31,6 +32,7 @@ TASK: tuple[Check, ...] = (task.stops, task.task)
 CONFIGURATION: tuple[Check, ...] = (
     *NAMES,
     configuration.family,
+    weight_files,
     sources.data,
     configuration.evaluation,
     *TASK,
@@ -47,6 +49,7 @@ CHECKS: tuple[Check, ...] = (
     *NAMES,
     configuration.packages,
     configuration.family,
+    weight_files,
     machine.versions,
     services.redis_server,
     driver,

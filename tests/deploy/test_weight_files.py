@@ -1,0 +1,161 @@
+"""`hora check` finds a model's broken files by their headers, and names the file and the tensor."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
+
+from common.errors import ConfigError
+from common.load import load
+from deploy.preflight.findings import Target
+from deploy.preflight.weight_files import INDEX, weight_files
+
+ROOT = Path(__file__).parents[2]
+UP = "model.layers.1.mlp.up_proj.weight"
+pytestmark = pytest.mark.system  # it imports torch and transformers
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "single"))
+
+
+@pytest.fixture
+def sharded(tmp_path: Path, single: Path) -> Path:
+    folder = tmp_path / "sharded"
+    AutoModelForCausalLM.from_pretrained(single).save_pretrained(folder, max_shard_size="1MB")
+    AutoTokenizer.from_pretrained(single).save_pretrained(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def examined(folder: Path, *more: str) -> list[str]:
+    target = Target(load("tiny", [f"model.path={folder}", *more]))
+    return [finding.level for finding in weight_files(target)]
+
+
+def refused(folder: Path, *words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        examined(folder)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert all(word in line for word in words), line
+
+
+def test_whole_models_pass_in_one_file_in_several_and_by_converted_names(
+    single: Path, sharded: Path, tmp_path: Path
+) -> None:
+    assert examined(single) == examined(sharded) == ["ok"]
+    vocabulary = json.loads((single / "config.json").read_text())["vocab_size"]
+    experts = MixtralConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    MixtralForCausalLM(experts).save_pretrained(tmp_path / "experts")
+    AutoTokenizer.from_pretrained(single).save_pretrained(tmp_path / "experts")
+    assert examined(tmp_path / "experts") == ["ok"]
+    file = tmp_path / "experts" / "model.safetensors"
+    tensors = load_file(file)
+    lost = next(name for name in tensors if "experts.2" in name)
+    del tensors[lost]
+    save_file(tensors, file)
+    refused(tmp_path / "experts", "experts")
+
+
+def changed(file: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def rewrite(file: Path, change: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(change(file.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw[:20] + b"\xff\xfe{{" + raw[24:],  # a damaged header
+        lambda raw: (2**40).to_bytes(8, "little") + raw[8:],
+        lambda raw: raw[:3000],  # cut within the tensors
+        lambda raw: raw[:5],  # cut within the length
+        lambda raw: raw[:-64],  # a cut tail
+        lambda raw: raw + b"0" * 64,
+        lambda raw: b"",
+        lambda raw: b"\0" * len(raw),
+    ],
+)
+def test_a_damaged_file_is_named(single: Path, change: Callable[[bytes], bytes]) -> None:
+    file = single / "model.safetensors"
+    rewrite(file, change)
+    refused(single, str(file))
+
+
+def test_a_missing_tensor_and_one_of_another_name_are_named(single: Path) -> None:
+    file = single / "model.safetensors"
+    changed(file, lambda tensors: tensors.pop(UP))
+    refused(single, UP)
+    changed(file, lambda tensors: tensors.update(other=torch.zeros(3)))
+    refused(single, UP, "other")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "vocab_size", "intermediate_size"])
+def test_a_configuration_of_another_model_is_refused_with_both_shapes(single: Path, key: str) -> None:
+    settings = json.loads((single / "config.json").read_text())
+    settings[key] *= 2
+    (single / "config.json").write_text(json.dumps(settings))
+    refused(single, "model.safetensors", "config.json", str(settings[key]))
+
+
+def test_tensors_that_are_no_floating_point_numbers_are_refused(single: Path) -> None:
+    file = single / "model.safetensors"
+    changed(file, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
+    refused(single, str(file), UP, "I8")
+
+
+def test_a_missing_shard_and_a_broken_index_are_named(sharded: Path) -> None:
+    index, shards = sharded / INDEX, sorted(sharded.glob("*.safetensors"))
+    text = index.read_text()
+    places = json.loads(text)["weight_map"]
+    name = next(name for name, file in places.items() if file == shards[0].name)
+    for broken, word in (
+        ("{", INDEX),
+        ("[]", INDEX),
+        ('{"weight_map": {"a": 3}}', INDEX),
+        (text.replace(f'"{name}": "{shards[0].name}"', f'"{name}": "{shards[1].name}"'), name),
+        (text.replace(f'"{name}": "{shards[0].name}"', f'"{name}": "../{shards[0].name}"'), INDEX),
+    ):
+        index.write_text(broken)
+        refused(sharded, word)
+    index.write_text(text)
+    shards[0].rename(sharded / "away")
+    refused(sharded, str(shards[0]))
+    os.mkfifo(shards[0])  # nothing waits on it
+    refused(sharded, str(shards[0]))
+
+
+def test_a_tokenizer_with_more_words_than_the_vocabulary_is_refused(single: Path) -> None:
+    file = single / "tokenizer.json"
+    settings = json.loads(file.read_text())
+    settings["model"]["vocab"]["zebra"] = 5000
+    file.write_text(json.dumps(settings))
+    refused(single, "zebra", "5000")
+
+
+def test_a_cut_adapter_is_named(single: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"cut")
+    with pytest.raises(ConfigError, match=str(adapter)):
+        examined(single, f"model.adapter={adapter}")
