@@ -5,7 +5,7 @@ HORA_SET ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-fast test-slow test-chaos test-gpu soak lint types contracts check docs reference clean
+.PHONY: setup demo test test-all test-fast test-slow test-chaos test-gpu soak lint types contracts check docs reference clean
 
 setup: .venv/.ready-$(HORA_SET)
 
@@ -15,9 +15,13 @@ setup: .venv/.ready-$(HORA_SET)
 demo: setup
 	$(BIN)/hora run deploy/presets/tiny.yaml --fresh
 
-test: setup
-	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q
-	$(BIN)/pytest -m "system and not slow and not gpu" -q
+# Unit tests and the core of the stack, in ten minutes on two cores.
+test: test-fast
+	$(BIN)/pytest -m "core and not slow" -q
+
+# Everything but what is slow, kills parts at random, or needs a GPU.
+test-all: test
+	$(BIN)/pytest -m "system and not core and not slow and not gpu" -q
 
 test-fast: setup
 	$(BIN)/pytest -m "not system and not slow and not gpu" -n 2 -q

@@ -18,6 +18,7 @@ from tests.support.endless import N, never_end
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.timeout(240)
 def test_every_completion_says_where_and_when_it_was_sampled() -> None:
     from actors.generator.vllm_engine import Engine
@@ -53,6 +54,7 @@ def test_every_completion_says_where_and_when_it_was_sampled() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.timeout(240)
 def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
     monkeypatch: pytest.MonkeyPatch,
@@ -90,6 +92,7 @@ def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.timeout(240)
 def test_a_call_that_is_cancelled_leaves_no_sequence_running(monkeypatch: pytest.MonkeyPatch) -> None:
     from actors.generator.vllm_engine import Engine
@@ -120,6 +123,7 @@ def test_a_call_that_is_cancelled_leaves_no_sequence_running(monkeypatch: pytest
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
@@ -148,6 +152,7 @@ def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.timeout(240)
 def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
     tmp_path: Path,

@@ -20,7 +20,7 @@ from common.config import Reward
 from common.config.reward import Verifier
 from tests.support.bombs import batches, bombs, seconds
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.core]
 
 QUICK = {
     "tower": "10^{10^{10}}",

@@ -14,7 +14,7 @@ import pytest
 from tests.support.ranks import cases_of, run_ranks
 from tests.support.tiny_qwen2 import tiny_qwen2
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.core, pytest.mark.timeout(300)]
 # Completion tokens of each micro-batch, by rank: 4 + 3 + 4 chunks of 16 against 4 + 2 and an empty
 # micro-batch.
 TOKENS = [[64, 48, 64], [64, 32]]

@@ -21,7 +21,7 @@ from tests.support.groups import group, rollout
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4
 WEIGHTS = {"accuracy": 0.6, "format": 0.4}
 
-pytestmark = pytest.mark.system  # TRL's trainer takes seconds to build
+pytestmark = [pytest.mark.system, pytest.mark.core]  # TRL's trainer takes seconds to build
 
 
 def groups() -> list[Group]:

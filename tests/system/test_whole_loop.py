@@ -26,7 +26,7 @@ STEPS, PROMPTS, GROUP, PRE = 4, 8, 6, 2
 TOOLS = {".git", ".venv", ".venv-verifiers", ".hypothesis", ".pytest_cache", "__pycache__", "runs"}
 """Folders of a checkout that tools write to, and the user's own runs."""
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.system, pytest.mark.core, pytest.mark.timeout(1200)]
 
 
 def hora(tmp_path: Path, *more: str, command: str = "run") -> subprocess.CompletedProcess[str]:

@@ -20,8 +20,8 @@ LIMITS = Limits(seconds=2.0, output=OUTPUT)
 SHORT = Limits(seconds=0.5)
 LAYERS_LEFT_OUT = [
     pytest.param((), id="all layers"),
-    pytest.param(("namespaces", "uid"), id="Landlock", marks=pytest.mark.system),
-    pytest.param(("namespaces", "landlock"), id="own user", marks=pytest.mark.system),
+    pytest.param(("namespaces", "uid"), id="Landlock", marks=[pytest.mark.system, pytest.mark.core]),
+    pytest.param(("namespaces", "landlock"), id="own user", marks=[pytest.mark.system, pytest.mark.core]),
 ]
 SECRET = "the run's password"
 ROOT = Path(__file__).parents[3]
@@ -114,6 +114,7 @@ def test_endless_output_is_cut_by_the_kernel(name: str, box: Sandbox) -> None:
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.parametrize("name", SLOW)
 def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
     sandbox = Sandbox()
@@ -145,6 +146,7 @@ box.close()
 
 
 @pytest.mark.system
+@pytest.mark.core
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
 def test_a_hostile_program_of_a_plain_user_s_run_harms_nothing(
