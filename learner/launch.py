@@ -17,6 +17,8 @@ import structlog
 from common import logs
 from common.config import Config
 from common.errors import HoraError, RunError
+from common.redis import connect
+from common.state import read_state
 from learner.stop_reason import StopReason
 
 log = structlog.get_logger(__name__)
@@ -44,7 +46,11 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
     share, start = gpu_share(config, ray.cluster_resources()), uuid.uuid4().hex
     on_interrupt = signal.getsignal(signal.SIGINT)
     try:
-        stopped = fit(lambda: _trainer(config, redis_url, run_dir, share, start))
+        client = connect(redis_url, patient=True)
+        stopped = fit(
+            lambda: _trainer(config, redis_url, run_dir, share, start),
+            lambda: read_state(client, config.run.name).step,
+        )
     except ControllerError as error:
         raise RunError(_unplaced(config, error)) from error
     except (TrainingFailedError, RayError) as error:
@@ -57,25 +63,34 @@ def run(config: Config, redis_url: str, run_dir: str) -> None:
         raise RunError(f"the learner stopped: {stopped}")
 
 
-def fit(make: Callable[[], Any]) -> str | None:
-    """Train to the end, or until the ranks return a reason to stop, which is returned. Ray Train restarts its
-    workers. Its controller is an actor, and its ranks end with it; this function starts another, whose ranks
-    continue from the newest checkpoint."""
-    from ray.exceptions import OutOfMemoryError, RayActorError
+def fit(make: Callable[[], Any], steps: Callable[[], int]) -> str | None:
+    """Train to the end, or until the ranks return a reason to stop, which is returned.
 
-    stopped: str | None = None
-    for left in reversed(range(CONTROLLERS)):
+    Ray Train restarts its workers. Its controller is an actor, and its ranks end with it; this function
+    starts another, whose ranks continue from the newest checkpoint. Both have limits, which count anew when a
+    start made a step: a run of weeks may meet any number of deaths.
+    """
+    from ray.exceptions import OutOfMemoryError, RayActorError
+    from ray.train import WorkerGroupError
+
+    left = CONTROLLERS
+    while True:
+        before = steps()
         try:
-            stopped = make().fit().return_value
-            break
+            stopped: str | None = make().fit().return_value
+            return stopped
         except (RayActorError, OutOfMemoryError) as error:  # errors of workers have another type
+            left = CONTROLLERS if steps() > before else left - 1
             log.error("Ray Train's TrainController died", starts_left=left, error=_lines(error)[:1])
             if not left:
                 raise RunError(
-                    f"Ray Train's TrainController died {CONTROLLERS} times; its log is in logs of the run's "
-                    "folder"
+                    f"Ray Train's TrainController died {CONTROLLERS} times without a step; its log is in "
+                    "logs of the run's folder"
                 ) from error
-    return stopped
+        except WorkerGroupError as error:
+            if steps() == before:
+                raise
+            log.error("ranks died, starting others", restarts=RESTARTS, error=_lines(error)[:1])
 
 
 def gpu_share(config: Config, resources: Mapping[str, float]) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import OutOfMemoryError
+from ray.train import WorkerGroupError
 
 from common.errors import RunError
 from learner import launch
@@ -53,25 +54,42 @@ def test_any_other_error_is_its_last_line_and_ours_is_whole() -> None:
     assert launch.reason(RunError("one line")) == "one line"
 
 
-def controller_that_dies(times: int) -> tuple[Callable[[], Any], list[int]]:
-    """Trainers whose controller dies so often, and how often one was started."""
+def dying(times: int, error: Exception) -> tuple[Callable[[], Any], list[int]]:
+    """Trainers of which so many die, and one entry for each that was started."""
     started: list[int] = []
 
     class Trainer:
         def fit(self) -> SimpleNamespace:
             started.append(1)
             if len(started) <= times:
-                raise OutOfMemoryError(SHORT_OF_MEMORY)
+                raise error
             return SimpleNamespace(return_value=None)
 
     return Trainer, started
 
 
+CONTROLLER, RANKS = OutOfMemoryError(SHORT_OF_MEMORY), WorkerGroupError("ranks died", {0: ValueError("x")})
+
+
 def test_a_controller_that_dies_again_and_again_is_given_up() -> None:
-    make, started = controller_that_dies(2)
-    launch.fit(make)
+    make, started = dying(2, CONTROLLER)
+    launch.fit(make, lambda: 0)
     assert len(started) == 3
-    make, started = controller_that_dies(9)
-    with pytest.raises(RunError, match="TrainController died 3 times"):
-        launch.fit(make)
+    make, started = dying(9, CONTROLLER)
+    with pytest.raises(RunError, match="TrainController"):
+        launch.fit(make, lambda: 0)
     assert len(started) == launch.CONTROLLERS
+
+
+def test_ranks_that_die_without_a_step_are_given_up_at_once() -> None:
+    make, started = dying(9, RANKS)
+    with pytest.raises(WorkerGroupError):
+        launch.fit(make, lambda: 0)
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("error", [CONTROLLER, RANKS])
+def test_deaths_with_steps_between_them_end_no_run(error: Exception) -> None:
+    make, started = dying(99, error)
+    launch.fit(make, iter(range(1000)).__next__)
+    assert len(started) == 100
