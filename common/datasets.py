@@ -1,5 +1,5 @@
-"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a JSONL file or the Hugging Face
-hub.
+"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a task of `reasoning-gym`, a JSONL
+file or the Hugging Face hub.
 
 A gold answer may be any JSON value: text and numbers are taken as text, everything else as it is. A row that
 its rewards cannot use is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
@@ -13,14 +13,13 @@ import dataclasses
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from common import arithmetic
+from common import arithmetic, gym
 from common.config import Config, Data
 from common.errors import ConfigError
 
@@ -95,15 +94,19 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     """The rows that `data` names; `data.limit` counts usable rows.
 
     `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
-    all equally often, and `arithmetic:2-4 spaced` writes `52 + 17`. A path that ends in .jsonl or .json, or
-    that is a file, is read as JSON lines; anything else is a Hugging Face data set. `unusable` says which
-    rows the rewards cannot use (`gold_test`); by default a problem is all that is asked for. Raises DataError
-    when the source cannot be read or has no usable row.
+    all equally often, and `arithmetic:2-4 spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same
+    splits, and `settings`. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines;
+    anything else is a Hugging Face data set. `unusable` says which rows the rewards cannot use (`gold_test`);
+    by default a problem is all that is asked for. Raises DataError when the source cannot be read or has no
+    usable row, GymError for a task.
     """
     if not data.path:
         raise DataError("data.path is not set: this needs one data set, not several in data.sources")
     if data.path == "arithmetic" or data.path.startswith("arithmetic:"):
         return _arithmetic(data, unusable)
+    if data.path.startswith(gym.PREFIX):
+        columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
+        return _collect(columns, _gym(data), unusable)
     if data.path.endswith((".jsonl", ".json")) or Path(data.path).is_file():
         source = _jsonl(Path(data.path))
     else:
@@ -112,17 +115,17 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
 
 
 def load_held_out(config: Config, unusable: Unusable | None = None) -> Dataset:
-    """The problems of `config.evaluation`: the held-out split of `arithmetic`, or a file with the columns of
-    `config.evaluated.data` (the split `test`, when it comes from the Hugging Face hub).
+    """The problems of `config.evaluation`: the held-out split of what is generated, or a file with the
+    columns of `config.evaluated.data` (the split `test`, when it comes from the Hugging Face hub).
 
     Raises DataError when `evaluation.path` is not set or has no usable row.
     """
     path = config.evaluation.path
     if path is None:
-        raise DataError("evaluation.path is not set: name a held-out JSONL file or `arithmetic`")
-    split = "held-out" if path.split(":")[0] == "arithmetic" else "test"
-    changed = {"path": path, "split": split, "limit": config.evaluation.prompts}
-    return load_dataset(config.evaluated.data.model_copy(update=changed), unusable)
+        raise DataError("evaluation.path is not set: name a held-out file or `arithmetic`")
+    data = config.evaluated.data
+    changed = {**data.held_out(path), "limit": config.evaluation.prompts}
+    return load_dataset(data.model_copy(update=changed), unusable)
 
 
 def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]]) -> list[Leak]:
@@ -132,8 +135,8 @@ def equal_problems(rows: Sequence[Row], benchmarks: Mapping[str, Sequence[Row]])
     known: dict[str, tuple[str, int]] = {}
     for name, problems in benchmarks.items():
         for number, row in enumerate(problems, start=1):
-            known.setdefault(_normalised(row.problem), (name, number))
-    hits = ((row, known.get(_normalised(row.problem))) for row in rows)
+            known.setdefault(gym.normalised(row.problem), (name, number))
+    hits = ((row, known.get(gym.normalised(row.problem))) for row in rows)
     return [Leak(row.index, hit[0], hit[1], row.problem) for row, hit in hits if hit is not None]
 
 
@@ -154,11 +157,6 @@ def gold_answer(value: object) -> Json:
     except (TypeError, ValueError, RecursionError):
         raise ValueError(f"is not a JSON value: {_shown(value)}") from None
     return value
-
-
-def _normalised(problem: str) -> str:
-    text = unicodedata.normalize("NFKC", problem).casefold()
-    return re.sub(r"\s+", "", text).strip(".,:;?!")
 
 
 def _collect(
@@ -224,12 +222,23 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _split(data: Data) -> arithmetic.Split:
+    """The side of a data set that is generated. Raises DataError for what is none."""
+    for split in arithmetic.SPLITS:
+        if split == data.split:
+            return split
+    name = data.path.split(":")[0]
+    raise DataError(f"data.split ({data.split!r}) of {name} must be one of {', '.join(arithmetic.SPLITS)}")
+
+
+def _gym(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
+    rows = gym.entries(data.path, data.settings, _split(data), data.limit)
+    for number, entry in enumerate(rows, start=1):
+        yield f"{data.path}[{data.split}] row {number}", entry
+
+
 def _arithmetic(data: Data, unusable: Unusable | None) -> Dataset:
-    split = next((name for name in arithmetic.SPLITS if name == data.split), None)
-    if split is None:
-        raise DataError(
-            f"data.split ({data.split!r}) of arithmetic must be one of {', '.join(arithmetic.SPLITS)}"
-        )
+    split = _split(data)
     digits, spaced = arithmetic.DEFAULT_DIGITS, data.path.endswith(SPACED)
     if ":" in data.path:
         bounds = re.fullmatch(r"arithmetic:(\d)-(\d)", data.path.removesuffix(SPACED))

@@ -14,10 +14,12 @@ from pydantic import BaseModel, ValidationError
 
 from common.config import Config
 from common.config.base import section_of
+from common.config.data import is_generated
 from common.errors import ConfigError
 from common.pretrained import SUFFIXES, model_folder
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
+SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -68,7 +70,7 @@ def check_paths(config: Config) -> None:
     data += [(f"data.sources.{name}.path", source.path) for name, source in config.data.sources.items()]
     for key, path, remedy in (
         ("model.path", config.model.path, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
-        *((key, path, "name a JSONL file, a Hugging Face data set or `arithmetic`") for key, path in data),
+        *((key, path, f"name {SETS}") for key, path in data),
         ("allocation.prior_state", config.allocation.prior_state, "make it with `hora prior fit`"),
     ):
         if path is not None and _looks_local(path) and not Path(path).exists():
@@ -198,7 +200,7 @@ def _looks_local(path: str) -> bool:
         path.startswith((".", "/", "~"))
         or path.count("/") > 1
         or path.endswith((".jsonl", ".json", *SUFFIXES))
-        or (path.split(":")[0] not in ("", "arithmetic") and Path(path).exists())
+        or (bool(path) and not is_generated(path) and Path(path).exists())
     )
 
 

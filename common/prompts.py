@@ -13,6 +13,7 @@ from common.answers import prefill
 from common.config import Data
 from common.datasets import Row
 from common.errors import ConfigError, any_error_as
+from common.gym import TASK
 from common.types import Prompt, Tokens
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def make_prompt(
     """Row `row` of data source `source` as prompt `index`; `reads_row` as in `Prompt`."""
     text = render_text(tokenizer, row.problem, data)
     tokens = _encode(tokenizer, text, data)
+    reads_row = reads_row or TASK in row.columns
     return Prompt(index, row.problem, row.answer, tokens, prefill(text), row.columns, source, reads_row)
 
 

@@ -1,7 +1,8 @@
 """Rewards of one completion: accuracy and the weighted sum (paper, section 4). The format reward and where
 the answer is are in `common/answers.py`, a user's own rewards in `common/user_rewards.py`.
 
-`accuracy`  1.0 where the answer equals the gold answer, else 0.0. The default success.
+`accuracy`  1.0 where the answer equals the gold answer, else 0.0; of a task of `reasoning-gym` what its own
+            scorer says, from 0.0 to 1.0. The default success.
 
 Everything here is quick and safe on hostile text. Whether an answer equals the gold answer is
 `common.equality`'s.
@@ -18,6 +19,7 @@ from common.config.reward import CodeTests
 from common.datasets import Candidate
 from common.equality import gold_fault
 from common.errors import ConfigError
+from common.gym import TASK
 from common.reward_names import function_of
 from common.user_code import is_user_function
 from common.user_rewards import is_group
@@ -25,15 +27,15 @@ from common.user_rewards import is_group
 
 def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
     """What says why a row cannot be used with these rewards. Accuracy needs a gold answer that can be
-    verified, `code_tests` tests, a user's own reward the gold answer's column, with any JSON value in it;
-    `format` nothing."""
+    verified, except of a task with a scorer of its own, `code_tests` tests, a user's own reward the gold
+    answer's column, with any JSON value in it; `format` nothing."""
     own = any(is_user_function(name) for name in reward.names)
 
     def unusable(row: Candidate) -> str | None:
         if "code_tests" in reward.names and (reason := _no_tests(reward.code_tests, row)):
             return reason
         if "accuracy" in reward.names:
-            return row.trouble or _not_verifiable(row)
+            return row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
         return row.trouble if own else None
 
     return unusable
@@ -56,6 +58,13 @@ def _no_tests(settings: CodeTests, row: Candidate) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _too_long(reward: Reward, row: Candidate) -> str | None:
+    """Of a task with a scorer of its own, which needs no gold answer."""
+    most = reward.max_answer_chars
+    longer = isinstance(row.answer, str) and len(row.answer) > most
+    return f"{row.field!r} is longer than reward.max_answer_chars = {most}" if longer else None
 
 
 def _not_verifiable(row: Candidate) -> str | None:

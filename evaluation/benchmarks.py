@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.config import Config, Data
+from common.config.data import is_generated
 from common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
 from common.errors import ConfigError
 
@@ -18,8 +19,8 @@ _TO_1024 = (*_TO_256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`samples` is N, `ks` the K at which Pass@K is reported. `path` is a JSONL file, a Hugging Face name or
-    `arithmetic`, whose held-out split it is then."""
+    """`samples` is N, `ks` the K at which Pass@K is reported. `path` is a file, a Hugging Face name, or
+    `arithmetic` or `reasoning_gym:TASK`, whose held-out split it is then."""
 
     name: str
     title: str
@@ -35,8 +36,7 @@ class Benchmark:
     def data(self, like: Data) -> Data:
         """Where its problems are, rendered as the training prompts `like` were."""
         columns = {"prompt_field": "problem", "answer_field": "answer"} if self.is_shipped else {}
-        split = "held-out" if _is_arithmetic(self.path) else "test"
-        return like.model_copy(update={"path": self.path, "split": split, "limit": None, **columns})
+        return like.model_copy(update={**like.held_out(self.path), "limit": None, **columns})
 
     def sized(self, samples: int | None, ks: tuple[int, ...] | None) -> Benchmark:
         """With another N or K list. K above N is refused if asked for and left out of the benchmark's own
@@ -68,14 +68,14 @@ BENCHMARKS = {
 
 
 def find_benchmark(name: str) -> Benchmark:
-    """A benchmark by its name, or one made of a JSONL file, a Hugging Face data set or `arithmetic` (N and K
-    as for MATH500).
+    """A benchmark by its name, or one made of a file, a Hugging Face data set, `arithmetic` or
+    `reasoning_gym:TASK` (N and K as for MATH500).
 
     Raises DataError for what is none of these, naming the ones that exist.
     """
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    if _is_arithmetic(name):
+    if is_generated(name):
         return Benchmark(held_out_name(name), f"{name} (held out)", name, 256, _TO_256)
     path = Path(name)
     if path.is_file():
@@ -87,7 +87,8 @@ def find_benchmark(name: str) -> Benchmark:
     ):
         return Benchmark(name.split("/")[1], name, name, 256, _TO_256)
     raise DataError(
-        f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, arithmetic, a JSONL file or a Hugging Face name"
+        f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, arithmetic, reasoning_gym:TASK, a "
+        "file or a Hugging Face name"
     )
 
 
@@ -108,7 +109,7 @@ def held_out(config: Config) -> Benchmark:
     """The held-out problems of a run's own evaluations, with the N and K of its configuration."""
     settings = config.evaluation
     path = settings.path or "held-out"
-    title = path if _is_arithmetic(path) else Path(path).stem
+    title = path if is_generated(path) else Path(path).stem
     return Benchmark(
         held_out_name(path), f"{title} (held out)", settings.path or "", settings.samples, settings.k
     )
@@ -117,7 +118,7 @@ def held_out(config: Config) -> Benchmark:
 def held_out_name(path: str) -> str:
     """What the results of `evaluation.path` are named: `arithmetic-2-4` for `arithmetic:2-4`, a file without
     its ending."""
-    return path.replace(":", "-") if _is_arithmetic(path) else Path(path).stem
+    return path.replace(":", "-") if is_generated(path) else Path(path).stem
 
 
 def refuse_long(name: str, lengths: Sequence[int], limit: int) -> None:
@@ -148,7 +149,3 @@ def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
     if config.evaluation.path is not None:
         known[config.evaluation.path] = load_held_out(config).rows
     return equal_problems(rows, known)
-
-
-def _is_arithmetic(path: str) -> bool:
-    return path.split(":")[0] == "arithmetic"

@@ -3,7 +3,8 @@
     score_batch ─► format reward, answer tag; programs and their tests (`code/pool.py`)
                    ├─ plain text decides ──────────────► verdict
                    ├─ seen (gold, answer) before ──────► verdict
-                   └─ math-verify in a worker process ─► verdict, or killed: wrong
+                   ├─ math-verify in a worker process ─► verdict, or killed: wrong
+                   └─ a task's own scorer (`gym/pool.py`)
 
 A hostile answer costs its worker, never the replica: exceeding time or memory, or crashing the interpreter,
 is one wrong answer. Time is the worker's own processor time, which a busy machine does not use up, so such an
@@ -29,9 +30,10 @@ from pebble import ProcessExpired, ProcessPool
 
 from actors.verifier.code.pool import ProgramPool
 from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.gym.pool import ScorerPool
 from actors.verifier.own_rewards import OwnRewards
 from actors.verifier.remembered import Remembered
-from common import answers, equality
+from common import answers, equality, gym
 from common.config import Reward
 from common.errors import ConfigError
 from common.processes import die_with_parent, processors
@@ -101,6 +103,7 @@ class VerifierPool:
         self._courts: list[_Court] = []
         self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
         self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
+        self._scorers = ScorerPool(processes)
         self._verdicts = Remembered[tuple[str, str, float], bool](CACHE_SIZE)
         self._waiting = 0
         self._counts = {"scored": 0, "plain": 0, "cached": 0, "verified": 0, "killed": 0, "rebuilt": 0}
@@ -152,21 +155,18 @@ class VerifierPool:
         self._verdicts.cancel()
         for court in self._courts:
             court.close()
+        self._scorers.close()
         self._pool.stop()
         self._pool.join()
 
     async def _score(self, item: Item) -> dict[str, float]:
         answer = Answer(*item)
-        completion, gold, court = answer.completion, answer.gold, self._by_source[answer.source]
+        court = self._by_source[answer.source]
         reward, scored = court.reward, {}
         if "format" in reward.names:
-            scored["format"] = answers.format_reward(completion, reward.answer)
+            scored["format"] = answers.format_reward(answer.completion, reward.answer)
         if "accuracy" in reward.names:
-            if not isinstance(gold, str):
-                raise ValueError(
-                    f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({answer.place})"
-                )
-            scored["accuracy"] = await self._accuracy(court, completion, gold)
+            scored["accuracy"] = await self._accuracy(court, answer)
         if court.programs is not None:
             scored["code_tests"] = await court.programs.score(answer)
         return scored | await court.own.score(answer)
@@ -182,16 +182,22 @@ class VerifierPool:
         self._courts.append(_Court(reward, OwnRewards(reward, self._run), programs))
         return self._courts[-1]
 
-    async def _accuracy(self, court: _Court, completion: str, gold: str) -> float:
-        answer = await self._answer(court, completion)
-        if answer is None or not equality.bounded(answer, court.reward.max_answer_chars):
+    async def _accuracy(self, court: _Court, judged: Answer) -> float:
+        own, gold, seconds = gym.TASK in judged.row, judged.gold, court.reward.time_limit_s
+        if not own and not isinstance(gold, str):
+            raise ValueError(f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({judged.place})")
+        answer = await self._answer(court, judged.completion)
+        most = court.reward.max_answer_chars
+        if answer is None or (len(answer) > most if own else not equality.bounded(answer, most)):
             self._counts["plain"] += 1
             return 0.0
+        if own:
+            return await self._scorers.score(judged, answer, seconds)
         verdict = equality.quick_verdict(gold, answer)
         if verdict is not None:
             self._counts["plain"] += 1
         else:
-            verdict = await self._remembered(gold, answer, court.reward.time_limit_s)
+            verdict = await self._remembered(gold, answer, seconds)
         return 1.0 if verdict else 0.0
 
     async def _answer(self, court: _Court, completion: str) -> str | None:

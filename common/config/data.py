@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from common.config.base import Count, Section
 from common.config.reward import Reward
+
+GENERATED = ("arithmetic", "reasoning_gym")
+"""Data sets that are made and not read: what stands before the colon of a path."""
+
+
+def is_generated(path: str) -> bool:
+    return path.split(":")[0] in GENERATED
 
 
 class Run(Section):
@@ -54,7 +62,14 @@ class Model(Section):
 class Rows(Section):
     """The data set, and how its problems become prompts."""
 
-    path: str = Field("", description="JSONL file, Hugging Face data set name, or `arithmetic`.")
+    path: str = Field(
+        "",
+        description="JSONL, Parquet or CSV file, Hugging Face data set name, `arithmetic`, or "
+        "`reasoning_gym:TASK`.",
+    )
+    settings: dict[str, Any] = Field(
+        {}, description="Settings of a `reasoning_gym` task, as the library has them; `seed` is one."
+    )
     split: str = Field("train", description="Split, for Hugging Face data sets.")
     prompt_field: str = Field("problem", description="Column of the problem.")
     answer_field: str = Field("answer", description="Column of the gold answer.")
@@ -73,6 +88,19 @@ class Rows(Section):
         """Whether the prompt is only the problem: no user template, and not the demo's task, which has a
         fixed format."""
         return self.template == "{problem}" and self.path.split(":")[0] != "arithmetic"
+
+    def held_out(self, path: str) -> Mapping[str, Any]:
+        """What differs here for held-out problems that are read from `path`."""
+        settings = self.settings if path == self.path else {}
+        return {"path": path, "split": "held-out" if is_generated(path) else "test", "settings": settings}
+
+    @model_validator(mode="after")
+    def _settings_of_a_task(self) -> Self:
+        if self.settings and not self.path.startswith("reasoning_gym:"):
+            raise ValueError(
+                f"settings are of a reasoning_gym task, and path is {self.path!r}: leave them out"
+            )
+        return self
 
     @field_validator("template")
     @classmethod
@@ -93,7 +121,7 @@ class Source(Rows):
     @model_validator(mode="after")
     def _has_path(self) -> Self:
         if not self.path:
-            raise ValueError("path is required: name the JSONL file or data set of this source")
+            raise ValueError("path is required: name the file or data set of this source")
         return self
 
 

@@ -11,6 +11,7 @@ from common.answers import ANSWERS, example, prefill
 from common.config import Config
 from common.datasets import Json, Row, load_dataset
 from common.equality import quick_verdict
+from common.gym import TASK
 from common.prompts import load_tokenizer, render_text
 from common.rewards import gold_test
 from common.stop_tokens import named, stop_tokens
@@ -54,7 +55,8 @@ def _task(config: Config) -> Iterator[Finding]:
     opened, wrong_answer = prefill(prompt), _wrong(row, rows)
     forms = _forms(config, opened, [_text(row.answer), wrong_answer])
     right, wrong = judge(config, row, opened, forms)
-    yield from shown(config, right, wrong)
+    found = list(shown(config, right, wrong))
+    yield from found if row.answer is not None or TASK not in row.columns else found[1:]
 
 
 def _forms(config: Config, opened: str, answers: Sequence[str]) -> list[list[str]]:
@@ -66,7 +68,9 @@ def _forms(config: Config, opened: str, answers: Sequence[str]) -> list[list[str
 
 def _wrong(row: Row, rows: Sequence[Row]) -> str:
     """An answer that is plainly not the gold answer: another row's, or a number."""
-    others = (_text(r.answer) for r in rows if r.answer != row.answer)
+    others = (_text(r.answer) for r in rows if r.answer not in (row.answer, None))
+    if TASK in row.columns:  # its answers may be no numbers, and its scorer says what is wrong
+        return next(others, "nothing")
     return next((a for a in [*others, "0", "1"] if quick_verdict(_text(row.answer), a) is False), "nothing")
 
 

@@ -10,17 +10,14 @@ retries (`VerifierUnavailable`).
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from actors.verifier.boxes import Boxes
 from actors.verifier.code.runner import CannotJudge, Runner
-from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.remembered import Remembered
 from actors.verifier.sandbox.limits import Limits
-from actors.verifier.sandbox.sandbox import SandboxLost
 from common.code import MOST_CHARS, RowTests, extract_code
 from common.config.reward import CodeTests
 from common.rewards import tests_of
@@ -37,10 +34,7 @@ class ProgramPool:
 
     def __init__(self, settings: CodeTests, processes: int) -> None:
         self._settings, self._limits = settings, limits_of(settings)
-        self._threads = ThreadPoolExecutor(processes, thread_name_prefix="programs")
-        self._runners: list[Runner] = []
-        self._idle: list[Runner] = []
-        self._places = asyncio.Semaphore(processes)
+        self._boxes = Boxes(lambda: Runner(self._limits), processes)
         self._verdicts = Remembered[bytes, float](CACHE_SIZE)
         self.judged = 0
 
@@ -60,43 +54,20 @@ class ProgramPool:
     def close(self) -> None:
         """End the sandboxes, including busy ones."""
         self._verdicts.cancel()
-        for runner in self._runners:
-            runner.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._boxes.close()
 
     async def _judge(self, program: str, tests: RowTests, answer: Answer) -> float:
-        async with self._places:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._run, program, tests, answer)
-
-    def _run(self, program: str, tests: RowTests, answer: Answer) -> float:
-        """Runs in a thread. There are never more such threads than runners."""
-        runner = self._free()
         try:
-            verdict = runner.judge(program, tests)
-        except SandboxLost as error:
-            self._runners.remove(runner)
-            runner.close()
-            raise VerifierUnavailable(f"a program was not judged: {error}") from error
+            verdict = await self._boxes.use(lambda runner: runner.judge(program, tests))
         except CannotJudge as error:
-            self._idle.append(runner)
             raise ValueError(
                 f"reward 'code_tests' cannot run the tests in {self._settings.tests_field!r}: {error} "
                 f"({answer.place})"
             ) from None
-        self._idle.append(runner)
         self.judged += 1
         if verdict.judge_ended:
             _log.warning("code_tests: %s, counted as wrong (%s)", verdict.why, answer.place)
         return float(verdict.right)
-
-    def _free(self) -> Runner:
-        try:
-            return self._idle.pop()
-        except IndexError:  # not asked before: another thread may take the last one in between
-            runner = Runner(self._limits)
-            self._runners.append(runner)
-            return runner
 
 
 def limits_of(settings: CodeTests) -> Limits:

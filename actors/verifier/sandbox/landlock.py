@@ -28,8 +28,9 @@ def version() -> int:
     return call("landlock_create_ruleset", None, 0, VERSION)
 
 
-def ruleset() -> int:
-    """File descriptor of the ruleset that `restrict` applies in every program. Raises OSError."""
+def ruleset(packages: str = "") -> int:
+    """File descriptor of the ruleset that `restrict` applies in every program, which may read the folder
+    `packages` too. Raises OSError."""
     known = version()
     rights = (1 << FILE_RIGHTS[min(known, max(FILE_RIGHTS))]) - 1
     fields = [rights, *([TCP] if known >= TCP_SINCE else []), *([SCOPES] if known >= SCOPES_SINCE else [])]
@@ -37,9 +38,18 @@ def ruleset() -> int:
     rules = call("landlock_create_ruleset", attributes, len(attributes), 0)
     for path in FILES:
         _allow(rules, path, READ_FILE)
-    for path in (*LIBRARIES, os.path.join(sys.base_prefix, "lib"), os.path.dirname(os.__file__)):
+    interpreter = (os.path.join(sys.base_prefix, "lib"), os.path.dirname(os.__file__))
+    for path in (*LIBRARIES, *interpreter, *_installed(packages)):
         _allow(rules, path, READ_FILE | READ_DIR)
     return rules
+
+
+def _installed(packages: str) -> list[str]:
+    """The folder, and the places outside that its packages are linked to."""
+    if not packages:
+        return []
+    with os.scandir(packages) as found:
+        return [packages, *(os.path.realpath(one.path) for one in found if one.is_symlink() and one.is_dir())]
 
 
 def restrict(rules: int) -> None:

@@ -21,6 +21,7 @@ import resource
 import signal
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from actors.verifier.sandbox import landlock, seccomp
 from actors.verifier.sandbox.syscalls import LIBC, MACHINES, call
@@ -39,12 +40,12 @@ SPARE_THREADS = 256
 Limits = dict[str, float]
 
 
-def held(refused: set[str]) -> dict[str, str]:
+def held(refused: set[str], packages: str) -> dict[str, str]:
     """For each layer the reason why it does not work here; empty if it does. Each is tried in a separate
-    process."""
+    process. `packages` is a folder that programs must be able to read; empty for none."""
     attempts: dict[str, Callable[[], object]] = {
         "namespaces": enter_namespaces,
-        "uid": _try_user,
+        "uid": partial(_try_user, packages),
         "landlock": _try_landlock,
         "seccomp": _try_seccomp,
     }
@@ -152,12 +153,13 @@ def no_new_privileges() -> None:
         raise OSError(ctypes.get_errno(), "no_new_privs is refused")
 
 
-def _try_user() -> None:
+def _try_user(packages: str) -> None:
     if os.geteuid() != 0:
         raise OSError("only root can give a program a user of its own")
     become(own_user())
     try:
-        os.listdir(os.path.dirname(os.__file__))
+        for folder in filter(None, (os.path.dirname(os.__file__), packages)):
+            os.listdir(folder)
     except OSError as error:
         raise OSError(f"another user cannot read {error.filename}, the interpreter's own files") from error
 

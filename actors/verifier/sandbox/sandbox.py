@@ -28,8 +28,14 @@ from common.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 """Folder from which the zygote imports HORA's modules by these names."""
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
-"""A program's whole environment. Each malloc arena takes 64 MiB of address space."""
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "LC_ALL": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "2",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""A program's whole environment. Each malloc arena takes 64 MiB of address space. The zygote forks, so no
+library may start threads."""
 SYSTEM = ("/usr/bin/python3", "/usr/local/bin/python3")
 START_S = 60.0
 """Seconds until a silent zygote counts as failed to start."""
@@ -51,24 +57,28 @@ class SandboxLost(RuntimeError):
 
 class Sandbox:
     """One zygote. `preload` names modules of ours that its programs may import; `without` names layers to
-    disable (for tests). `layers` has for each layer the reason why it does not work; empty if it does.
+    disable (for tests). `packages` is a folder of packages of this Python that its programs may import.
+    `layers` has for each layer the reason why it does not work; empty if it does.
 
     Raises SandboxError where the working layers are not sufficient.
     """
 
-    def __init__(self, preload: Sequence[str] = (), without: Collection[str] = ()) -> None:
+    def __init__(
+        self, preload: Sequence[str] = (), without: Collection[str] = (), packages: str = ""
+    ) -> None:
         self.layers: Mapping[str, str] = {}
-        *others, last = interpreters()
+        *others, last = [os.path.realpath(sys.executable)] if packages else interpreters()
         for python in others:
             with suppress(SandboxError):  # too old, for example: try the next one
-                self._open(python, preload, without)
+                self._open(python, preload, without, packages)
                 return
-        self._open(last, preload, without)
+        self._open(last, preload, without, packages)
 
-    def _open(self, python: str, preload: Sequence[str], without: Collection[str]) -> None:
+    def _open(self, python: str, preload: Sequence[str], without: Collection[str], packages: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            words = [str(ROOT), serve.__module__, str(theirs.fileno()), " ".join(preload), " ".join(without)]
+            named = (" ".join(preload), " ".join(without), packages)
+            words = [str(ROOT), serve.__module__, str(theirs.fileno()), *named]
             self._process = subprocess.Popen(
                 [python, "-I", "-S", "-B", "-c", LAUNCH, *words],
                 pass_fds=[theirs.fileno()],

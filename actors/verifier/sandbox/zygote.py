@@ -32,7 +32,8 @@ from actors.verifier.sandbox import landlock, layers, seccomp
 LAUNCH = """\
 import importlib, sys
 sys.path.insert(0, sys.argv[1])
-importlib.import_module(sys.argv[2]).serve(int(sys.argv[3]), sys.argv[4].split(), sys.argv[5].split())
+preload, refused, packages = sys.argv[4].split(), sys.argv[5].split(), sys.argv[6]
+importlib.import_module(sys.argv[2]).serve(int(sys.argv[3]), preload, refused, packages)
 """
 
 STOP = b"stop"
@@ -50,23 +51,25 @@ PRELOADED = (
 """The modules that programs import most, imported once."""
 
 
-def serve(descriptor: int, preload: list[str], refused: list[str]) -> NoReturn:
+def serve(descriptor: int, preload: list[str], refused: list[str], packages: str) -> NoReturn:
     """Answer requests until the caller closes its end."""
     # The caller may have many descriptors open. Here every one is below 100, and a program closes those.
     sock = socket.socket(fileno=os.dup(descriptor))
     os.close(descriptor)
-    held = layers.held(set(refused))
+    held = layers.held(set(refused), packages)
     user = (
         None if held["uid"] else layers.own_user()
     )  # before the namespaces: inside, every zygote is process 1
     if not held["namespaces"]:
         _enter_namespaces(sock)
+    if packages:
+        sys.path.append(packages)
     for name in (*PRELOADED, *preload):
         importlib.import_module(name)
     sys.path.pop(0)
     threading.stack_size(THREAD_STACK)
     gc.freeze()  # otherwise garbage collection in a program would copy the memory shared with this process
-    box = _Box(sock, held, user)
+    box = _Box(sock, held, user, packages)
     sock.send(json.dumps({"layers": held, "python": sys.executable}).encode())
     while True:
         data, descriptors, _, _ = socket.recv_fds(sock, MOST, 16)
@@ -99,10 +102,10 @@ class _EndOnFailure:
 class _Box:
     """Runs one program at a time."""
 
-    def __init__(self, sock: socket.socket, held: dict[str, str], user: int | None) -> None:
+    def __init__(self, sock: socket.socket, held: dict[str, str], user: int | None, packages: str) -> None:
         self._sock = sock
         self._held = {name for name, why in held.items() if not why}
-        self._rules = landlock.ruleset() if "landlock" in self._held else None
+        self._rules = landlock.ruleset(packages) if "landlock" in self._held else None
         self._user = user
 
     def run(self, limits: dict[str, float], descriptors: list[int]) -> bytes | None:

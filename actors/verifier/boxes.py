@@ -1,0 +1,63 @@
+"""Sandboxes for what is judged from one event loop: each call runs in a thread, with a sandbox that no other
+call uses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from actors.verifier.errors import VerifierUnavailable
+from actors.verifier.sandbox.sandbox import SandboxLost
+
+
+class Closed(Protocol):
+    def close(self) -> None: ...
+
+
+Box = TypeVar("Box", bound=Closed)
+T = TypeVar("T")
+
+
+class Boxes(Generic[Box]):
+    """At most `most` boxes, made when they are needed. `close()` ends them, also busy ones."""
+
+    def __init__(self, make: Callable[[], Box], most: int) -> None:
+        self._make = make
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="boxes")
+        self._all: list[Box] = []
+        self._idle: list[Box] = []
+        self._places = asyncio.Semaphore(most)
+
+    async def use(self, call: Callable[[Box], T]) -> T:
+        """The result of `call` on a free box. Raises what it raises, and VerifierUnavailable where the
+        sandbox itself failed: retry."""
+        async with self._places:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, call)
+
+    def close(self) -> None:
+        for box in self._all:
+            box.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, call: Callable[[Box], T]) -> T:
+        """Runs in a thread. There are never more such threads than boxes."""
+        box = self._free()
+        try:
+            return call(box)
+        except SandboxLost as error:
+            self._all.remove(box)
+            box.close()
+            raise VerifierUnavailable(f"an answer was not judged: {error}") from error
+        finally:
+            if box in self._all:
+                self._idle.append(box)
+
+    def _free(self) -> Box:
+        try:
+            return self._idle.pop()
+        except IndexError:  # not asked before: another thread may take the last one in between
+            box = self._make()
+            self._all.append(box)
+            return box

@@ -1,0 +1,83 @@
+"""The reward `accuracy` of rows of `reasoning-gym`: what the task's own scorer gives an answer, in a sandbox.
+
+An answer for which the scorer fails, or exceeds a limit, is wrong. After a failure of the sandbox the caller
+retries (`VerifierUnavailable`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import pickle
+import secrets
+from functools import partial
+from typing import Any
+
+from actors.verifier.boxes import Boxes
+from actors.verifier.code.runner import TRIES, ended
+from actors.verifier.remembered import Remembered
+from actors.verifier.sandbox.limits import Limits
+from actors.verifier.sandbox.sandbox import Sandbox
+from common.errors import ConfigError
+from common.gym import PINNED, TASK, packages
+from common.user_rewards import Answer
+
+SCORER = f"{__package__}.scorer"
+MEMORY = 2 << 30
+"""Address space of a scorer; the library itself takes 0.2 GiB of it."""
+CACHE_SIZE = 100_000
+
+_log = logging.getLogger(__name__)
+
+
+class ScorerPool:
+    """`processes` answers are scored at a time. Use from one event loop; `close()` ends it."""
+
+    def __init__(self, processes: int) -> None:
+        self._boxes = Boxes(_box, processes)
+        self._scores = Remembered[bytes, float](CACHE_SIZE)
+
+    async def score(self, answer: Answer, text: str, seconds: float) -> float:
+        """The score of `text`, the answer that a completion gives, within `seconds` of processor time.
+        Raises SandboxError where no sandbox can be created on this machine, and VerifierUnavailable."""
+        key = hashlib.blake2b(repr((answer.row, text, seconds)).encode(errors="replace"), digest_size=16)
+        return await self._scores.of(key.digest(), partial(self._score, answer, text, seconds))
+
+    def close(self) -> None:
+        self._scores.cancel()
+        self._boxes.close()
+
+    async def _score(self, answer: Answer, text: str, seconds: float) -> float:
+        entry = {name: value for name, value in answer.row.items() if name != TASK}
+        asked: dict[str, Any] = {**answer.row[TASK], "entry": entry, "answer": text}
+        score, why = await self._boxes.use(lambda box: _ask(box, asked, seconds))
+        if why:
+            _log.warning("the scorer of %s: %s, counted as wrong (%s)", asked["task"], why, answer.place)
+        return score
+
+
+def _box() -> Sandbox:
+    folder = packages()
+    if folder is None:
+        raise ConfigError(f"reasoning-gym is not installed: run `make setup`, or pip install {PINNED}")
+    return Sandbox([SCORER], packages=folder)
+
+
+def _ask(box: Sandbox, asked: dict[str, Any], seconds: float) -> tuple[float, str]:
+    """The score, and why it is 0 where the scorer gave none."""
+    nonce = secrets.token_hex(8)
+    task = pickle.dumps({**asked, "nonce": nonce})
+    limits = Limits(seconds=seconds, memory=MEMORY, output=1 << 16)
+    for _ in range(TRIES):
+        outcome = box.run(f"from {SCORER} import main; main()", task, limits)
+        if outcome.kind != "wall":
+            break
+    try:
+        said, score = json.loads(outcome.out) if outcome.kind == "ok" else ("", 0.0)
+    except (TypeError, ValueError):
+        said, score = "", 0.0
+    if said != nonce or not isinstance(score, float) or not math.isfinite(score):
+        return 0.0, ended(outcome)
+    return score, ""

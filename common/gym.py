@@ -1,0 +1,153 @@
+"""Rows of a task of the library `reasoning-gym`: `data.path: reasoning_gym:TASK`, with `data.settings`.
+
+Rows are drawn without end (`common/gym_process.py`) and kept where their question is new. Which side of the
+split a question falls on is a property of its text alone, so no seed, setting or number of rows brings a
+held-out question into training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import IO, Any
+
+from common import gym_process
+from common.arithmetic import HELD_OUT_FIFTHS, Split
+from common.errors import ConfigError
+
+PREFIX = "reasoning_gym:"
+TASK = "reasoning_gym"
+"""Column that names the task and its settings: a row that has it is judged by the task's own scorer."""
+ROWS: Mapping[Split, int] = {"train": 1000, "held-out": 250}
+DRY = 500
+"""Draws without a new question after which a task counts as exhausted."""
+WALL = 10
+"""Seconds on the clock for each second of processor time."""
+PINNED = "reasoning-gym==0.1.25"
+Entry = dict[str, Any]
+
+
+class GymError(ConfigError):
+    """A task that cannot be used, or has too few questions: names the task and the remedy."""
+
+
+def packages() -> str | None:
+    """The folder that the library is installed in; None where it is not."""
+    found = importlib.util.find_spec("reasoning_gym")
+    return str(Path(found.origin).parent.parent) if found and found.origin else None
+
+
+def split_of(question: str) -> Split:
+    """`held-out` for one question in five, by a hash of its normalised text."""
+    digest = hashlib.blake2b(normalised(question).encode(errors="replace"), digest_size=8).digest()
+    return "held-out" if int.from_bytes(digest, "little") % 5 < HELD_OUT_FIFTHS else "train"
+
+
+def normalised(question: str) -> str:
+    """The text by which two questions are the same."""
+    text = unicodedata.normalize("NFKC", question).casefold()
+    return re.sub(r"\s+", "", text).strip(".,:;?!")
+
+
+def entries(path: str, settings: Mapping[str, Any], split: Split, limit: int | None) -> tuple[Entry, ...]:
+    """The first `limit` rows of one side with different questions, as the library makes them, and the column
+    `TASK`. Without a limit up to `ROWS`, fewer where the task has no more.
+
+    Pure in its arguments. Raises GymError.
+    """
+    return _entries(path, json.dumps(dict(settings), sort_keys=True, default=str), split, limit)
+
+
+@lru_cache(maxsize=16)
+def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple[Entry, ...]:
+    task, chosen = path.removeprefix(PREFIX), json.loads(settings)
+    wanted, seen, since, found = limit or ROWS[split], set[str](), 0, list[Entry]()
+    with _messages(path, task, chosen, wanted) as messages:
+        for kind, content in messages:
+            if kind == "refused":
+                raise GymError(f"{path}: {content} (data.path, data.settings)")
+            new = kind == "row" and content["question"] not in seen
+            since = 0 if new else since + 1
+            if new:
+                seen.add(content["question"])
+                if split_of(content["question"]) == split:
+                    found.append({**content, TASK: {"task": task, "settings": chosen}})
+            if len(found) == wanted or since == DRY:
+                break
+    if not seen:
+        raise GymError(f"{path}: none of {DRY} rows could be made: {content}")
+    if not found or (limit and len(found) < limit):
+        raise GymError(
+            f"{path}: {len(found)} different questions on the {split} side, of {len(seen)} in all, and "
+            f"{wanted} are asked for: ask for fewer (data.limit, evaluation.prompts), or change data.settings"
+        )
+    return tuple(found)
+
+
+@contextmanager
+def _messages(
+    path: str, task: str, settings: Mapping[str, Any], wanted: int
+) -> Iterator[Iterator[tuple[str, Any]]]:
+    """What the process says. It is killed at the end of the block."""
+    if packages() is None:
+        raise GymError(f"{path}: reasoning-gym is not installed: run `make setup`, or pip install {PINNED}")
+    with TemporaryFile() as complaints, _process(complaints) as (stdin, stdout):
+        with suppress(BrokenPipeError), stdin:  # what ended it is read below
+            stdin.write(json.dumps({"task": task, "settings": settings}).encode())
+        try:
+            yield _read(stdout)
+        except (EOFError, pickle.UnpicklingError):
+            last = _last_line(complaints)
+            raise GymError(
+                f"{path}: its process ended before it had made {wanted} rows{last}; it has "
+                f"{gym_process.SECONDS} s of processor time and {gym_process.MEMORY >> 30} GiB: lower "
+                "data.limit or evaluation.prompts, or make smaller problems (data.settings)"
+            ) from None
+
+
+def _read(stdout: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    while True:
+        yield pickle.load(stdout)  # of our own child
+
+
+@contextmanager
+def _process(complaints: IO[bytes]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Its stdin and stdout. It is killed at the end of the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", gym_process.__file__],  # not -m: another `common` may be found first
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    clock = Timer(WALL * gym_process.SECONDS, process.kill)
+    clock.daemon = True
+    clock.start()
+    try:
+        yield process.stdin, process.stdout
+    finally:
+        clock.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _last_line(complaints: IO[bytes]) -> str:
+    complaints.seek(0)
+    lines = complaints.read().decode(errors="replace").strip().splitlines()
+    return f" ({lines[-1][:200]})" if lines else ""

@@ -1,0 +1,114 @@
+"""The process in which the library `reasoning-gym` generates rows; run as a script by `common/gym.py`.
+
+Some of its generators depend on the order of sets, on Python's global random numbers, and on which rows were
+drawn before. Here the hash seed is fixed, the global seed is set for each row, and rows are drawn in order.
+Reads `{"task", "settings"}` as JSON from stdin; writes pickled messages until the reader closes its end:
+`("row", entry)`, `("failed", reason)` for a row that could not be made, and `("refused", reason)`, the last.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import pickle
+import random
+import resource
+import sys
+from dataclasses import fields
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+CHUNK = 500
+"""Rows of one data set of the library; the next has another seed."""
+APART = 1_000_003
+"""Between two seeds of the user's. The library gives row i of seed s what it gives row 0 of seed s + i."""
+SECONDS = 120
+"""Processor time of a process."""
+MEMORY = 4 << 30
+DRAWING = (
+    *("matplotlib", "matplotlib.pyplot", "matplotlib.animation", "matplotlib.collections"),
+    *("mpl_toolkits", "mpl_toolkits.mplot3d"),
+)
+COMPOSITE = "composite"
+"""A mixture of tasks, which `data.sources` is here."""
+
+
+def library() -> Any:
+    """The library's registry of tasks. One of its dependencies imports matplotlib to draw with, which no task
+    does and which takes half of the time: here these modules are empty."""
+    for name in DRAWING:
+        sys.modules.setdefault(name, Empty(name))
+    import reasoning_gym.factory
+
+    return reasoning_gym.factory
+
+
+class Empty(ModuleType):
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def main() -> None:
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # the library prints
+
+        def say(kind: str, content: object) -> None:
+            out.write(pickle.dumps((kind, content)))
+            out.flush()
+
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        asked = json.load(sys.stdin)
+        factory = library()
+        if why := _unknown(factory, asked["task"], asked["settings"]):
+            say("refused", why)
+            return
+        _generate(factory, asked["task"], dict(asked["settings"]), say)
+
+
+def _generate(factory: Any, task: str, settings: dict[str, Any], say: Any) -> None:
+    first = settings.pop("seed", 0) * APART
+    for chunk in count():
+        try:
+            found = factory.create_dataset(task, **settings, seed=first + chunk * CHUNK, size=CHUNK)
+        except Exception as error:  # noqa: BLE001  its checks raise plain assertions and what they meet
+            say("refused", f"it refuses these settings: {type(error).__name__}: {error}")
+            return
+        for number in range(CHUNK):
+            random.seed(number)
+            try:
+                entry = found[number]
+            except Exception as error:  # noqa: BLE001  a draw that its generator gave up
+                say("failed", f"{type(error).__name__}: {error}")
+            else:
+                say("row", entry)
+
+
+def _unknown(factory: Any, task: str, settings: dict[str, Any]) -> str:
+    """Why there is no such task, or not with these keys; empty where there is."""
+    tasks = [name for name in factory.DATASETS if name != COMPOSITE]
+    if task not in tasks:
+        near = difflib.get_close_matches(task, tasks, n=3, cutoff=0.5)
+        return "it has no such task" + (f"; did you mean {', '.join(near)}?" if near else "")
+    known = [field.name for field in fields(factory.DATASETS[task][1]) if field.name != "size"]
+    for key in settings:
+        if key == "size":
+            return "size is data.limit here"
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            meant = f"; did you mean {near[0]}?" if near else f"; it has {', '.join(known)}"
+            return f"this task has no setting {key!r}{meant}"
+    seed = settings.get("seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**31:
+        return f"seed ({seed!r}) is a whole number from 0 to 2^31 - 1"
+    return ""
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BrokenPipeError:
+        os._exit(0)  # the reader has all that it wants

@@ -1,0 +1,75 @@
+"""Answers to tasks of reasoning-gym, judged by the tasks' own scorers in the sandbox."""
+
+import asyncio
+
+import pytest
+
+from actors.verifier.pool import VerifierPool
+from common.config import Data, Reward
+from common.datasets import load_dataset
+from common.rewards import gold_test
+from common.user_rewards import Answer
+
+pytestmark = pytest.mark.system
+
+REWARD = Reward(weights={"accuracy": 1.0}, answer="boxed", time_limit_s=2.0)
+TASKS = ("chain_sum", "countdown", "arc_agi", "prime_factorization", "gsm_symbolic", "simple_integration")
+"""Plain text, several right answers, tuples in the row, a scorer that raises, rows that JSON cannot hold,
+sympy's late imports."""
+
+
+def first_row(task):
+    return load_dataset(Data(path=f"reasoning_gym:{task}", limit=1), gold_test(REWARD)).rows[0]
+
+
+def scored(*answers):
+    """What each (row, text) earns."""
+
+    async def score():
+        pool = VerifierPool(REWARD)
+        try:
+            return await pool.score_batch(
+                [Answer(row.problem, rf"\boxed{{{text}}}", row.answer, row.columns) for row, text in answers]
+            )
+        finally:
+            pool.close()
+
+    return [rewards["accuracy"] for rewards in asyncio.run(score())]
+
+
+def test_gold_answers_are_right_and_others_are_not():
+    rows = [first_row(task) for task in TASKS]
+    assert scored(*((row, row.answer) for row in rows)) == [1.0] * len(rows)
+    wrong = scored(*((row, "it cannot be said") for row in rows))
+    assert all(0.0 <= score < 0.1 for score in wrong)
+
+
+def test_another_right_answer_and_part_of_one_are_the_scorers_to_judge():
+    row = first_row("countdown")
+    assert scored((row, f"0 + {row.answer}"), (row, row.answer.replace("*", " * "))) == [0.05, 1.0]
+
+
+def test_an_answer_that_is_python_reaches_nothing_and_ends_in_time(tmp_path):
+    """The first scorer evaluates lists, the second whatever sympy takes for an expression."""
+    mark = tmp_path / "mark"
+    mark.write_text("here")
+    hostile = [
+        f"[__import__('os').remove('{mark}')]",
+        f"[open('{mark}', 'w')]",
+        "[__import__('subprocess').run('id')]",
+        "[__import__('socket').socket()]",
+        "[__import__('os').kill(1, 9)]",
+        "[9**9**9]",
+        "[' ' * 8 * 2**30]",
+    ]
+    rows = [first_row("string_insertion"), first_row("countdown")]
+    assert max(scored(*((row, text) for row in rows for text in hostile))) < 0.1
+    assert mark.read_text() == "here"
+
+
+def test_a_row_whose_answer_is_too_long_to_be_given_is_left_out():
+    short = REWARD.model_copy(update={"max_answer_chars": 100})
+    found = load_dataset(Data(path="reasoning_gym:palindrome_partitioning", limit=20), gold_test(short))
+    assert found.rejected
+    assert all("reward.max_answer_chars" in rejected.reason for rejected in found.rejected)
+    assert all(len(row.answer) <= 100 for row in found.rows)

@@ -1,0 +1,113 @@
+import pytest
+from pydantic import ValidationError
+
+from common import gym
+from common.config import Config, Data, Evaluation
+from common.datasets import DataError, load_dataset, load_held_out
+from common.errors import HoraError
+
+pytestmark = pytest.mark.system
+
+SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+"""Of `chain_sum`: 200 different questions."""
+
+
+def entries(task, split="train", limit=None, **settings):
+    """Made anew: nothing of another test's call."""
+    gym._entries.cache_clear()
+    return gym.entries(gym.PREFIX + task, settings, split, limit)
+
+
+@pytest.mark.parametrize("task", ["word_ladder", "isomorphic_strings", "acre"])
+def test_rows_are_a_function_of_task_settings_and_seed(task, monkeypatch):
+    """These generators go by the order of sets, or by which rows were drawn before."""
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
+    first = entries(task, limit=12, seed=3)
+    monkeypatch.setenv("PYTHONHASHSEED", "2")
+    assert entries(task, limit=12, seed=3) == first
+    assert entries(task, limit=5, seed=3) == first[:5], "a larger data set begins with a smaller one"
+    assert {e["question"] for e in entries(task, limit=12, seed=4)}.isdisjoint(e["question"] for e in first)
+
+
+@pytest.mark.parametrize(("task", "settings"), [("chain_sum", SUMS), ("coin_flip", {}), ("word_ladder", {})])
+def test_no_seed_and_no_number_of_rows_brings_a_held_out_question_into_training(task, settings):
+    held = entries(task, "held-out", 30, **settings)
+    train = [e for seed in (0, 7) for e in entries(task, limit=150, seed=seed, **settings)]
+    assert len(train) == 300
+    assert {gym.normalised(e["question"]) for e in held}.isdisjoint(
+        gym.normalised(e["question"]) for e in train
+    )
+
+
+def test_a_task_with_few_questions_gives_each_once_and_says_where_they_do_not_suffice():
+    train, held = entries("chain_sum", **SUMS), entries("chain_sum", "held-out", **SUMS)
+    assert 190 < len({e["question"] for e in (*train, *held)}) == len(train) + len(held) <= 200
+    with pytest.raises(
+        gym.GymError, match=rf"{len(train)} different questions on the train side.*data.limit"
+    ):
+        entries("chain_sum", limit=400, **SUMS)
+    with pytest.raises(gym.GymError, match=r"0 different questions on the \S+ side"):
+        [entries("count_bits", split, max_n=1) for split in ("train", "held-out")]
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "named"),
+    [
+        ("chainsum", {}, "chain_sum"),
+        ("composite", {}, "no such task"),
+        ("", {}, "no such task"),
+        ("chain_sum", {"min_term": 2}, "min_terms"),
+        ("chain_sum", {"min_terms": 5, "max_terms": 2}, "max_terms"),
+        ("chain_sum", {"min_terms": "two"}, "TypeError"),
+        ("chain_sum", {"size": 10}, r"data\.limit"),
+        ("chain_sum", {"seed": -1}, "seed"),
+    ],
+)
+def test_what_the_library_refuses_is_one_line_with_the_task(task, settings, named):
+    with pytest.raises(gym.GymError, match=named) as refused:
+        entries(task, limit=3, **settings)
+    assert gym.PREFIX + task in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_process_that_ends_early_is_one_line_with_its_last_words(tmp_path, monkeypatch):
+    script = tmp_path / "process.py"
+    script.write_text("raise MemoryError('no room')")
+    monkeypatch.setattr(gym.gym_process, "__file__", str(script))
+    with pytest.raises(gym.GymError, match=r"ended before it had made 7 rows \(MemoryError: no room\)"):
+        entries("chain_sum", limit=7)
+
+
+def test_without_the_library_the_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(gym, "packages", lambda: None)
+    with pytest.raises(HoraError, match=f"pip install {gym.PINNED}"):
+        entries("chain_sum", limit=2)
+
+
+def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
+    data = Data(path="reasoning_gym:chain_sum", settings=SUMS, limit=20)
+    config = Config(model={"path": "m"}, data=data, evaluation=Evaluation(path=data.path, prompts=15))
+    train, held = load_dataset(config.data), load_held_out(config)
+    assert (len(train), len(held)) == (20, 15)
+    assert (
+        train.rows[0].columns[gym.TASK]
+        == held.rows[0].columns[gym.TASK]
+        == {
+            "task": "chain_sum",
+            "settings": SUMS,
+        }
+    )
+    assert all(str(eval(r.columns["metadata"]["expression"])) == r.answer for r in (*train.rows, *held.rows))
+    with pytest.raises(DataError, match=r"data\.split \('test'\)"):
+        load_dataset(data.model_copy(update={"split": "test"}))
+
+
+def test_settings_are_of_the_task_that_they_stand_beside():
+    with pytest.raises(ValidationError, match="settings are of a reasoning_gym task"):
+        Data(path="arithmetic", settings={"seed": 1})
+    data = Data(path="reasoning_gym:chain_sum", settings=SUMS)
+    assert data.held_out("reasoning_gym:gcd") == {
+        "path": "reasoning_gym:gcd",
+        "split": "held-out",
+        "settings": {},
+    }
