@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import verify
-from math_verify.grader import should_treat_as_complex
-from sympy import Add, Basic, Mul, Rational
+from sympy import Add, Basic, I, Mul, Rational
 from sympy.core.expr import Expr
+from sympy.logic.boolalg import Boolean
 
-from common.equality.nearness import far_apart
+from common.equality.nearness import same_value
 from common.equality.numerals import ungrouped
 from common.equality.regions import is_relation, region, same_region, variable
 from common.equality.statements import DOTS
@@ -57,19 +58,23 @@ def parse(text: str) -> Basic | None:
     try:
         with any_error_as(ValueError, but=MemoryError):  # the parser raises plain Exception for bad syntax
             normal = normalize_latex(text, _NORMAL)
-            parsed = latex2sympy(
-                normal,
-                is_real=not should_treat_as_complex(normal),
-                convert_degrees=False,
-                normalization_config=None,
-            )
+            parsed = latex2sympy(normal, is_real=True, convert_degrees=False, normalization_config=None)
+            if not isinstance(parsed, Basic) and not hasattr(parsed, "shape"):
+                return None
+            compares = isinstance(parsed, Boolean) and not isinstance(parsed, Expr)
+            return parsed if compares else _with_i(parsed)
     except ValueError:
         return None
-    return parsed if isinstance(parsed, Basic) or hasattr(parsed, "shape") else None
+
+
+def _with_i(parsed: Any) -> Any:
+    """`i` as the imaginary unit."""
+    return parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
 
 
 def _same(gold: Basic, answer: Basic) -> bool:
-    return not far_apart(gold, answer) and bool(verify(gold, answer, timeout_seconds=None))
+    same = same_value(gold, answer)
+    return bool(verify(gold, answer, timeout_seconds=None)) if same is None else same
 
 
 def _same_sets(gold: str, answer: str) -> bool:

@@ -1,7 +1,8 @@
 """Whether two expressions have the same value, to a relative tolerance.
 
 math-verify rounds differences to six places and drops what is small against 1: 2⁻⁹⁹ equals 2⁻⁹⁸ and 0 to it.
-Here numbers are compared relative to their size, and expressions with variables at one point.
+Here numbers, real or complex, are compared relative to their size, and expressions with variables at one
+point.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from sympy import (
     Expr,
     Float,
+    I,
     Interval,
     MatrixBase,
     N,
@@ -19,19 +21,51 @@ from sympy import (
     Tuple,
     UnevaluatedExpr,
     default_sort_key,
+    oo,
 )
 from sympy.sets import FiniteSet
 
 _DIGITS = 30
+_SAME = Float("1e-25", _DIGITS)
 _EXACT = Float("1e-12", _DIGITS)
 _DECIMAL = Float("1e-4", _DIGITS)
 """Relative tolerance. math-verify compares six decimal places; this adds four significant digits for small
 numbers."""
 
 
-def far_apart(gold: object, answer: object) -> bool:
-    """Whether two parsed answers certainly differ. If False, math-verify decides."""
-    return any(_differ(one, other) for one, other in _pairs(gold, answer))
+def same_value(gold: object, answer: object) -> bool | None:
+    """Whether two parsed answers have the same value; None where math-verify must decide.
+
+    True for two exact numbers alone. A number is no expression with a variable (`x/x` for 1), an infinity
+    nothing but itself (`\\infty+1`), and a list of sets no set.
+    """
+    if isinstance(gold, Expr) and isinstance(answer, Expr):
+        return _same_number(gold, answer)
+    if any(_differ(one, other) for one, other in _pairs(gold, answer)):
+        return False
+    return False if _nested(gold) != _nested(answer) else None
+
+
+def _same_number(gold: Expr, answer: Expr) -> bool | None:
+    if answer.has(oo, -oo) and not _is_infinity(answer):
+        return False
+    if not gold.free_symbols and answer.free_symbols:
+        return False
+    if _differ(gold, answer):
+        return False
+    if gold.free_symbols or any(one.has(Float, UnevaluatedExpr) for one in (gold, answer)):
+        return None
+    a, b = _value(gold), _value(answer)
+    return None if a is None or b is None or not _near(a, b, _SAME) else True
+
+
+def _is_infinity(expression: Expr) -> bool:
+    """Whether an expression is `\\infty` or `-\\infty`, and not only computes to it."""
+    return expression in (oo, -oo) or (expression.is_Mul and set(expression.args) == {oo, -1})
+
+
+def _nested(parsed: object) -> bool:
+    return isinstance(parsed, FiniteSet) and any(isinstance(one, FiniteSet) for one in parsed.args)
 
 
 def _pairs(gold: object, answer: object) -> Iterator[tuple[Expr, Expr]]:
@@ -58,7 +92,12 @@ def _by_size(elements: FiniteSet) -> list[Expr]:
     values = [(value, element) for element in elements.args if (value := _value(element)) is not None]
     if len(values) < len(elements.args):
         return sorted(elements.args, key=default_sort_key)
-    return [element for _, element in sorted(values, key=lambda pair: float(pair[0]))]
+    return [element for _, element in sorted(values, key=lambda pair: _place(pair[0]))]
+
+
+def _place(value: Expr) -> tuple[float, float]:
+    real, imaginary = value.as_real_imag()
+    return round(float(real), 9), float(imaginary)
 
 
 def _differ(one: Expr, other: Expr) -> bool:
@@ -72,13 +111,16 @@ def _differ(one: Expr, other: Expr) -> bool:
     a, b = _value(one), _value(other)
     if a is None or b is None:
         return False
-    tolerance = _DECIMAL if one.has(Float) or other.has(Float) else _EXACT
-    return bool(abs(a - b) > tolerance * max(abs(a), abs(b)))
+    return not _near(a, b, _DECIMAL if one.has(Float) or other.has(Float) else _EXACT)
 
 
-def _value(expression: object) -> Float | None:
-    """The real value, with each variable at a fixed point that follows from its name; None where there is
-    none."""
+def _near(a: Expr, b: Expr, tolerance: Float) -> bool:
+    return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
+
+
+def _value(expression: object) -> Expr | None:
+    """The real or complex value, with each variable at a fixed point that follows from its name; None where
+    there is none."""
     if not isinstance(expression, Expr):
         return None
     points = {symbol: _point(symbol) for symbol in expression.free_symbols}
@@ -86,9 +128,11 @@ def _value(expression: object) -> Float | None:
         value = N(expression.subs(points), _DIGITS)
     except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):
         return None  # sympy has no number for it
-    if not value.is_Float and not value.is_Rational:
+    parts = value.as_real_imag()
+    if not all(part.is_Float or part.is_Rational for part in parts):
         return None
-    return Float(0) if value.is_Float and value._prec == 1 else value  # no digit is certain: treat it as zero
+    real, imaginary = (Float(0) if part.is_Float and part._prec == 1 else part for part in parts)
+    return real + imaginary * I  # of a part of precision 1 no digit is certain: it is zero
 
 
 def _point(symbol: Symbol) -> Rational:

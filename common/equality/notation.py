@@ -1,4 +1,5 @@
-"""Unicode mathematics and plain names as LaTeX: `5√2`, `x⁴`, `½`, `sqrt(2)`, `2*pi`, `sin(x)`.
+"""Unicode mathematics and plain names as LaTeX: `5√2`, `x⁴`, `½`, `sqrt(2)`, `2*pi`, `sin(x)`, `3 x 10^8`;
+repeating decimals as fractions.
 
 Everything here takes linear time and is safe on hostile text.
 """
@@ -32,6 +33,9 @@ FUNCTIONS = frozenset(
 )
 """Functions that may be written without a backslash. `sec` is a unit."""
 
+MATHS = FUNCTIONS | {"pi", "infinity", "inf", "percent", "percentage", "and"}
+"""Words that are mathematics."""
+
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
 _SUPERSCRIPT = re.compile("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _ROOT_OF_BRACKETS = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\()")
@@ -42,6 +46,13 @@ _ROOT_OF_ONE = re.compile(
 _ROOT_OF_BRACES = re.compile(r"(?:√|(?<![\\A-Za-z])sqrt)\s*(?=\{)")
 _NAMES = "|".join(sorted((FUNCTIONS - {"sqrt"}) | {"pi"}))
 _NAME = re.compile(rf"{TEXT}\{{[^{{}}]*\}}|(?<![\\A-Za-z])(?:{_NAMES})(?![A-Za-z])(?!\d+\()")
+_OVERLINED = re.compile("(?:\\d[\u0304\u0305\u0307])+")
+_REPEATING = re.compile(
+    r"(?<![\d.,}])(\d{0,40})\.(\d{0,40})"
+    r"(?:\\(?:overline|bar|dot)\s*(?:\{(\d{1,40})\}|(\d))|(\d)\5\5+(?:\\[lc]?dots\b|\.{3}))(?!\s*\d)"
+)
+"""`0.1\\overline{6}`, `0.1\\bar6`, `0.1666...`: three equal digits before the dots repeat."""
+_POWER_OF_TEN = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
 _FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 
 _SYMBOLS = str.maketrans(
@@ -77,8 +88,11 @@ _SYMBOLS = str.maketrans(
 
 
 def symbols(text: str) -> str:
-    r"""Unicode symbols and roots as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`, `½` -> `\frac{1}{2}`."""
-    return _roots(_SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS)))
+    r"""Unicode symbols, roots and repeating decimals as LaTeX: `5√2` -> `5\sqrt{2}`, `x⁴` -> `x^4`,
+    `½` -> `\frac{1}{2}`, `0.\bar3` -> `\frac{3}{9}`."""
+    text = _OVERLINED.sub(lambda found: rf"\overline{{{re.sub(r'[^0-9]', '', found[0])}}}", text)
+    text = _SUPERSCRIPT.sub(_exponent, text.translate(_SYMBOLS))
+    return _roots(_POWER_OF_TEN.sub(r"\\times ", _REPEATING.sub(_fraction, text)))
 
 
 def named(text: str) -> str:
@@ -87,6 +101,13 @@ def named(text: str) -> str:
     `log2(8)` stays as it is: its base is not clear.
     """
     return _NAME.sub(lambda found: found[0] if found[0].startswith("\\") else "\\" + found[0], text)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    whole, fixed, *repeated = found.groups()
+    digits = next(part for part in repeated if part)
+    before = f"{whole}{fixed}" or "0"
+    return rf"\frac{{{int(before + digits) - int(before)}}}{{{'9' * len(digits)}{'0' * len(fixed)}}}"
 
 
 def _exponent(found: re.Match[str]) -> str:

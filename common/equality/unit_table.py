@@ -17,6 +17,9 @@ SCALES = {
 
 _FOOT, _POUND, _GALLON = Fraction("0.3048"), Fraction("0.45359237"), Fraction("0.003785411784")
 
+_RADIAN = Fraction("57.2957795130823208767981548141051703324054724665643215491602438612")
+"""Degrees, to more digits than are compared."""
+
 # base dimension -> names of a unit -> its size in the dimension's own unit
 _UNITS: dict[str, dict[str, Fraction | int]] = {
     "length": {
@@ -46,7 +49,8 @@ _UNITS: dict[str, dict[str, Fraction | int]] = {
         "oz ounce": 1000 * _POUND / 16,
         "lb pound": 1000 * _POUND,
     },
-    "angle": {"arcminute": Fraction(1, 60), "degree deg": 1},
+    "angle": {"arcminute": Fraction(1, 60), "degree deg": 1, "radian rad": _RADIAN},
+    "percent": {"% percent": 1},
     "dollar": {"cent ¢ penny pennie": Fraction(1, 100), "dollar usd $": 1},
     "euro": {"euro €": 1},
     "sterling": {"£": 1},
@@ -100,6 +104,7 @@ def _table() -> dict[str, Unit]:
 
 
 TABLE = _table()
+PERCENT = TABLE["percent"]
 
 
 def unit_named(word: str) -> Unit | None:

@@ -10,59 +10,32 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from common.equality.notation import MATHS
+from common.equality.numerals import canonical_number
 from common.equality.texts import SPACE
-from common.equality.unit_table import ONE, SCALES, UNKNOWN, Unit, unit_named
+from common.equality.unit_table import ONE, PERCENT, SCALES, UNKNOWN, Unit, unit_named
 
 _WORDS = r"\\(?:text(?:bf|rm|it|normal|up)?|mathrm|mbox)\s*\{([^{}\\]*)\}"
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?"
 _END_TEXT = re.compile(_WORDS + _POWER + r"$")
-_END_SIGN = re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)\b\s*\}?|\\degree|\\\$|\\euro|\\pounds|[$€£¢])$")
+_END_SIGN = re.compile(r"(?:\^\s*\{?\s*\\(?:circ|degree)\b\s*\}?|\\degree|\\?%|\\\$|\\euro|\\pounds|[$€£¢])$")
 _END_WORD = re.compile(r"(?<![A-Za-z\\])([A-Za-z]+)\.?" + _POWER + r"$")
 _END_SPACE = re.compile(rf"(?:{SPACE}|\{{\s*\}})+$")
 _MONEY = re.compile(r"\s*(-?)\s*(\\?\$|\\euro\b|\\pounds\b|[€£])\s*(?=[\d.\\(-])")
 _FRACTION = r"\\[dt]?frac\s*\{\d+\}\s*\{\d+\}"
 _END_NUMBER = re.compile(rf"(?:\d[\d,]*(?:\.\d+)?|\.\d+|\d+/\d+|(?:\d+\s*)?{_FRACTION})$")
 _END_CONNECTIVE = re.compile(rf"(?:,|{SPACE}|\band\b|\\text\s*\{{\s*(?:,|and)\s*\}})+$")
-_TOKEN = re.compile(r"[A-Za-z]+|/|\^-?\d|[$€£¢]")
+_TOKEN = re.compile(r"[A-Za-z]+|/|\^-?\d|[$€£¢%]")
+_COUNT = re.compile(
+    rf"(-?(?:\d[\d,]*(?:\.\d+)?|\d+/\d+|{_FRACTION}))\s+([a-z]{{3,20}}(?:\s[a-z]{{3,20}}){{0,2}})"
+)
+_QUOTIENT = re.compile(r"(-?)(\d+(?=\s*\\))?\s*(?:(\d+)/(\d+)|\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?)")
 
-_NO_UNIT = frozenset(
-    [
-        "or",
-        "not",
-        "no",
-        "never",
-        "except",
-        "but",
-        "minus",
-        "plus",
-        "times",
-        "half",
-        "halves",
-        "third",
-        "thirds",
-        "quarter",
-        "quarters",
-        "if",
-        "when",
-        "unless",
-        "than",
-        "least",
-        "most",
-        "mod",
-        "modulo",
-        "and",
-        "wrong",
-        "false",
-        "i",
-        "j",
-        "e",
-        "k",
-        "n",
-        "x",
-        "y",
-        "z",
-        "d",
-    ]
+_MORE = re.compile(
+    r"or|not?|never|except|but|and|minus|plus|times|over|divided|multiplied|modulo|mod|remainder|factorial|point"
+    r"|if|when|unless|than|least|most|less|fewer|below|short|wrong|false"
+    r"|half|halves|(?:third|quarter|(?:fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|million)th)s?"
+    r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[ijeknxyzd]"
 )
 """Words that state more than a unit. A text command that contains one is not a unit."""
 
@@ -113,7 +86,7 @@ def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
     """Pairs of sums of which one must be equal for the answer to be right. None at all: the units differ.
 
     A side without a unit, or with one that cannot be converted, is taken in any unit that the other side
-    names.
+    names. A percentage against a plain number: see `_percentage`.
     """
     one, other = measured(gold), measured(answer)
     units = one[0].unit, other[0].unit
@@ -122,7 +95,32 @@ def totals(gold: str, answer: str) -> list[tuple[Total, Total]]:
             return [(_sum(one, Fraction(1)), _sum(other, Fraction(1)))]
         if not _power_left_out(units[0], units[1]):
             return []
+    if PERCENT in units:
+        return _percentage(one, other)
     return [(_sum(one, g.factor), _sum(other, a.factor)) for g in one for a in other]
+
+
+def _percentage(gold: tuple[Term, ...], answer: tuple[Term, ...]) -> list[tuple[Total, Total]]:
+    """A gold percentage may be given as its number or its value. A plain gold answer up to 1 is a value; a
+    larger one is the number of percent that the problem asks for."""
+    number = _sum(gold, gold[0].factor), _sum(answer, answer[0].factor)
+    value = tuple(
+        _sum(terms, terms[0].factor * (100 if terms[0].unit == PERCENT else 1)) for terms in (gold, answer)
+    )
+    size = None if gold[0].unit == PERCENT else _size(gold[0].value)
+    readings = [(number, size is None or size > 1), ((value[0], value[1]), size is None or size <= 1)]
+    return [pair for pair, holds in readings if holds]
+
+
+def _size(text: str) -> Fraction | None:
+    """The size of a plain number or fraction; None for anything else."""
+    if (number := canonical_number(text)) is not None:
+        return abs(Fraction(number))
+    found = _QUOTIENT.fullmatch(text.strip())
+    if not found:
+        return None
+    top, bottom = found[3] or found[5], found[4] or found[6]
+    return int(found[2] or 0) + Fraction(int(top), int(bottom)) if int(bottom) else None
 
 
 def _sum(terms: tuple[Term, ...], unit: Fraction) -> Total:
@@ -139,6 +137,8 @@ def _power_left_out(one: Unit, other: Unit) -> bool:
 
 
 def _term(text: str) -> Term:
+    if (count := _COUNT.fullmatch(text.strip())) and not any(map(_says_more, count[2].split())):
+        return Term(count[1], 1, UNKNOWN)
     rest = text
     while (shorter := _without_last_unit(rest, first=rest is text)) is not None:
         rest = shorter
@@ -148,7 +148,7 @@ def _term(text: str) -> Term:
         tokens.append(money.group(2))
         sign, rest = money.group(1), rest[money.end() :]
     rest = _END_SPACE.sub("", rest)
-    if not tokens or not rest.strip():
+    if not tokens or not rest.strip() or "%" in rest or tokens[0] in ("squared", "cubed"):
         return Term(text, 1, None)
     scale, unit = _product(tokens)
     return Term(sign + rest, scale, unit)
@@ -175,7 +175,7 @@ def _is_unit(found: re.Match[str]) -> bool:
     words = re.sub(r"\^-?\d", "", found.group(1))
     names = re.findall(r"[A-Za-z]+", words.lower())
     inner = names[names[:1] == ["and"] : len(names) - (names[-1:] == ["and"])]  # `feet and` 6 inches
-    return bool(names) and not re.search(r"\d", words) and not _NO_UNIT & set(inner)
+    return bool(names) and not re.search(r"\d", words) and not any(map(_MORE.fullmatch, inner))
 
 
 def _is_plain_unit(found: re.Match[str]) -> bool:
@@ -185,6 +185,11 @@ def _is_plain_unit(found: re.Match[str]) -> bool:
     if len(word) == 1:
         return word in _BARE_LETTERS and bool(re.search(r"\d\s+$", before))
     return is_unit_word(word) and bool(before.strip())
+
+
+def _says_more(word: str) -> bool:
+    """Whether a plain word after a number may be more than what is counted."""
+    return bool(_MORE.fullmatch(word)) or word in MATHS or is_unit_word(word)
 
 
 def is_unit_word(word: str) -> bool:

@@ -18,7 +18,14 @@ from common.equality.solutions import solution_fault
 from common.equality.statements import claim
 from common.equality.texts import bare, tight
 from common.equality.units import Total, totals
-from common.equality.words import canonical_words, is_prose, plain_words, spelt_set, word_verdict
+from common.equality.words import (
+    canonical_words,
+    is_prose,
+    option_verdict,
+    plain_words,
+    spelt_set,
+    word_verdict,
+)
 
 Pairs = list[list[tuple[Total, Total]]]
 """Every claimed value must be right. It is right if one of its pairs (gold, answer) is equal."""
@@ -89,8 +96,9 @@ def _by_text(gold: str, answer: str) -> bool | None:
     one, other = tight(bare(gold)), tight(bare(answer))
     if one == other:
         return True
-    if (verdict := word_verdict(gold, answer)) is not None:
-        return verdict
+    for judge in (option_verdict, word_verdict):
+        if (verdict := judge(gold, answer)) is not None:
+            return verdict
     words = canonical_words(gold)
     if words is not None and len(words) > 1 and not spelt_set(gold):
         return words == (canonical_words(answer) or plain_words(bare(answer)))

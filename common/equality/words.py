@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from common.equality.notation import FUNCTIONS, TEXT
+from common.equality.notation import FUNCTIONS, MATHS, TEXT
 from common.equality.statements import claim
 from common.equality.texts import SPACE, bare
 from common.equality.units import is_unit_word
@@ -28,10 +28,12 @@ _OPERATOR = re.compile(rf"[^\w\s,;:.!?'’\"()-]|_|(?<!{_LETTER})-(?!\d)|-(?!\w)
 _LONE_WORD = re.compile(rf"(?<!\w){_LETTER}{{3,}}(?![\w(])")
 """A word among digits. `2xyz` is a product, `abs(x)` a function."""
 
+_LETTER_OF_OPTION = re.compile(rf"(?:{TEXT}\{{)?\s*\(?([A-J])\)?\s*\}}?")
+_OPTION = re.compile(rf"(?:{TEXT}\{{)?\s*(?:\(?([A-J])\)|([A-J])[.:](?=\s))(.*)", re.DOTALL)
+_SEVERAL = re.compile(r"(?<![A-Za-z])(?:[A-J]\)|or\b|and\b|not\b)")
+
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _BREAK = re.compile(r"[,;]|\b(?:and|or)\b")
-_MATHS = FUNCTIONS | {"pi", "infinity", "inf", "percent", "percentage", "and"}
-"""Words that are mathematics."""
 
 
 def canonical_words(text: str) -> str | None:
@@ -62,7 +64,7 @@ def is_prose(text: str) -> bool:
         return False
     if _CAPITALS.fullmatch(text) or text in FUNCTIONS:
         return True
-    return any(word not in _MATHS for word in _NAME.findall(text))
+    return any(word not in MATHS for word in _NAME.findall(text))
 
 
 def word_verdict(gold: str, answer: str) -> bool | None:
@@ -81,6 +83,15 @@ def word_verdict(gold: str, answer: str) -> bool | None:
     if not words:
         return None
     return True if same else None if words == _lone_words(_said(answer)) else False
+
+
+def option_verdict(gold: str, answer: str) -> bool | None:
+    r"""The verdict on an option of a multiple choice, given with its text: `\textbf{(B)}\ 12` for `B`; None
+    for anything else."""
+    letter, said = _LETTER_OF_OPTION.fullmatch(bare(gold)), _OPTION.fullmatch(bare(answer))
+    if not letter or not said or _SEVERAL.search(said[3]):
+        return None
+    return letter[1] == (said[1] or said[2])
 
 
 def _says(gold: str, answer: str) -> bool:
@@ -104,5 +115,5 @@ def _listed(words: str) -> list[str]:
 def _lone_words(text: str) -> list[list[str]]:
     """The words of each part of a list, without mathematics and units; the parts in alphabetical order."""
     parts = [_LONE_WORD.findall(part.lower()) for part in _BREAK.split(text)]
-    kept = [[word for word in part if word not in _MATHS and not is_unit_word(word)] for part in parts]
+    kept = [[word for word in part if word not in MATHS and not is_unit_word(word)] for part in parts]
     return sorted(part for part in kept if part)
