@@ -4,6 +4,7 @@ that ask for it.
 `tags` the text of the last complete `<answer>…</answer>` (paper, section 4). `boxed` the last `\boxed{…}`
 whose braces balance, after the thought. `final` the text after the last "answer is" or "answer:" on its line,
 otherwise the last line that is not empty, after the thought. `auto` the first of these three that exists.
+`lenient` as `auto`, and of natural text its last number or expression.
 
 The thought is `<think>…</think>`. A template may write its opening tag at the end of the prompt (Qwen3's
 thinking models, R1): `prefill` finds it, and completions are judged with it in front. All this takes linear
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from common.last_expression import last_expression
 from common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
@@ -27,6 +29,7 @@ _SAID = re.compile(r"\banswer\s*(?:is\b|[:=])\s*:?", re.IGNORECASE)
 _EMPHASIS = "*_` \t"
 _HEADING = re.compile(r"#+\s+(?=\S)")
 _STOP = re.compile(r"(?<=[*_`])\.$")
+_SENTENCE = re.compile(r"(?<=[.!?])\s")
 _CLOSED = {r"\]": r"\[", r"\)": r"\(", "$$": "$$"}
 """The end of a formula -> its beginning."""
 
@@ -47,6 +50,7 @@ _INSTRUCTIONS = {
     ),
     "auto": r"Solve the problem step by step, and put the final answer within \boxed{}.",
 }
+_INSTRUCTIONS["lenient"] = _INSTRUCTIONS["final"]
 
 
 _PROGRAM = (
@@ -97,11 +101,28 @@ def extract_final(completion: str) -> str | None:
     """The text after the last "answer is" or "answer:" on its line, otherwise the last line; after the
     thought and without emphasis. A formula that ends on a line of its own is one line."""
     lines = _lines(after_thought(completion) or "")
+    return _said(lines) or (lines[-1] if lines else None)
+
+
+def extract_lenient(completion: str) -> str | None:
+    """As `auto`, and of natural text the last number or expression: of the sentence that says what the answer
+    is, otherwise of the last line that has one."""
+    given = extract_tags(completion) or extract_boxed(completion)
+    if given is not None:
+        return last_expression(given) or given
+    lines = _lines(after_thought(completion) or "")
+    if said := _said(lines):
+        return last_expression(_SENTENCE.split(said)[0]) or said
+    return next(filter(None, map(last_expression, reversed(lines))), lines[-1] if lines else None)
+
+
+def _said(lines: list[str]) -> str | None:
+    """What the last line with "answer is" says."""
     for line in reversed(lines):
         said = [found.end() for found in _SAID.finditer(line)]
         if said and (answer := _plain(line[said[-1] :])):
             return answer
-    return lines[-1] if lines else None
+    return None
 
 
 def _lines(text: str) -> list[str]:
@@ -137,6 +158,7 @@ ANSWERS: dict[str, Extract] = {
     "boxed": extract_boxed,
     "final": extract_final,
     "auto": extract_auto,
+    "lenient": extract_lenient,
 }
 
 
@@ -179,13 +201,15 @@ def _answers(text: str, mode: str) -> bool:
 
 
 def example(mode: str, answer: str, opened: str = "") -> str:
-    """A completion with this answer in the form of `mode`, after a prompt whose template wrote `opened` (see
-    `prefill`)."""
+    """A completion with this answer in the form of `mode` (`plain`: the answer alone), after a prompt whose
+    template wrote `opened` (see `prefill`)."""
     begun, ended = "<think>" in opened, "</think>" in opened
     thought = "" if ended else "…</think>" if begun else "<think>…</think>"
     if mode == "tags":
         return f"{thought}<answer>{answer}</answer>"
-    said = f"The answer is {answer}" if mode == "final" else f"\\boxed{{{answer}}}"
+    sentence = f"The answer is {answer}"
+    forms = {"plain": answer, "final": sentence, "lenient": sentence}
+    said = forms.get(mode, f"\\boxed{{{answer}}}")
     return f"{thought}\n\n{said}" if begun and not ended else said
 
 

@@ -61,7 +61,8 @@ class Reward(Section):
         "tags",
         description="Where a completion's answer is: tags (`<answer>`), boxed (last `\\boxed{}`), "
         'final (after "answer is", or the last line), '
-        "auto (the first of these that is there) or `package.module:function`.",
+        "auto (the first of these that is there), lenient (as auto, and of natural text the last number or "
+        "expression) or `package.module:function`.",
     )
     time_limit_s: Seconds = Field(
         5.0,

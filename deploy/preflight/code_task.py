@@ -22,7 +22,7 @@ from common.prompts import render_text
 from common.rewards import tests_of
 from common.user_rewards import Answer
 from deploy.preflight.findings import Finding, ok, plural
-from deploy.preflight.judged import judge, quoted, shown
+from deploy.preflight.judged import judge, prompt_as_read, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,7 +39,8 @@ def programs(config: Config, rows: Sequence[Row], tokenizer: PreTrainedTokenizer
     solved = [row for row in rows if isinstance(row.columns.get(field), str)]
     row = (solved or rows)[0]
     prompt = render_text(tokenizer, row.problem, config.data)
-    yield ok("prompt", f"row {row.index}, {_counted(config.reward.code_tests, row)}\n{quoted(prompt)}")
+    read = prompt_as_read(tokenizer, row.problem, config)
+    yield ok("prompt", f"row {row.index}, {_counted(config.reward.code_tests, row)}, {read}")
     texts = [
         example_program(config.reward.answer, code_block(program), prefill(prompt))
         for program in (str(row.columns.get(field, IDLE)), IDLE)

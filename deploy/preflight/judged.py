@@ -6,18 +6,23 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import TYPE_CHECKING
 
 from actors.verifier.errors import VerifierUnavailable
 from actors.verifier.pool import VerifierPool
 from common.config import Config
 from common.datasets import Row
 from common.errors import ConfigError
+from common.prompts import render
 from common.rewards import total
 from common.user_code import working_folder
 from common.user_rewards import Answer
 from deploy.monitor.visible import visible
 from deploy.preflight.configuration import OWN_FAULTS
 from deploy.preflight.findings import Finding, ok
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SHOWN = 1500
 """Characters of a prompt that are shown."""
@@ -91,6 +96,14 @@ def _earned(config: Config, judged: Judged) -> str:
     parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
     success = "" if config.reward.success is None else ", a success" if judged.success else ", no success"
     return f"{parts}: reward {total(judged.rewards, config.reward.weights):g}{success}"
+
+
+def prompt_as_read(tokenizer: PreTrainedTokenizerBase, problem: str, config: Config) -> str:
+    """The tokens of a prompt as text, with their number and the last of them: what the model reads."""
+    tokens = render(tokenizer, problem, config.data)
+    text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
+    return f"{len(tokens)} tokens, the last {last!r}\n{quoted(str(text))}"
 
 
 def quoted(text: str) -> str:

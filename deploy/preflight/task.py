@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from common.answers import ANSWERS, example, prefill
+from common.answers import ANSWERS, example, instructions, prefill
 from common.config import Config
 from common.datasets import Json, Row, load_dataset
 from common.equality import quick_verdict
@@ -17,7 +17,7 @@ from common.rewards import gold_test
 from common.stop_tokens import named, stop_tokens
 from deploy.preflight.code_task import programs
 from deploy.preflight.findings import Finding, Target, ok
-from deploy.preflight.judged import judge, quoted, shown
+from deploy.preflight.judged import judge, prompt_as_read, shown
 
 ROWS = 64
 """Rows among which a wrong answer is looked for."""
@@ -48,7 +48,8 @@ def _task(config: Config) -> Iterator[Finding]:
         yield from programs(config, rows, tokenizer)
         return
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data)
-    yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}\n{quoted(prompt)}")
+    read = prompt_as_read(tokenizer, row.problem, config)
+    yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}, {read}")
     if config.reward.judged != config.reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
         return
@@ -60,9 +61,14 @@ def _task(config: Config) -> Iterator[Finding]:
 
 
 def _forms(config: Config, opened: str, answers: Sequence[str]) -> list[list[str]]:
-    """Completions with `answers`, in the form of `reward.answer`; for a user's own form in each of ours."""
-    own = config.reward.answer not in ANSWERS
-    forms = [form for form in ANSWERS if form != "auto"] if own else [config.reward.answer]
+    """Completions with `answers` in the form of `reward.answer`: the answer alone where that is enough and
+    the prompt is the user's own text. For a function of the user in each form, the plainest first."""
+    mode, reward, data = config.reward.answer, config.reward, config.data
+    if mode not in ANSWERS:
+        forms = ["plain", "final", "boxed", "tags"]
+    else:
+        asked = data.chat or data.system == instructions(mode, reward.names)
+        forms = [mode if asked or mode in ("tags", "boxed") else "plain"]
     return [[example(form, answer, opened) for answer in answers] for form in forms]
 
 

@@ -47,7 +47,7 @@ def findings(config: Config) -> dict[str, Finding]:
 
 def test_a_right_and_a_wrong_program_are_run_before_a_gpu_is_spent(folder: Path) -> None:
     found = findings(config(folder, {**PLUS, "solution": SOLUTION}))
-    assert found["prompt"].says.startswith("row 0, 1 test\n")
+    assert found["prompt"].says.startswith("row 0, 1 test, ")
     assert "the program, as a code block, in <answer> </answer> tags" in found["prompt"].says
     right = found["right answer"]
     assert right.says.startswith("format 1, code_tests 1: reward 1, a success\n")

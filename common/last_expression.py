@@ -1,0 +1,125 @@
+r"""The last number or expression of natural text, with its unit: `So 7 + 5 = 12 apples.` -> `12 apples`.
+
+Works piece by piece and takes linear time, also on hostile text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from common.equality.notation import FUNCTIONS, TEXT
+from common.equality.units import is_unit_word
+
+LONGEST = 2000
+"""Characters of a text that are read, from its end."""
+
+_FORMULA = (
+    r"\$\$([^$]{1,500})\$\$|(?<!\\)\$(?!\s)([^$]{1,500})(?<![\s\\])\$(?!\d)"
+    r"|\\\((.{1,500}?)\\\)|\\\[(.{1,500}?)\\\]"
+)
+_PIECE = re.compile(rf"(?:{_FORMULA})([.,;:!?]?)|(?:{TEXT}\{{[^{{}}]*\}}|\S)+", re.DOTALL)
+_MARKS = "*_`\"'“”’"
+_ENDS = ".,;:!?"
+_NAMED = re.compile(
+    rf"{TEXT}\{{[^{{}}]*\}}|\\[A-Za-z]+|(?<![A-Za-z])(?:{'|'.join(FUNCTIONS)}|pi)(?![A-Za-z])"
+)
+_WORD = re.compile(r"[A-Za-z]{2}")
+_GLUED = re.compile(r"(\d)(?!(?:st|nd|rd|th)\b)([A-Za-z]{2,}\.?)(?=[\s.,;:!?]|\Z)")
+_VALUE = re.compile(r"\d|\\[A-Za-z]|[A-Za-z)]\s*[-+*/^]\s*[A-Za-z(]|∞|π|√")
+_SIDE = re.compile(r"=|≈|\\(?:approx|simeq|to|[Rr]ightarrow)\b|→|->")
+_BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
+_COUNTED = re.compile(r"[a-z]{3,20}")
+_NO_UNIT = re.compile(
+    r"and|are|but|for|from|has|have|not|that|the|then|they|times|was|were|which|with|because|since"
+)
+"""Words after a number that do not say what it counts."""
+
+
+class _Piece(NamedTuple):
+    text: str
+    ends: bool
+    """Whether punctuation follows."""
+
+    @property
+    def is_math(self) -> bool:
+        return bool(self.text) and (bool(re.search(r"[\\{}^=]", self.text)) or not self.is_word)
+
+    @property
+    def is_word(self) -> bool:
+        return _WORD.search(_NAMED.sub("0", self.text)) is not None
+
+
+def last_expression(text: str) -> str | None:
+    """The last number or expression of a text, of an equation its last side; the whole of a text without
+    words; None where there is none."""
+    if not _VALUE.search(text):
+        return None
+    pieces = _pieces(text[-LONGEST:])
+    if not any(piece.is_word for piece in pieces):
+        return text.strip(" \t\n,;")
+    found, i = None, 0
+    while i < len(pieces):
+        run, after = _run(pieces, i)
+        found, i = _value(run) or found, max(after, i + 1)
+    return found
+
+
+def _pieces(text: str) -> list[_Piece]:
+    """Formulas and words, without emphasis and what ends a sentence."""
+    pieces = []
+    for found in _PIECE.finditer(_GLUED.sub(r"\1 \2", text)):
+        *formulas, end = found.groups()
+        word = found[0].strip(_MARKS)
+        core = next(
+            (formula for formula in formulas if formula), word.rstrip(_ENDS).rstrip(_MARKS).lstrip(_MARKS)
+        )
+        pieces.append(_Piece(core, bool(end) or (end is None and word[-1:] in _ENDS)))
+    return pieces
+
+
+def _run(pieces: list[_Piece], start: int) -> tuple[str, int]:
+    """The mathematics that begins at a piece, with its units, and the index after it."""
+    run, i = "", start
+    while i < len(pieces):
+        piece = pieces[i]
+        text = piece.text if piece.is_math else _unit(pieces, i) if run else None
+        if text is None:
+            break
+        run, i = f"{run} {text}", i + 1
+        if not piece.is_math and text != "and" and not is_unit_word(text):
+            break
+        if piece.ends:
+            if all(run.count(opening) <= run.count(closing) for opening, closing in _BRACKETS):
+                break
+            run += ","
+    return run, i
+
+
+def _unit(pieces: list[_Piece], i: int) -> str | None:
+    """The piece as what the number before it counts; None where it does not say that."""
+    word = pieces[i].text
+    follows = i + 1 < len(pieces)
+    if word == "and" and follows and is_unit_word(pieces[i - 1].text) and pieces[i + 1].text[:1].isdigit():
+        return word
+    if word == "in" and follows and not pieces[i].ends:
+        return None
+    if is_unit_word(word):
+        return word
+    counts = pieces[i - 1].is_math and _COUNTED.fullmatch(word) and not _NO_UNIT.fullmatch(word)
+    return word if counts else None
+
+
+def _value(run: str) -> str | None:
+    """The last side of a run with a value, without brackets that are not closed."""
+    sides = [side.strip(" ,") for side in _SIDE.split(run) if _VALUE.search(side)]
+    if not sides:
+        return None
+    text = re.sub(r"^[aAI]\s+(?=\d)", "", sides[-1])
+    for opening, closing in _BRACKETS:
+        more = text.count(opening) - text.count(closing)
+        if more > 0:
+            text = text.replace(opening, "", more)
+        elif more < 0:
+            text = text[::-1].replace(closing, "", -more)[::-1]
+    return text.strip(" ,") or None
