@@ -25,7 +25,7 @@ from common.errors import ConfigError
 
 Json = Any
 """A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""
-SPACED = " spaced"
+SPACED = ":spaced"
 """Ends the path of additions as pretrained models know them."""
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """What JSON can spell and no text can hold: tokenizers and terminals refuse it."""
@@ -94,7 +94,7 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     """The rows that `data` names; `data.limit` counts usable rows.
 
     `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
-    all equally often, and `arithmetic:2-4 spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same
+    all equally often, and `arithmetic:2-4:spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same
     splits, and `settings`. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines;
     anything else is a Hugging Face data set. `unusable` says which rows the rewards cannot use (`gold_test`);
     by default a problem is all that is asked for. Raises DataError when the source cannot be read or has no

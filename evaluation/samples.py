@@ -140,6 +140,14 @@ def _sample(path: Path, number: int, line: str) -> Sample:
         ) from error
 
 
+def first_samples(path: Path) -> dict[int, Sample]:
+    """Sample 0 of each problem, by the problem's index. Raises OSError and SampleFileError."""
+    with path.open(encoding="utf-8") as lines:
+        next(lines, None)
+        found = (_sample(path, number, line) for number, line in enumerate(lines, start=2))
+        return {sample.problem: sample for sample in found if sample.sample == 0}
+
+
 def newest_version(path: Path) -> int:
     """The newest weight version in a file of samples, 0 where it holds none that can be read."""
     newest = 0

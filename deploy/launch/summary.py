@@ -1,5 +1,5 @@
-"""What a one-machine run tells at its end: Pass@K before and after, where Phase B went, how fast, where the
-model is.
+"""What a one-machine run tells at its end: Pass@K and completions before and after, where Phase B went, how
+fast, where the model is.
 
 Written to RUN/summary.json and printed. The evaluations are resumable sample files under RUN/evaluation.
 """
@@ -19,6 +19,7 @@ from common.files import replace_text
 from common.records import GroupRecord
 from deploy.launch.best import read_best
 from deploy.launch.evaluation import read_run_results
+from deploy.launch.examples import read_examples, show_examples
 from deploy.monitor.pace import Pace
 from evaluation.phase_b import PhaseB, counted
 from evaluation.results import Result
@@ -32,6 +33,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
     seconds = sum(s["time/step"] for s in steps)
     rollouts = sum(g["size"] for g in groups)
     tokens = sum(g["tokens"] for g in groups)
+    results = read_run_results(config, run_dir)
     summary = {
         "run": config.run.name,
         "steps": len(steps),
@@ -40,7 +42,8 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "seconds": seconds,
         "rollouts_per_second": pace.per_second("rollouts_in"),
         "tokens_per_second": pace.per_second("tokens_in"),
-        "evaluation": [_evaluation(r) for r in read_run_results(config, run_dir)],
+        "evaluation": [_evaluation(r) for r in results],
+        "examples": read_examples(config, run_dir, results),
         "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
         "plain_grpo": _never_allocated(config, groups),
@@ -106,6 +109,9 @@ def _show(summary: dict[str, Any], console: Console) -> None:
     for row in summary["allocation"]:
         table.add_row(str(row["successes"]), f"{row['prompts']:.1%}", f"{row['phase_b']:.1%}")
     console.print(table)
+    if summary["examples"]:
+        console.print("Held-out problems, the first completion of each and the hits among all of them:")
+        show_examples(summary["examples"], console)
     rate = ""
     if summary["rollouts_per_second"] is not None:
         rate = (
@@ -118,6 +124,12 @@ def _show(summary: dict[str, Any], console: Console) -> None:
             f"! {summary['plain_grpo']}", style="yellow", markup=False, highlight=False, soft_wrap=True
         )
     console.print(f"checkpoint (Hugging Face folder): {summary['model']}", markup=False, soft_wrap=True)
+    run_dir = Path(summary["model"]).parent
+    console.print(
+        f"next: hora rollouts {run_dir}, hora report {run_dir}, or vllm serve {summary['model']}",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _percent(e: dict[str, float]) -> tuple[str, str]:

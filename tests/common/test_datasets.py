@@ -187,7 +187,7 @@ def test_the_digits_of_arithmetic_can_be_chosen():
 
 def test_arithmetic_with_spaces_is_the_same_sums():
     dense, spaced = (
-        load_dataset(Data(path=f"arithmetic:2-3{form}", limit=20)).rows for form in ("", " spaced")
+        load_dataset(Data(path=f"arithmetic:2-3{form}", limit=20)).rows for form in ("", ":spaced")
     )
     assert [r.problem.replace(" ", "") + "=?" for r in spaced] == [r.problem for r in dense]
     assert [r.answer for r in spaced] == [r.answer for r in dense]

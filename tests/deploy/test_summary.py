@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from common.config import Config
+from common.datasets import load_held_out
 from deploy.launch.summary import summarise
 from deploy.monitor.pace import Pace
 from evaluation.results import Result, markdown_table, write_result
@@ -67,3 +68,33 @@ def test_a_format_that_nobody_rewards_is_not_reported_as_missed(tmp_path: Path) 
         assert (shown in text) == (formatted is not None)
         table = markdown_table(replace(result, formatted=formatted), result.estimates())
         assert ("75.0% in the format" in table) == (formatted is not None)
+
+
+def test_a_run_ends_with_problems_and_completions_before_and_after(tmp_path: Path) -> None:
+    result = Result(
+        benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2,
+        ks=[1], problems=[0, 1], correct=[0, 1], formatted=None, cut=0, tokens=40, problem_set="x",
+    )  # fmt: skip
+    rows = load_held_out(config()).rows[:2]
+    for step, texts in ((0, ("wrong", "[red]")), (2, ("x" * 300 + "right", rows[1].answer))):
+        write_result(tmp_path / "evaluation", replace(result, step=step, correct=[step, 1]))
+        lines = [json.dumps({"about": {}, "problems": ""})]
+        for number in (1, 0):  # in the order of their completion
+            lines += [
+                json.dumps({
+                    "problem": i, "sample": number, "seed": 0, "text": text if number == 0 else "another",
+                    "length": 3, "finish_reason": "stop", "versions": [step, step],
+                    "rewards": {"accuracy": 1.0}, "success": step == 2,
+                })
+                for i, text in enumerate(texts)
+            ]  # fmt: skip
+        file = tmp_path / "evaluation" / f"arithmetic-step{step}.samples.jsonl"
+        file.write_text("\n".join(lines) + "\n")
+    text = told(config(), tmp_path)
+    found = json.loads((tmp_path / "summary.json").read_text())["examples"]
+    assert [(e["problem"], e["answer"]) for e in found] == [(r.problem, r.answer) for r in rows]
+    assert [e["before"]["hits"] for e in found] == [0, 1]
+    assert found[0]["after"] == {"text": "x" * 300 + "right", "success": True, "hits": 2, "samples": 2}
+    assert "[red]" in text
+    assert "another" not in text
+    assert "x" * 101 not in text

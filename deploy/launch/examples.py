@@ -1,0 +1,85 @@
+"""The first held-out problems of a run with a completion before and one after training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypedDict
+
+from rich.console import Console
+from rich.text import Text
+
+from common.config import Config
+from common.datasets import load_held_out
+from common.errors import ConfigError
+from common.rewards import gold_test
+from deploy.launch.evaluation import samples_file
+from evaluation.benchmarks import held_out
+from evaluation.results import Result
+from evaluation.samples import first_samples
+
+NUMBER = 3
+LONGEST = 100
+"""Characters of a text that is shown; of a longer completion the end, where its answer is."""
+
+
+class Said(TypedDict):
+    """The first completion of a problem, and how many of its `samples` were hits."""
+
+    text: str
+    success: bool
+    hits: int
+    samples: int
+
+
+class Example(TypedDict):
+    problem: str
+    answer: object
+    before: Said
+    after: Said
+
+
+def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[Example]:
+    """Of the first and the last of a run's evaluations; none where there are fewer than two, or their
+    problems or samples are gone."""
+    if len(results) < 2:
+        return []
+    try:
+        rows = load_held_out(config, gold_test(config.evaluated.reward)).rows[:NUMBER]
+        before, after = (_said(config, run_dir, result) for result in (results[0], results[-1]))
+    except (ConfigError, OSError):
+        return []
+    return [
+        Example(problem=r.problem, answer=r.answer, before=before[r.index], after=after[r.index])
+        for r in rows
+        if r.index in before and r.index in after
+    ]
+
+
+def _said(config: Config, run_dir: Path, result: Result) -> dict[int, Said]:
+    samples = first_samples(samples_file(run_dir / "evaluation", held_out(config), result.step))
+    hits = dict(zip(result.problems, result.correct, strict=True))
+    return {
+        i: Said(text=samples[i].text, success=samples[i].success, hits=hits[i], samples=result.samples)
+        for i in samples.keys() & hits.keys()
+    }
+
+
+def show_examples(examples: list[Example], console: Console) -> None:
+    """Each problem on a line, and its two completions below it."""
+    for example in examples:
+        console.print(Text(f"{_start(example['problem'])}   (answer {_start(str(example['answer']))})"))
+        for when, said in (("before", example["before"]), ("after", example["after"])):
+            mark, colour = ("hit", "green") if said["success"] else ("miss", "red")
+            line = Text(f"  {when:<8}")
+            line.append(f"{mark:<6}", colour).append(f"{said['hits']:>3} of {said['samples']}   ")
+            console.print(line.append(_end(said["text"])), soft_wrap=True)
+
+
+def _start(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def _end(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST else f"…{line[1 - LONGEST :]}"
