@@ -29,6 +29,8 @@ _GLUED = re.compile(r"(\d)(?!(?:st|nd|rd|th)\b)([A-Za-z]{2,}\.?)(?=[\s.,;:!?]|\Z
 _VALUE = re.compile(r"\d|\\[A-Za-z]|[A-Za-z)]\s*[-+*/^]\s*[A-Za-z(]|∞|π|√")
 _SIDE = re.compile(r"=|≈|\\(?:approx|simeq|to|[Rr]ightarrow)\b|→|->")
 _BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"))
+_FRAGMENT = " \t\n,;#&*/+<|-\\"
+"""What a completion that was cut short ends with."""
 _COUNTED = re.compile(r"[a-z]{3,20}")
 _NO_UNIT = re.compile(
     r"and|are|but|for|from|has|have|not|that|the|then|they|times|was|were|which|with|because|since"
@@ -57,7 +59,7 @@ def last_expression(text: str) -> str | None:
         return None
     pieces = _pieces(text[-LONGEST:])
     if not any(piece.is_word for piece in pieces):
-        return text.strip(" \t\n,;")
+        return text.strip().rstrip(_FRAGMENT)
     found, i = None, 0
     while i < len(pieces):
         run, after = _run(pieces, i)
@@ -102,7 +104,7 @@ def _unit(pieces: list[_Piece], i: int) -> str | None:
     follows = i + 1 < len(pieces)
     if word == "and" and follows and is_unit_word(pieces[i - 1].text) and pieces[i + 1].text[:1].isdigit():
         return word
-    if word == "in" and follows and not pieces[i].ends:
+    if word.lower() == "in" and follows and not pieces[i].ends:
         return None
     if is_unit_word(word):
         return word
@@ -122,4 +124,4 @@ def _value(run: str) -> str | None:
             text = text.replace(opening, "", more)
         elif more < 0:
             text = text[::-1].replace(closing, "", -more)[::-1]
-    return text.strip(" ,") or None
+    return text.strip().rstrip(_FRAGMENT) or None

@@ -204,6 +204,11 @@ def test_a_thought_that_the_template_opens_belongs_to_the_completion(prompt: str
         "*." * 100_000,
         "\\" * 300_001,
         "</think><think>" * 100_000,
+        "1" + " " * 300_000 + "1",
+        "1 and " * 50_000,
+        r"\( 1 " * 60_000,
+        "word 1\n" * 40_000,
+        "word " + "(1 = " * 60_000,
     ],
 )
 def test_every_mode_takes_linear_time(mode: str, hostile: str) -> None:

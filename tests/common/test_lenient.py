@@ -72,10 +72,32 @@ OTHERS = [
     ("<think>It is 5.", "5"),
     ("The train leaves at 12:30.", "30"),
 ]
-SMOLLM2: list[tuple[str, str]] = []
+SMOLLM2 = [
+    (" 105\n                      ", "105"),
+    (" 1,387 ", "1387"),
+    (" 104 ", "104"),
+    (" 106 (last solution)", "106"),
+    (" 110 Choose: F", "110"),
+    (" 111 But if we just", "111"),
+    (" 111, every bit S", "111"),
+    (" 120, a rational number", "120"),
+    (" 121 (seven levels)", "121"),
+    (" 121The answer is ", "121"),
+    (" 122 Using still complex logic", "122"),
+    (" 128  #  The", "128"),
+    (" 128 The answer is ", "128"),
+    (" 128.815", "128.815"),
+    (" 131 still there. Don", "131"),
+    (" 152, and ", "152"),
+    (" 156.", "156"),
+    (" 158 units", "158"),
+    (" 162 In this led to", "162"),
+    (" 118 Total", "118"),
+]
+"""Completions of SmolLM2-135M-Instruct for few-shot sums, cut after eight tokens."""
 
 
-@pytest.mark.parametrize(("completion", "gold"), TAKEN)
+@pytest.mark.parametrize(("completion", "gold"), [*TAKEN, *SMOLLM2])
 def test_the_last_number_or_expression_of_natural_text_is_the_answer(completion: str, gold: str) -> None:
     answer = lenient(completion)
     assert answer is not None
