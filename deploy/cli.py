@@ -96,11 +96,17 @@ def init(
             help="mine: problems and a reward of your own, as examples. code: programs, judged by tests."
         ),
     ] = "math",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder, hub name, GGUF file or `smollm2`; by default one that this machine holds."
+        ),
+    ] = None,
 ) -> None:
     """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
     from deploy.initial import initialise
 
-    for written in initialise(file, task):
+    for written in initialise(file, task, model):
         print(written)
 
 

@@ -7,22 +7,23 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import yaml
 
-from common.config import Data
+from common.config import Config, Data
 from common.datasets import load_dataset
 from common.errors import ConfigError
 from common.load import from_args
+from common.pretrained import obtain
 from deploy.preflight.driver import without_bfloat16
 from deploy.preflight.estimate import ModelShape
 from deploy.preflight.findings import plural
 from deploy.preflight.machine import check_writable, gpus
-from deploy.preflight.memory import holds
+from deploy.preflight.memory import holds, model_shape
 from deploy.preflight.resources import Card, choose, read_cards
 from deploy.tasks import programs
 
@@ -93,7 +94,7 @@ class Plan:
     the model's, so that its memory is known without a download."""
 
     model: str
-    shape: ModelShape
+    shape: ModelShape | None
     microbatch: int
     rate: str
     learner: str = ""
@@ -109,10 +110,14 @@ class Plan:
         }  # fmt: skip
 
     def fits(self, cards: Sequence[Card]) -> bool:
-        """Whether the memory check accepts this plan on `cards`, as `run.resources: auto` divides them."""
+        """Whether the memory check accepts this plan on `cards`, as `run.resources: auto` divides them.
+
+        Raises ConfigError where the model's shape cannot be read.
+        """
         texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
-        return holds(choose(config, cards, self.shape).config, self.shape, cards).level == "ok"
+        shape = self.shape or _shape(config, self.model)
+        return holds(choose(config, cards, shape).config, shape, cards).level == "ok"
 
 
 LORA = """\
@@ -135,22 +140,57 @@ PLANS = (
     ),
 )
 """From the one that needs most memory to the one that needs least."""
+SUMS = """\
+  path: arithmetic:1-2:spaced   # or a JSONL file, or a Hugging Face data set
+  template: "What is {problem}?\""""
+LENIENT = """\
+reward:
+  weights: {accuracy: 1.0}
+  answer: lenient         # the last number or expression of the completion
+"""
+
+
+def _shape(config: Config, model: str) -> ModelShape:
+    obtain(config.model.path)
+    found = model_shape(config)
+    if found is None:
+        raise ConfigError(
+            f"--model {model}: no language model can be read there; name a folder or a hub name"
+        )
+    return found
 
 
 @dataclass(frozen=True)
 class Machine:
     """What suits this machine: a plan for its GPUs, which `run.resources: auto` divides, or CPUs and the
-    demo's model."""
+    demo's model; with `model` for that one."""
 
     cards: tuple[Card, ...]
+    model: str | None = None
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its model knows language, as the demo's does not."""
+        return bool(self.cards or self.model)
 
     @cached_property
     def plan(self) -> Plan | None:
         """The first plan that fits; None where none does."""
-        return next((plan for plan in PLANS if plan.fits(self.cards)), None)
+        return next((plan for plan in self.plans if plan.fits(self.cards)), None)
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        return PLANS if self.model is None else [replace(p, model=self.model, shape=None) for p in PLANS]
 
     @property
     def values(self) -> dict[str, object]:
+        if not self.cards and self.model:
+            return {
+                "machine": "no GPU", "model": self.model, "note": "", "dtype": "bfloat16",
+                "prompts": 8, "prompt_tokens": 512, "response_tokens": 256, "steps": 40,
+                "numbers": "generator:\n  replicas: 1\n", "microbatch": 2048, "learner": "",
+                "rate": "1.0e-5",
+            }  # fmt: skip
         if not self.cards:
             return {
                 "machine": "no GPU, so the demo's model of 0.8M parameters",
@@ -161,27 +201,27 @@ class Machine:
                 "rate": "1.0e-4",
             }  # fmt: skip
         plan = self.plan
-        return (plan or PLANS[-1]).values | {
+        return (plan or self.plans[-1]).values | {
             "dtype": "float16         # these GPUs have no bfloat16" if without_bfloat16() else "bfloat16",
             "machine": f"{plural(len(self.cards), 'GPU')}, divided by `hora run`: `hora check` says how",
             "note": "" if plan else f"# Too large for this machine: {NOTHING_FITS}.\n",
         }
 
 
-def initialise(path: Path, task: Task) -> list[Path]:
+def initialise(path: Path, task: Task, model: str | None = None) -> list[Path]:
     """Write the configuration `path`, for task `code` problems with tests beside it, for `mine` problems and
-    a reward; the files written.
+    a reward; the files written. `model` is a value of `model.path`; None: one that fits this machine.
 
     Says on stderr where no model fits this machine's GPUs. Raises ConfigError where a file exists.
     """
-    machine = Machine(tuple(read_cards(gpus())))
+    machine = Machine(tuple(read_cards(gpus())), model)
     name = _name(path.stem)
     texts = {path: _configuration(path, name, task, machine)}
     if task == "mine":
         texts[_problems(path, name)] = _rows()
         texts[path.with_name(f"{name}_reward.py")] = REWARD
     elif task == "code":
-        texts[_problems(path, name)] = _programs(in_words=bool(machine.cards))
+        texts[_problems(path, name)] = _programs(in_words=machine.has_words)
     for file in texts:
         if file.exists():
             raise ConfigError(f"{file} exists already: choose another name, or remove it")
@@ -201,7 +241,7 @@ def _name(stem: str) -> str:
 
 
 def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
-    words = "" if machine.cards else "\n  system: null            # this model's vocabulary has no words"
+    words = "" if machine.has_words else "\n  system: null            # this model's vocabulary has no words"
     data, reward = "  path: arithmetic        # or a JSONL file, or a Hugging Face data set" + words, ""
     if task == "mine":
         data = f"  path: {_problems(path, name).name}   # a line each: problem and answer" + words
@@ -215,7 +255,9 @@ def _configuration(path: Path, name: str, task: Task, machine: Machine) -> str:
         reward = CODE
     elif machine.cards:
         data = "  path: hiyouga/math12k   # MATH12k: the MATH problems that are not in MATH500"
-    values = machine.values | (TINY_CODE if task == "code" and not machine.cards else {})
+    elif machine.model:
+        data, reward = SUMS, LENIENT
+    values = machine.values | (TINY_CODE if task == "code" and not machine.has_words else {})
     return TEMPLATE.format(file=path, name=name, data=data, reward=reward, **values)
 
 

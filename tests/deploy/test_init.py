@@ -20,6 +20,7 @@ from deploy.preflight.checks import CONFIGURATION, require, target_of
 from deploy.preflight.estimate import ModelShape
 from deploy.preflight.findings import Target
 from deploy.preflight.memory import card_memory
+from tests.support.gguf import write_gguf
 
 TASKS: tuple[Task, ...] = ("math", "mine", "code")
 Cards = Callable[[int, str], None]
@@ -63,6 +64,34 @@ def test_what_is_written_is_accepted(task: Task, tmp_path: Path, monkeypatch: py
     assert config.run.name == f"{task}_first"
     with pytest.raises(ConfigError, match="exists already"):
         initialise(Path(f"{task}-first.yaml"), task)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_model_of_the_users_own_is_written_and_accepted(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(initial, "gpus", list)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_gguf(Path("tiny.gguf"), context=1024)
+    path = initialise(Path("own.yaml"), task, "tiny.gguf")[0]
+    settings = ["model.dtype=float32"]
+    found = require(Target(load(str(path), settings)), Console(quiet=True), CONFIGURATION)
+    assert {f.level for f in found} <= {"ok", "warn"}
+    assert load(str(path)).model.path.startswith(str(tmp_path / "cache"))
+
+
+def test_cards_hold_a_model_of_the_users_own_by_its_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (initial, machine):
+        monkeypatch.setattr(module, "gpus", lambda: [f"NVIDIA, {RTX_3070}"])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "tiny.gguf", context=4096)
+    config = load(str(initialise(tmp_path / "own.yaml", "math", str(file))[0]))
+    assert config.learner.lora is None, "it is small"
+    with pytest.raises(ConfigError, match="--model nowhere/at/all"):
+        initialise(tmp_path / "none.yaml", "math", "nowhere/at/all")
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -10,12 +10,17 @@ HIDDEN, WIDE, LAYERS, HEADS = 64, 128, 2, 4
 SPECIAL = ("<|endoftext|>", "<|end|>", "<|file|>")
 
 
-def write_gguf(path: Path, *, architecture: str = "llama", quantized: bool = True) -> Path:
+CHAT = "{% for m in messages %}{{ m['content'] }}<|end|>{% endfor %}"
+
+
+def write_gguf(
+    path: Path, *, architecture: str = "llama", quantized: bool = True, context: int = 256
+) -> Path:
     """Matrices in Q8_0, or all in float32. `<|file|>` is a control token that nothing else names."""
     writer, rng = GGUFWriter(path, architecture), np.random.default_rng(0)
     tokens = [*SPECIAL, *bytes_to_unicode().values(), "ab"]
     writer.add_block_count(LAYERS)
-    writer.add_context_length(256)
+    writer.add_context_length(context)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(WIDE)
     writer.add_head_count(HEADS)
@@ -27,6 +32,7 @@ def write_gguf(path: Path, *, architecture: str = "llama", quantized: bool = Tru
     writer.add_token_list(tokens)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(tokens) - len(SPECIAL)))
     writer.add_token_merges(["a b"])
+    writer.add_chat_template(CHAT)
     writer.add_bos_token_id(0)
     writer.add_unk_token_id(0)
     writer.add_eos_token_id(1)
