@@ -14,7 +14,7 @@ from typing import Any
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
 from math_verify import verify
-from sympy import Add, Basic, I, Mul, Rational
+from sympy import Add, Basic, I, Interval, Mul, Rational
 from sympy.core.expr import Expr
 from sympy.logic.boolalg import Boolean
 
@@ -68,7 +68,9 @@ def parse(text: str) -> Basic | None:
 
 
 def _with_i(parsed: Any) -> Any:
-    """`i` as the imaginary unit."""
+    """`i` as the imaginary unit, except in an interval or a pair, which must have an order."""
+    if isinstance(parsed, Interval):
+        return parsed
     return parsed.subs({symbol: I for symbol in parsed.free_symbols if symbol.name == "i"})
 
 

@@ -39,24 +39,19 @@ def same_value(gold: object, answer: object) -> bool | None:
     True for two exact numbers alone. A number is no expression with a variable (`x/x` for 1), an infinity
     nothing but itself (`\\infty+1`), and a list of sets no set.
     """
-    if isinstance(gold, Expr) and isinstance(answer, Expr):
-        return _same_number(gold, answer)
-    if any(_differ(one, other) for one, other in _pairs(gold, answer)):
+    if any(_differ(one, other) for one, other in _pairs(gold, answer)) or _nested(gold) != _nested(answer):
         return False
-    return False if _nested(gold) != _nested(answer) else None
+    return (
+        True if isinstance(gold, Expr) and isinstance(answer, Expr) and _same_number(gold, answer) else None
+    )
 
 
-def _same_number(gold: Expr, answer: Expr) -> bool | None:
-    if answer.has(oo, -oo) and not _is_infinity(answer):
+def _same_number(one: Expr, other: Expr) -> bool:
+    """Whether two exact numbers are equal to all digits that are computed."""
+    if one.free_symbols or one.has(Float, UnevaluatedExpr) or other.has(Float, UnevaluatedExpr):
         return False
-    if not gold.free_symbols and answer.free_symbols:
-        return False
-    if _differ(gold, answer):
-        return False
-    if gold.free_symbols or any(one.has(Float, UnevaluatedExpr) for one in (gold, answer)):
-        return None
-    a, b = _value(gold), _value(answer)
-    return None if a is None or b is None or not _near(a, b, _SAME) else True
+    a, b = _value(one), _value(other)
+    return a is not None and b is not None and _near(a, b, _SAME)
 
 
 def _is_infinity(expression: Expr) -> bool:
@@ -101,10 +96,12 @@ def _place(value: Expr) -> tuple[float, float]:
 
 
 def _differ(one: Expr, other: Expr) -> bool:
-    if (
-        one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr)
-    ):  # a percentage has two readings
+    if one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr):  # a percentage: two readings
         return False
+    if other.has(oo, -oo) and not _is_infinity(other):
+        return True
+    if other.free_symbols and not one.free_symbols:
+        return True
     names = {s.name for s in one.free_symbols}, {s.name for s in other.free_symbols}
     if names[0] != names[1] and (names[0] or other.is_Symbol):  # math-verify reads `abc` as a name too
         return False

@@ -17,7 +17,7 @@ _LEAD = re.compile(
     r"(?:\\displaystyle\b|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=])\s*:?)\s*", re.IGNORECASE
 )
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_SPACING = re.compile(r"\\!|(?<!\d) | (?!\d)")
+_SPACING = re.compile(r"(?<!\d) | (?!\d)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 
 
@@ -74,7 +74,7 @@ def closing_brace(text: str, start: int) -> int:
 def tight(text: str) -> str:
     """Without spacing, except between two digits: `2 1/2` is not `21/2`. A thousands comma loses its
     braces."""
-    text = re.sub(r"\\[,;: ]|~", " ", text.replace("{,}", ","))
+    text = re.sub(r"\\[,;: ]|~", " ", text.replace("{,}", ",").replace(r"\!", ""))
     return _SPACING.sub("", " ".join(text.split()))
 
 

@@ -34,7 +34,7 @@ _QUOTIENT = re.compile(r"(-?)(\d+(?=\s*\\))?\s*(?:(\d+)/(\d+)|\\[dt]?frac\s*\{?(
 _MORE = re.compile(
     r"or|not?|never|except|but|and|minus|plus|times|over|divided|multiplied|modulo|mod|remainder|factorial|point"
     r"|if|when|unless|than|least|most|less|fewer|below|short|wrong|false"
-    r"|half|halves|(?:third|quarter|(?:fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|million)th)s?"
+    r"|half|halves|(?:third|quarter|(?:fif|six|seven|eigh|nin|ten|twelf|hundred|thousand|[mbt]r?illion)th)s?"
     r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[ijeknxyzd]"
 )
 """Words that state more than a unit. A text command that contains one is not a unit."""
