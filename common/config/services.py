@@ -46,11 +46,10 @@ class Generator(Section):
         description="At an update drop KV entries of old weights and recompute them: later tokens then "
         "depend on the new weights alone. False is cheaper and keeps them.",
     )
-    sleep: Literal["none", "step", "rehearsal"] = Field(
+    sleep: Literal["none", "step"] = Field(
         "none",
         description="`step`: while the learner steps on the card that both share, the engine frees it: its "
-        "weights wait in pinned host memory, its KV entries are recomputed. `rehearsal`: the same order of "
-        "steps without freeing anything, for a machine whose engine cannot sleep, such as one without GPUs.",
+        "weights wait in pinned host memory, its KV entries are recomputed. Needs a GPU.",
     )
 
     @model_validator(mode="after")

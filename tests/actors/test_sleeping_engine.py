@@ -69,7 +69,7 @@ def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelle
 ) -> None:
     from actors.generator import vllm_engine as module
 
-    config = load("tiny", ["generator.sleep=rehearsal", *SLEEPS, *more])
+    config = load("tiny", [*SLEEPS, *more])
     policies = {version: policy(config, version) for version in (0, 1)}
     prompt = np.random.default_rng(0).integers(4, 60, 80).astype(np.int32)
     file = tmp_path / "1.safetensors"

@@ -136,8 +136,6 @@ def test_sleep_is_refused_where_cards_are_not_shared_or_none_can_be_freed(
     [found] = machine.engine_sleep(Target(config))
     assert found.level == "fail"
     assert "generator.sleep: none" in found.line
-    rehearsal, _ = case("0.5B", "generator.sleep=rehearsal", "rollout.max_staleness=0")
-    assert list(machine.engine_sleep(Target(rehearsal))) == []
     monkeypatch.setattr(machine, "gpus", lambda: ["NVIDIA GeForce RTX 4090, 24564 MiB"])
     [found] = machine.engine_sleep(Target(config))
     assert found.level == "ok"

@@ -27,7 +27,7 @@ class Told:
 
 
 def card(told: Told, *settings: str) -> SharedCard:
-    config = load("tiny", ["generator.sleep=rehearsal", "rollout.max_staleness=0", *settings])
+    config = load("tiny", ["generator.sleep=step", "rollout.max_staleness=0", *settings])
     return SharedCard(config, told, told)  # type: ignore[arg-type]
 
 
