@@ -30,9 +30,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from actors.coordinator.malloc import KEEP_FREED_MEMORY, freeze_heap
 from common.config import Config
 from common.load import load
+from common.malloc import KEEP_FREED_MEMORY, freeze_heap
 from deploy.launch.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 

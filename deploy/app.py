@@ -19,7 +19,6 @@ from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 
 from actors.coordinator.deployment import Coordinator
-from actors.coordinator.malloc import KEEP_FREED_MEMORY
 from actors.endpoint.deployment import Endpoint
 from actors.environment.deployment import Environment
 from actors.generator.router import RESERVED, BalanceRouter
@@ -27,6 +26,7 @@ from actors.verifier.deployment import Verifier
 from common.config import Config
 from common.errors import ConfigError
 from common.load import from_args
+from common.malloc import KEEP_FREED_MEMORY
 from deploy.monitor.ingress import Ingress
 from deploy.preflight.checks import NAMES, require
 from deploy.preflight.findings import Target

@@ -105,7 +105,7 @@ class Plan:
             "model": f"{self.model}   # a Hugging Face folder or hub name",
             "dtype": "bfloat16",
             "prompts": 60, "prompt_tokens": 2048, "response_tokens": 2048, "steps": 200,
-            "numbers": "generator:\n  enforce_eager: false    # graphs: starts slower, runs faster\n",
+            "numbers": "",
             "microbatch": self.microbatch, "learner": self.learner, "rate": self.rate,
         }  # fmt: skip
 

@@ -22,7 +22,6 @@ from actors.coordinator.cycles import Cycles
 from actors.coordinator.history_writer import write_history
 from actors.coordinator.identity import mixture_of
 from actors.coordinator.leases import Leases
-from actors.coordinator.malloc import freeze_heap
 from actors.coordinator.prompt_features import prior_of
 from actors.coordinator.ranking import LastTexts
 from actors.coordinator.scheduler import Coordination, Services
@@ -31,6 +30,7 @@ from common.config import Config
 from common.datasets import load_dataset
 from common.errors import HoraError
 from common.keys import Keys
+from common.malloc import freeze_heap
 from common.prompts import fingerprint, load_tokenizer, make_prompt
 from common.queue import Producer
 from common.redis import AsyncRedis, connect_async

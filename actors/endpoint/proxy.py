@@ -12,7 +12,8 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.renderers.registry import renderer_from_config
 
-from actors.generator.vllm_engine import engine_args, spans_of
+from actors.generator.engine_args import engine_args
+from actors.generator.vllm_engine import spans_of
 from common.config import Config
 from common.types import VersionSpan
 

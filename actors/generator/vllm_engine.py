@@ -12,32 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from vllm import AsyncEngineArgs, SamplingParams
-from vllm.config import WeightTransferConfig
+from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from actors.generator.adapter import NOWHERE, POLICY
+from actors.generator.engine_args import adapter_settings, engine_args, set_environment
 from actors.generator.held_weights import Installed
 from actors.generator.stall import Progress
 from actors.generator.timeline import Sequences, origin_of
-from common.adapters import read_adapter
-from common.config import Config, Lora
-from common.errors import ConfigError, UnhealthyError
+from common.config import Config
+from common.errors import UnhealthyError
 from common.prompts import load_tokenizer
 from common.stop_tokens import completed, silent_tokens, stop_tokens
 from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
@@ -48,10 +45,6 @@ if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 ARRIVAL_S = 0.02
-PRIMITIVES = "64"
-"""oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
-step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
-these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
 STILL_S = 120.0  # an engine with open requests and without a token for so long is hung
 
 
@@ -101,7 +94,7 @@ class Engine:
         self.paused_since: float | None = None
         self._asleep = False
         self._joining = False
-        _set_cpu_limits(config)
+        set_environment(config)
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
@@ -122,6 +115,8 @@ class Engine:
                 await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
             self._base_checksum = await self._digest("model")
         await self.label(0)
+        # vLLM compiles a part of its sampler at the first token, which takes seconds.
+        await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0
@@ -273,27 +268,6 @@ class Engine:
         self._llm.shutdown(timeout=5.0)
 
 
-def sleep_settings(config: Config) -> dict[str, Any]:
-    """What vLLM is told for an engine that frees memory when it sleeps. Raises ConfigError where it cannot:
-    it would report to be asleep, and hold its memory."""
-    if config.generator.sleep != "step":
-        return {}
-    if not current_platform.is_sleep_mode_available():
-        raise ConfigError(
-            "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
-            f"({current_platform.device_type}): set generator.sleep: none"
-        )
-    return {"enable_sleep_mode": True}
-
-
-def adapter_settings(config: Config) -> dict[str, object] | None:
-    """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
-    if config.model.adapter is not None:
-        return read_adapter(config.model.adapter).settings
-    lora = config.learner.lora
-    return None if lora is None else lora.adapter_config
-
-
 def _joined(digests: list[str]) -> str:
     return hashlib.sha256(";".join(digests).encode()).hexdigest()
 
@@ -305,58 +279,6 @@ def _named_when_dead() -> Iterator[None]:
         yield
     except EngineDeadError as error:
         raise UnhealthyError("the vLLM engine died") from error
-
-
-def _set_cpu_limits(config: Config) -> None:
-    # vLLM reads these when its worker processes start. `nobind`: with `auto` two replicas bind to the same
-    # core.
-    if current_platform.is_cpu():
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.generator.kv_cache_gib)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        os.environ["OMP_NUM_THREADS"] = str(config.generator.threads)
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
-        if config.generator.tensor_parallel == 1:
-            # Run the model in the engine's process. With a second process the two busy-wait on shared memory,
-            # which takes the cores from everything else. vLLM separates them to bind threads; we do not bind.
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-
-def engine_args(config: Config) -> AsyncEngineArgs:
-    """What vLLM is told of a replica's engine."""
-    generator, longest = config.generator, config.longest
-    # On CPU chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
-    whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
-    on_gpu: dict[str, Any] = {}
-    if generator.gpu_kv_cache_gib is not None:
-        on_gpu["kv_cache_memory_bytes"] = int(generator.gpu_kv_cache_gib * 2**30)
-    if generator.max_batched_tokens is not None:
-        on_gpu["max_num_batched_tokens"] = generator.max_batched_tokens
-    adapter = adapter_settings(config)
-    with_adapter: dict[str, Any] = {}
-    if adapter is not None:
-        rank = Lora(rank=int(str(adapter["r"]))).served_rank
-        with_adapter = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
-    return AsyncEngineArgs(
-        model=config.model.path,
-        dtype=config.model.dtype,
-        trust_remote_code=config.model.trust_remote_code,
-        seed=config.run.seed,
-        tensor_parallel_size=generator.tensor_parallel,
-        gpu_memory_utilization=generator.memory_utilization,
-        max_model_len=longest,
-        max_num_seqs=generator.max_sequences,
-        enforce_eager=generator.enforce_eager,
-        # Under first come, first served the shards in flight would finish together and leave the engine empty
-        # after them.
-        scheduling_policy="priority",
-        logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=config.weights.transport),
-        worker_extension_cls=f"{__package__}.worker_extension.WorkerExtension",
-        enable_log_requests=False,
-        **with_adapter,
-        **sleep_settings(config),
-        **(whole_prompts if current_platform.is_cpu() else on_gpu),
-    )
 
 
 def spans_of(output: CompletionOutput) -> tuple[VersionSpan, ...]:

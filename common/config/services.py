@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from common.config.base import Count, Seconds, Section
 
@@ -38,8 +38,15 @@ class Generator(Section):
         "default, 2048.",
     )
     threads: Count = Field(1, description="CPU threads of one replica's engine.")
-    enforce_eager: bool = Field(
-        True, description="No graph capture or compilation: starts faster, runs slower."
+    enforce_eager: bool | None = Field(
+        None,
+        description="No graph capture or compilation: starts faster, runs slower. None: false on a GPU, true "
+        "on CPU.",
+    )
+    engine_args: dict[str, JsonValue] = Field(
+        {},
+        description="Further arguments of vLLM's engine, by vLLM's names: `{kv_cache_dtype: fp8, "
+        "quantization: fp8}` samples with 8 bits. Drift (weights.drift_alarm) shows what they change.",
     )
     clear_cache: bool = Field(
         True,

@@ -275,6 +275,7 @@ def about_sampling(config: Config) -> dict[str, object]:
         "max_response_tokens": config.rollout.max_response_tokens,
         "success": config.evaluated.reward.success,
         "success_at": config.evaluated.reward.success_at,
+        **({"engine_args": more} if (more := config.generator.engine_args) else {}),
         **_about_judging(config),
         **_about_episodes(config),
     }

@@ -28,10 +28,10 @@ from urllib.parse import quote, urlencode
 import structlog
 from redis.exceptions import BusyLoadingError
 
-from actors.coordinator.malloc import KEEP_FREED_MEMORY
 from common.errors import RunError
 from common.files import replace_text
 from common.kept_secret import kept_secret
+from common.malloc import KEEP_FREED_MEMORY
 from common.processes import die_with_parent
 from common.redis import connect
 

@@ -170,8 +170,12 @@ def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
 
 
 def packages(target: Target) -> Iterator[Finding]:
-    """Packages that this configuration needs and `make setup` does not install."""
-    learner = target.config.learner
+    """Packages that this configuration needs and `make setup` does not install, and arguments of vLLM."""
+    learner, engine = target.config.learner, target.config.generator.engine_args
+    if engine:
+        from actors.generator.engine_args import check_engine_args  # imports vLLM, which takes seconds
+
+        check_engine_args(engine)
     flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
     if learner.attention == "flash_attention_2" and target.trains:
         fix = "neither flash_attn nor kernels is installed: .venv/bin/pip install kernels, or use sdpa"

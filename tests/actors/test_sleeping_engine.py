@@ -123,7 +123,7 @@ def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelle
 def test_an_engine_that_could_not_free_its_memory_is_refused() -> None:
     from vllm.platforms import current_platform
 
-    from actors.generator.vllm_engine import engine_args
+    from actors.generator.engine_args import engine_args
 
     if current_platform.is_sleep_mode_available():
         pytest.skip("this machine's engine can sleep")

@@ -105,7 +105,6 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(
     assert not {"replicas", "gpus"} & config.generator.model_fields_set
     assert not {"workers", "gpus", "zero_stage"} & config.learner.model_fields_set
     assert config.model.dtype == "bfloat16"
-    assert not config.generator.enforce_eager
 
 
 @pytest.mark.parametrize("task", TASKS)

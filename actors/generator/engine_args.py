@@ -1,0 +1,160 @@
+"""What vLLM is told of a replica's engine: its arguments, and the environment of its processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from vllm import AsyncEngineArgs
+from vllm.config import WeightTransferConfig
+from vllm.engine import arg_utils
+from vllm.platforms import current_platform
+
+from common.adapters import read_adapter
+from common.config import Config, Lora
+from common.errors import ConfigError
+from common.malloc import KEEP_FREED_MEMORY
+
+PRIMITIVES = "64"
+"""oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
+step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
+these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
+KEYS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+    "seed": "run.seed",
+    "tensor_parallel_size": "generator.tensor_parallel",
+    "gpu_memory_utilization": "generator.memory_utilization",
+    "kv_cache_memory_bytes": "generator.gpu_kv_cache_gib",
+    "max_model_len": "rollout.max_prompt_tokens and rollout.max_response_tokens",
+    "max_num_seqs": "generator.max_sequences",
+    "max_num_batched_tokens": "generator.max_batched_tokens",
+    "enforce_eager": "generator.enforce_eager",
+    "enable_sleep_mode": "generator.sleep",
+    "weight_transfer_config": "weights.transport",
+    **dict.fromkeys(("enable_lora", "max_loras", "max_cpu_loras", "max_lora_rank"), "learner.lora"),
+    **dict.fromkeys(
+        ("scheduling_policy", "logprobs_mode", "worker_extension_cls", "enable_log_requests"),
+        "nothing: training depends on it",
+    ),
+}
+"""vLLM's arguments that HORA sets, and the keys that decide them."""
+
+
+def set_environment(config: Config) -> None:
+    """Set the variables that glibc and vLLM read when the engine's processes start."""
+    # The logits of a step are one block of many MiB. By default the kernel takes it back after each step.
+    os.environ.update(KEEP_FREED_MEMORY)
+    if not current_platform.is_cpu():
+        return
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.generator.kv_cache_gib)
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # with `auto` two replicas bind to the same core
+    os.environ["OMP_NUM_THREADS"] = str(config.generator.threads)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
+    if config.generator.tensor_parallel == 1:
+        # Run the model in the engine's process. With a second process the two busy-wait on shared memory,
+        # which takes the cores from everything else. vLLM separates them to bind threads; we do not bind.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def engine_args(config: Config) -> AsyncEngineArgs:
+    """All arguments of a replica's engine. Raises ConfigError where `generator.engine_args` are not vLLM's,
+    and where this machine's engine cannot sleep."""
+    more = config.generator.engine_args
+    check_engine_args(more)
+    return AsyncEngineArgs(**(_own(config) | more))
+
+
+def check_engine_args(more: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a name of `more` that vLLM does not have or that HORA sets, and for a value that
+    vLLM's type of it excludes."""
+    names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name, value in more.items():
+        key = f"generator.engine_args.{name}"
+        if name in KEYS:
+            raise ConfigError(f"{key}: HORA sets this argument: remove it here, and change {KEYS[name]}")
+        if name not in names:
+            near = difflib.get_close_matches(name, names.difference(KEYS), n=1)
+            hint = f"did you mean {near[0]}?" if near else "`vllm serve --help=all` lists them"
+            raise ConfigError(f"{key}: vLLM has no such argument; {hint}")
+        try:
+            TypeAdapter(_type_of(name)).validate_python(value)
+        except ValidationError as error:
+            raise ConfigError(f"{key} ({value!r}): {error.errors()[0]['msg']}") from None
+
+
+def _type_of(name: str) -> Any:
+    """The type of one argument. Some annotations name types that vLLM imports for type checkers alone."""
+    annotation = next(c.__annotations__[name] for c in AsyncEngineArgs.__mro__ if name in c.__annotations__)
+    one = type("One", (), {"__annotations__": {name: annotation}})
+    try:
+        return get_type_hints(one, vars(arg_utils))[name]
+    except NameError:
+        return Any
+
+
+def _own(config: Config) -> dict[str, Any]:
+    """What HORA decides. Of these, `generator.engine_args` may change `enable_chunked_prefill`."""
+    generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
+    own = {
+        "model": config.model.path,
+        "dtype": config.model.dtype,
+        "trust_remote_code": config.model.trust_remote_code,
+        "seed": config.run.seed,
+        "tensor_parallel_size": generator.tensor_parallel,
+        "gpu_memory_utilization": generator.memory_utilization,
+        "max_model_len": longest,
+        "max_num_seqs": generator.max_sequences,
+        "enforce_eager": cpu if generator.enforce_eager is None else generator.enforce_eager,
+        # Under first come, first served the shards in flight would finish together and leave the engine empty
+        # after them.
+        "scheduling_policy": "priority",
+        "logprobs_mode": "processed_logprobs",
+        "weight_transfer_config": WeightTransferConfig(backend=config.weights.transport),
+        "worker_extension_cls": f"{__package__}.worker_extension.WorkerExtension",
+        "enable_log_requests": False,
+        **_adapter(config),
+        **sleep_settings(config),
+    }
+    if cpu:
+        # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
+        own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
+    elif generator.max_batched_tokens is not None:
+        own["max_num_batched_tokens"] = generator.max_batched_tokens
+    if not cpu and generator.gpu_kv_cache_gib is not None:
+        own["kv_cache_memory_bytes"] = int(generator.gpu_kv_cache_gib * 2**30)
+    return own
+
+
+def _adapter(config: Config) -> dict[str, Any]:
+    adapter = adapter_settings(config)
+    if adapter is None:
+        return {}
+    rank = Lora(rank=int(str(adapter["r"]))).served_rank
+    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
+
+
+def adapter_settings(config: Config) -> dict[str, object] | None:
+    """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
+    if config.model.adapter is not None:
+        return read_adapter(config.model.adapter).settings
+    lora = config.learner.lora
+    return None if lora is None else lora.adapter_config
+
+
+def sleep_settings(config: Config) -> dict[str, Any]:
+    """What vLLM is told for an engine that frees memory when it sleeps. Raises ConfigError where it cannot:
+    it would report to be asleep, and hold its memory."""
+    if config.generator.sleep != "step":
+        return {}
+    if not current_platform.is_sleep_mode_available():
+        raise ConfigError(
+            "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
+            f"({current_platform.device_type}): set generator.sleep: none"
+        )
+    return {"enable_sleep_mode": True}

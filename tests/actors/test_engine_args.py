@@ -1,0 +1,64 @@
+"""What vLLM is told of a replica's engine."""
+
+import json
+import os
+
+import pytest
+
+from common.errors import ConfigError
+from common.load import load
+from common.malloc import KEEP_FREED_MEMORY
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+def args(*overrides: str):
+    from actors.generator.engine_args import engine_args
+
+    return engine_args(load("tiny", overrides))
+
+
+def test_further_arguments_reach_vllm() -> None:
+    found = args('generator.engine_args={"kv_cache_dtype": "fp8", "block_size": 32}')
+    assert (found.kv_cache_dtype, found.block_size) == ("fp8", 32)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"kv_cache_dtyp": "fp8"}, "kv_cache_dtype"),
+        ({"kv_cache_dtype": "fp9"}, "kv_cache_dtype"),
+        ({"block_size": "many"}, "block_size"),
+        ({"dtype": "float32"}, "model.dtype"),
+        ({"logprobs_mode": "raw_logprobs"}, "logprobs_mode"),
+    ],
+)
+def test_what_vllm_lacks_or_hora_sets_is_refused(more: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        args(f"generator.engine_args={json.dumps(more)}")
+    assert "\n" not in str(refused.value)
+
+
+def test_every_argument_that_hora_sets_has_its_key() -> None:
+    from actors.generator.engine_args import KEYS, _own
+
+    config = load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"])
+    assert _own(config).keys() - KEYS.keys() == {"enable_chunked_prefill"}
+
+
+def test_graphs_are_captured_on_gpus_unless_the_key_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.platforms import current_platform
+
+    assert args().enforce_eager
+    assert not args("generator.enforce_eager=false").enforce_eager
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    assert not args().enforce_eager
+
+
+def test_an_engine_keeps_the_memory_that_it_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from actors.generator.engine_args import set_environment
+
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    set_environment(load("tiny", ["generator.threads=3"]))
+    assert KEEP_FREED_MEMORY.items() <= os.environ.items()
+    assert os.environ["OMP_NUM_THREADS"] == "3"
