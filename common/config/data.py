@@ -31,7 +31,8 @@ class Run(Section):
     resources: Literal["auto", "manual"] = Field(
         "auto",
         description="auto: `hora run` chooses replicas, ranks, shares of cards and KV cache for the GPUs of "
-        "this machine, except keys that are set; manual: keys that are not set have their defaults.",
+        "this machine, or precision and threads for its processors, except keys that are set; manual: keys "
+        "that are not set have their defaults.",
     )
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of data order, sampling and training.")
 

@@ -26,7 +26,7 @@ class Optimizer(Section):
 class Learner(Section):
     steps: Count = Field(200, description="Optimizer steps of the run.")
     workers: Count = Field(1, description="Data-parallel ranks.")
-    threads: Count = Field(1, description="CPU threads of one rank.")
+    threads: Count = Field(1, description="CPU threads of one rank; see run.resources.")
     gpus: float | None = Field(
         None,
         gt=0,

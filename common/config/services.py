@@ -37,7 +37,7 @@ class Generator(Section):
         description="vLLM's max_num_batched_tokens on a GPU: tokens of one engine step; none: vLLM's "
         "default, 2048.",
     )
-    threads: Count = Field(1, description="CPU threads of one replica's engine.")
+    threads: Count = Field(1, description="CPU threads of one replica's engine; see run.resources.")
     enforce_eager: bool | None = Field(
         None,
         description="No graph capture or compilation: starts faster, runs slower. None: false on a GPU, true "

@@ -21,6 +21,7 @@ from deploy.launch.stack import stack
 from deploy.preflight.checks import require
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
+from deploy.preflight.processors import on_processors
 from evaluation.plan.collect import collect
 from evaluation.plan.counts import LEAST_PROMPTS, CountsError
 
@@ -32,6 +33,7 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
     """
     console, out = Console(), out.resolve()
     check_writable(out.parent, "--out")
+    config = on_processors(config, trains=False)
     require(Target(config, "eval"), console)
     prompts = choose(config, number)
     config = with_port(config)

@@ -41,6 +41,7 @@ from deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.preflight.memory import run_target
+from deploy.preflight.processors import on_processors
 from deploy.preflight.resources import shares_a_card
 from deploy.runs.record import CONFIG, RunFile, has_run, settled, write_config
 from evaluation.benchmarks import find_benchmarks
@@ -102,6 +103,7 @@ def evaluate_local(
     console = Console()
     chosen = [benchmark.sized(samples, ks) for benchmark in find_benchmarks(names)]
     check_writable(out, "--out")
+    config = on_processors(config, trains=False)
     require(Target(config, "eval"), console)
     label = (step_of(config.model.adapter or config.model.path) or 0) if step is None else step
     problems = [load_benchmark(config, benchmark, console) for benchmark in chosen]

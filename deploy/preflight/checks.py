@@ -16,7 +16,7 @@ from common.errors import ConfigError, HoraError
 from common.load import load
 from common.pretrained import obtain
 from deploy.monitor.progress import working
-from deploy.preflight import configuration, disk, machine, services, sources, task
+from deploy.preflight import configuration, disk, machine, processors, services, sources, task
 from deploy.preflight.driver import driver, precision
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.group_size import group_size
@@ -57,6 +57,8 @@ CHECKS: tuple[Check, ...] = (
     precision,
     machine.gpu_count,
     machine.engine_sleep,
+    processors.threads,
+    processors.precision,
     services.ray_token,
     services.ray_cluster,
     card_memory,
@@ -87,6 +89,8 @@ SHOWN_BY_CHECK = (
     "rollouts",
     "disk",
     "resources",
+    "threads",
+    "model.dtype",
     "memory per part",
 )
 SHOWN_BY_RUN = ("evaluation", "rollouts", "disk", "resources")

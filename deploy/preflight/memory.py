@@ -19,6 +19,7 @@ from deploy.preflight.estimate import (
     rank_need,
 )
 from deploy.preflight.findings import Finding, Target, must, ok
+from deploy.preflight.processors import on_processors
 from deploy.preflight.resources import SPARE, Card, choose, read_cards, shares_a_card
 
 KEYS = (
@@ -46,7 +47,9 @@ def run_target(config: Config) -> Target:
     Obtains a named model first."""
     obtain(config.model.path)
     cards = read_cards(machine.gpus())
-    if not cards or config.run.resources != "auto" or (shape := model_shape(config)) is None:
+    if not cards:
+        return Target(on_processors(config))
+    if config.run.resources != "auto" or (shape := model_shape(config)) is None:
         return Target(config)
     chosen = choose(config, cards, shape)
     names = f"{len(cards)} × {cards[0].name}" if len(cards) > 1 else cards[0].name
