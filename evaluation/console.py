@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Table
+
+SOON_S, LONG_S = 5.0, 60.0
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -28,3 +36,35 @@ def counting_bar(console: Console, *more: ProgressColumn) -> Progress:
     """A bar over things that are counted, with the time that passed and the columns `more`."""
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), *more, console=console)
+
+
+@contextmanager
+def shown(bar: Progress) -> Iterator[Progress]:
+    """`bar` while the block runs. Off a terminal, where no bar is drawn, its tasks as a line: once the same
+    ones take SOON_S, and again each LONG_S."""
+    done = threading.Event()
+    with bar:
+        if not bar.console.is_terminal:
+            threading.Thread(target=_tell, args=(bar, done), name="progress lines", daemon=True).start()
+        try:
+            yield bar
+        finally:
+            done.set()
+
+
+def _tell(bar: Progress, done: threading.Event) -> None:
+    doing, due = list[str](), 0.0
+    while not done.wait(SOON_S / 10):
+        tasks, now = [task for task in bar.tasks if not task.finished], time.monotonic()
+        before, doing = doing, [task.description for task in tasks]
+        if doing != before:
+            due = now + SOON_S
+        elif tasks and now >= due:
+            due = now + LONG_S
+            say(bar.console, "; ".join(map(_line, tasks)))
+
+
+def _line(task: Task) -> str:
+    counted = "" if task.total is None else f" {task.completed:.0f}/{task.total:.0f}"
+    more = "".join(f", {text}" for text in task.fields.values() if text)
+    return f"{task.description}{counted}{more}, {task.elapsed or 0.0:.0f} s so far"

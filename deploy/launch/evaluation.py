@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
 from common.weight_versions import newest_now
 from deploy.app import APP
 from evaluation.benchmarks import Benchmark, held_out, refuse_long
+from evaluation.console import shown
 from evaluation.evaluate import Counts, evaluate
 from evaluation.model_weights import model_digest
 from evaluation.results import Result, make_result, markdown_table, read_result, write_result
@@ -301,11 +303,11 @@ def figures(p: Reading) -> str:
     return f"{p.tokens / max(p.seconds, 1e-9):,.0f} tokens/s, {minutes}:{seconds:02d} left"
 
 
-def sampling_bar(console: Console) -> Progress:
+def sampling_bar(console: Console) -> AbstractContextManager[Progress]:
     columns: Sequence[ProgressColumn] = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
     )
-    return Progress(*columns, console=console, transient=True)
+    return shown(Progress(*columns, console=console, transient=True, disable=not console.is_terminal))

@@ -19,10 +19,10 @@ from deploy.monitor.alerts import Alerts
 from deploy.monitor.pace import Pace
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.warnings import Kind, Warning
-from evaluation.console import say
+from evaluation.console import LONG_S, say, shown
 
 EVERY_S = 1.0
-QUIET_S, LONG_S = 300.0, 60.0
+QUIET_S = 300.0
 BESIDE = 46
 """Columns of state, bar, step and time left for the longest runs."""
 FIGURES = {Kind.LEARNER_STARVING}
@@ -33,8 +33,7 @@ FIGURES = {Kind.LEARNER_STARVING}
 def working(
     what: str, total: int | None = None, console: Console | None = None
 ) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, removed afterwards. Where `console` (standard error) is no terminal, a line
-    for each minute that one part takes.
+    """A bar while the block runs, removed afterwards; lines where `console` (standard error) is no terminal.
 
     With `total` parts the bar fills up: call the yielded function with each part's name as it begins.
     Without, it only moves.
@@ -42,28 +41,15 @@ def working(
     console = console or Console(stderr=True)
     count = () if total is None else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task, begun, doing, done = bar.add_task(what, total=total), 0, what, threading.Event()
+    with shown(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
+        task, begun = bar.add_task(what, total=total), 0
 
         def begin(part: str) -> None:
-            nonlocal begun, doing
-            doing = f"{what}: {part}"
-            bar.update(task, description=doing, completed=begun)
+            nonlocal begun
+            bar.update(task, description=f"{what}: {part}", completed=begun)
             begun += 1
 
-        def say() -> None:
-            said, minutes = doing, 0
-            while not done.wait(LONG_S):
-                minutes = minutes + 1 if doing == said else 1
-                said = doing
-                console.print(f"{doing} for {minutes * LONG_S:.0f} s", markup=False)
-
-        if not console.is_terminal:
-            threading.Thread(target=say, name="working", daemon=True).start()
-        try:
-            yield begin
-        finally:
-            done.set()
+        yield begin
 
 
 @contextmanager
@@ -119,12 +105,12 @@ def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -
 
 
 def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:
-    """One line for each step, for logs."""
-    last, console = -1, tell.console
+    """One line for each step, and for each LONG_S of a long one, for logs."""
+    last, due, console = -1, 0.0, tell.console
     for state in states:
         tell(state)
-        if state.step != last:
-            last = state.step
+        if state.step != last or state.time >= due:
+            last, due = state.step, state.time + LONG_S
             say(console, f"step {state.step}/{steps} {_left(pace)}  {figures(state)}")
 
 

@@ -7,11 +7,13 @@ import pytest
 from rich.console import Console
 
 from common.telemetry import FLOWS
+from deploy.launch.evaluation import sampling_bar
 from deploy.monitor import progress as progress_of
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import working
 from deploy.monitor.run_state import RunState, read_run
 from deploy.monitor.warnings import Kind, Warning
+from evaluation import console as console_of
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
@@ -129,17 +131,39 @@ def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_lef
     assert screen.getvalue().endswith("\x1b[2K"), "the line is wiped at the end"
 
 
-def test_a_pipe_is_told_what_takes_long_and_for_how_long(monkeypatch):
-    monkeypatch.setattr(progress_of, "LONG_S", 0.05)
+@pytest.fixture
+def hurried(monkeypatch):
+    monkeypatch.setattr(console_of, "SOON_S", 0.05)
+    monkeypatch.setattr(console_of, "LONG_S", 0.1)
+
+
+def test_a_pipe_is_told_soon_what_takes_long_and_then_again(hurried):
     pipe = io.StringIO()
     with working("starting", 2, Console(file=pipe)) as begin:
         begin("Redis")
         begin("replicas")
-        sleep(0.3)
+        sleep(0.5)
     said = pipe.getvalue().splitlines()
-    assert said[0].startswith("starting: replicas for ")
+    assert said[0].startswith("starting: replicas 1/2")
     assert len(said) >= 2
     assert "Redis" not in pipe.getvalue()
+
+
+def test_a_pipe_is_told_how_far_sampling_is(hurried):
+    pipe = io.StringIO()
+    with sampling_bar(Console(file=pipe)) as bar:
+        task = bar.add_task("training prompts", total=10, figures="")
+        bar.update(task, completed=3, figures="160 tokens/s, 0:30 left")
+        sleep(0.3)
+    assert pipe.getvalue().startswith("training prompts 3/10, 160 tokens/s, 0:30 left")
+
+
+def test_a_log_has_a_line_of_a_step_that_takes_long(state):
+    pipe = io.StringIO()
+    tell = progress_of.Teller(Console(file=pipe))
+    states = [at(state, 1000.0 + second, 2, 100) for second in range(0, 130, 5)]
+    progress_of.show_lines(states, 10, tell, Pace())
+    assert pipe.getvalue().count("step 2/10") == 3
 
 
 def test_a_pipe_gets_nothing():
