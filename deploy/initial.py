@@ -24,6 +24,7 @@ from deploy.preflight.estimate import ModelShape
 from deploy.preflight.findings import plural
 from deploy.preflight.machine import check_writable, gpus
 from deploy.preflight.memory import holds, model_shape
+from deploy.preflight.processors import fastest_dtype
 from deploy.preflight.resources import Card, choose, read_cards
 from deploy.tasks import programs
 
@@ -186,7 +187,7 @@ class Machine:
     def values(self) -> dict[str, object]:
         if not self.cards and self.model:
             return {
-                "machine": "no GPU", "model": self.model, "note": "", "dtype": "bfloat16",
+                "machine": "no GPU", "model": self.model, "note": "", "dtype": fastest_dtype(),
                 "prompts": 8, "prompt_tokens": 512, "response_tokens": 256, "steps": 40,
                 "numbers": "generator:\n  replicas: 1\n", "microbatch": 2048, "learner": "",
                 "rate": "1.0e-5",
