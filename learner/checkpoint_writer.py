@@ -15,26 +15,36 @@ from pathlib import Path
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
-from learner.host_buffers import HostBuffers
+from learner.host_block import HostBlock, size_of
 
 
 class HostState:
-    """Copies of training states in host memory, in buffers that every checkpoint reuses."""
+    """Copies of training states in host memory, in a block a name that every checkpoint reuses."""
 
     def __init__(self) -> None:
-        self._buffers = HostBuffers()
+        self._blocks: dict[str, HostBlock] = {}
 
     def copy(self, name: str, state: object) -> object:
         """`state` as it is now, whatever is changed in it later. Valid until the next copy of that name.
         A tensor under two names, as a tied weight, is copied and later written once."""
-        memo, copies = dict[int, object](), dict[tuple[object, ...], torch.Tensor]()
-        for tensor in tensors_in(state):
-            place = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
-            if place not in copies:
-                copies[place] = self._buffers.like((name, len(copies)), tensor)
-                copies[place].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
-            memo[id(tensor)] = copies[place]
-        return copy.deepcopy(state, memo)
+        tensors = list(tensors_in(state))
+        distinct = {_place(tensor): tensor for tensor in tensors}
+        block = self._block(name, list(distinct.values()))
+        copies = {place: block.like(tensor) for place, tensor in distinct.items()}
+        for place, tensor in distinct.items():
+            copies[place].copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        return copy.deepcopy(state, {id(tensor): copies[_place(tensor)] for tensor in tensors})
+
+    def _block(self, name: str, tensors: list[torch.Tensor]) -> HostBlock:
+        size, kept = size_of(tensors), self._blocks.get(name)
+        if kept is None or kept.size < size:
+            kept = self._blocks[name] = HostBlock(size, pinned=any(t.is_cuda for t in tensors))
+        kept.restart()
+        return kept
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 def tensors_in(state: object) -> Iterator[torch.Tensor]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from common.adapter_names import PARAMETER
 from learner.engine import Engine
-from learner.host_buffers import HostBuffers
+from learner.host_block import HostBlock, size_of
 from learner.weights.file_names import differ, in_files
 
 
@@ -28,12 +29,12 @@ class Snapshot:
 
 
 class HostCopy:
-    """A whole model in host memory, in buffers that every version reuses. Only rank 0 has them. `converts`:
-    the model's files have other names or shapes than its parameters."""
+    """A whole model in host memory, in a block that every version reuses. Only rank 0 has it. `converts`: the
+    model's files have other names or shapes than its parameters."""
 
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine, self._rank = engine, rank
-        self._buffers = HostBuffers()
+        self._block: HostBlock | None = None
         self.converts = differ(engine.hf)
 
     def take(self) -> list[tuple[str, torch.Tensor]]:
@@ -42,9 +43,17 @@ class HostCopy:
         They are valid until the next call. Under ZeRO-3 a collective of all ranks.
         """
         taken = []
+        block = self._emptied() if self._rank == 0 else None
         for name, parameter in self._engine.whole():
-            if self._rank == 0:
-                buffer = self._buffers.like(name, parameter)
-                buffer.copy_(parameter)
-                taken.append((name, buffer))
+            if block is not None:
+                taken.append((name, block.like(parameter).copy_(parameter)))
         return [*in_files(self._engine.hf, dict(taken)).items()] if taken and self.converts else taken
+
+    def _emptied(self) -> HostBlock:
+        if self._block is None:
+            parameters = dict(self._engine.hf.named_parameters())
+            adapter = [p for name, p in parameters.items() if PARAMETER.match(name)]
+            pinned = self._engine.device.type == "cuda"
+            self._block = HostBlock(size_of(adapter or parameters.values()), pinned=pinned)
+        self._block.restart()
+        return self._block

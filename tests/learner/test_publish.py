@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSp
 class Weights:
     """Stands in for the engine: one tensor, whose values are the version."""
 
-    hf = torch.nn.Linear(4, 4, bias=False)
+    hf, device = torch.nn.Linear(4, 4, bias=False), torch.device("cpu")
 
     def whole(self) -> Any:
         return iter([("weight", self.hf.weight.detach())])
@@ -144,7 +144,7 @@ from common.redis import connect
 import learner.train
 from learner.weights.publisher import Publisher
 class Weights:
-    hf = torch.nn.Module()
+    hf, device = torch.nn.Linear(4, 4, bias=False), torch.device("cpu")
     def whole(self): return iter([("weight", torch.ones(4, 4))])
 config, client = load("tiny", ["run.name=r"]), connect({redis_server.url!r})
 publisher = Publisher(config, Weights(), client, Path({str(tmp_path)!r}), 0)

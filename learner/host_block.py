@@ -1,0 +1,62 @@
+"""Host memory that is allocated once and reused: new memory for each copy costs more than the copy."""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+ALIGNED = 64
+
+
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of a block for these; a parameter that ZeRO-3 sharded counts whole."""
+    return sum(_aligned(getattr(t, "ds_numel", t.numel()) * t.element_size()) for t in tensors)
+
+
+class HostBlock:
+    """One block of `size` bytes, filled from its begin. `pinned`: a GPU copies into it asynchronously.
+
+    torch's own allocator of pinned memory rounds every block up to a power of two.
+    """
+
+    def __init__(self, size: int, *, pinned: bool) -> None:
+        self.size, self._at = size, 0
+        self._memory = mmap.mmap(-1, max(1, size))
+        if pinned:
+            whole = torch.frombuffer(self._memory, dtype=torch.uint8)
+            _register(whole)
+            weakref.finalize(self, _unregister, whole).atexit = False
+
+    def restart(self) -> None:
+        """The next place is the first again; what was there is overwritten."""
+        self._at = 0
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The next place, with the shape and type of `tensor`; its content is undefined. It is a storage of
+        its own: `torch.save` writes whole storages, and refuses one of several types."""
+        end = self._at + tensor.nbytes
+        if end > self.size:
+            raise ValueError(f"a block of {self.size} bytes has no room for {end}")
+        if not tensor.numel():
+            return torch.empty_like(tensor, device="cpu")
+        begin, self._at = self._at, _aligned(end)
+        place = torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=begin)
+        return place.view(tensor.shape)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _register(memory: torch.Tensor) -> None:
+    runtime: Any = torch.cuda.cudart()
+    torch.cuda.check_error(int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+
+
+def _unregister(memory: torch.Tensor) -> None:
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(memory.data_ptr())
