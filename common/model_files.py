@@ -1,13 +1,37 @@
-"""Recognising a model by its weight files."""
+"""A model's own configuration, and recognising it by its weight files."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from common.config import Config
 
 PROBE_BYTES = 2**20
 ORIGIN = "hora.json"
 """In an exported folder: the run and the step that it comes from, and an adapter's base."""
+
+
+def own_configuration(config: Config) -> PreTrainedConfig:
+    """The configuration in `model.path`. Raises ConfigError for values that no model has, and OSError or
+    ValueError where there is none."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    path = config.model.path
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            path, trust_remote_code=config.model.trust_remote_code
+        )
+    except StrictDataclassError as error:
+        raise ConfigError(f"{path}/config.json: {' '.join(str(error).split())[:300]}") from None
+    return found
 
 
 def weights_digest(folder: Path) -> str | None:

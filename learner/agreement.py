@@ -16,6 +16,7 @@ import torch
 
 from common.config import Config
 from common.errors import ConfigError
+from common.model_files import own_configuration
 from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.head import unsupported
 from learner.logprobs import Policy
@@ -73,13 +74,13 @@ def check_family(config: Config) -> str:
         os.environ.setdefault(
             "DS_ACCELERATOR", "cpu"
         )  # transformers loads DeepSpeed, which would print what it found
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     trusted, attention = config.model.trust_remote_code, config.learner.attention
     # Flash attention's package may be missing on the machine that checks.
     settings = {} if attention == "flash_attention_2" else {"attn_implementation": attention}
     try:
-        whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
+        whole = own_configuration(config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings)
         family = type(model).__name__

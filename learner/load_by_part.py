@@ -19,6 +19,7 @@ from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from common.config import Config
+from common.model_files import own_configuration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,10 +55,9 @@ def load_by_part(
 
 def skeleton(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device and buffers as its modules make them."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    trusted = config.model.trust_remote_code
-    whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
+    whole, trusted = own_configuration(config), config.model.trust_remote_code
     with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             whole, dtype=dtype, attn_implementation=config.learner.attention, trust_remote_code=trusted

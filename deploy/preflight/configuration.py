@@ -24,6 +24,7 @@ from common.config.environment import LIBRARY
 from common.datasets import load_held_out
 from common.errors import ConfigError
 from common.load import check_paths
+from common.model_files import own_configuration
 from common.reward_names import function_of
 from common.rewards import gold_test, group_functions
 from common.user_code import is_user_function, working_folder
@@ -132,11 +133,11 @@ def _try_rule(config: Config, key: str, rule: str) -> None:
 
 def context(target: Target) -> Iterator[Finding]:
     """Prompt and response limits against the model's positions: vLLM would not start."""
-    from transformers import AutoConfig
-
     model = target.config.model
     try:
-        found = AutoConfig.from_pretrained(model.path, trust_remote_code=model.trust_remote_code)
+        found = own_configuration(target.config)
+    except ConfigError:
+        raise
     except (OSError, ValueError):
         return  # the part that loads the model reports the error
     positions = getattr(found, "max_position_embeddings", None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from common.config import Config
+from common.model_files import own_configuration
 from common.pretrained import obtain
 from deploy.preflight import machine
 from deploy.preflight.estimate import (
@@ -31,11 +32,11 @@ KEYS = (
 def model_shape(config: Config) -> ModelShape | None:
     """The shape of `model.path`, without its weights; None where its configuration cannot be read here."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     trusted = config.model.trust_remote_code
     try:
-        whole = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
+        whole = own_configuration(config)
         with torch.device("meta"):
             return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), config)
     except (OSError, ValueError):

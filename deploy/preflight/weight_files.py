@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from common.adapter_names import WEIGHTS
 from common.config import Config
 from common.errors import ConfigError
+from common.model_files import own_configuration
 from common.prompts import load_tokenizer
 from deploy.preflight.findings import Finding, Target, ok
 
@@ -55,10 +56,9 @@ def weight_files(target: Target) -> Iterator[Finding]:
     found = read_headers(folder)
     if not found:  # a hub name, or files of another form
         return
-    own = _own_configuration(config)
-    if own is not None:
-        _compare(config, own, found)
-        _check_tokenizer(config, own)
+    own = own_configuration(config)
+    _compare(config, own, found)
+    _check_tokenizer(config, own)
     files = {path.name for path, _, _ in found.values()}
     yield ok("weight files", f"{len(found)} tensors in {len(files)} files are those of the model")
 
@@ -106,18 +106,6 @@ def _read_index(index: Path) -> dict[str, str]:
     if strange := next((file for file in pairs.values() if Path(file).name != file), None):
         raise ConfigError(f"{index}: names {strange!r}, which is no file beside it; {DAMAGE}")
     return pairs
-
-
-def _own_configuration(config: Config) -> PreTrainedConfig | None:
-    """The model's configuration; None where it cannot be read, which other checks say."""
-    from transformers import AutoConfig
-
-    trusted = config.model.trust_remote_code
-    try:
-        own: PreTrainedConfig = AutoConfig.from_pretrained(config.model.path, trust_remote_code=trusted)
-    except (OSError, ValueError):
-        return None
-    return own
 
 
 def _compare(config: Config, own: PreTrainedConfig, found: Tensors) -> None:

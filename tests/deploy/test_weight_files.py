@@ -118,6 +118,13 @@ def test_a_configuration_of_another_model_is_refused_with_both_shapes(single: Pa
     refused(single, "model.safetensors", "config.json", str(settings[key]))
 
 
+def test_a_configuration_that_no_model_has_is_one_line(single: Path) -> None:
+    settings = json.loads((single / "config.json").read_text())
+    settings["hidden_size"] += 1
+    (single / "config.json").write_text(json.dumps(settings))
+    refused(single, str(single / "config.json"), str(settings["hidden_size"]))
+
+
 def test_tensors_that_are_no_floating_point_numbers_are_refused(single: Path) -> None:
     file = single / "model.safetensors"
     changed(file, lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)}))
