@@ -1,5 +1,5 @@
-"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a task of `reasoning-gym`, a JSONL
-file or the Hugging Face hub.
+"""Data sets: numbered rows of problem and gold answer, from `arithmetic`, a task of `reasoning-gym`, a file
+(`common/table_files.py`) or the Hugging Face hub.
 
 A gold answer may be any JSON value: text and numbers are taken as text, everything else as it is. A row that
 its rewards cannot use is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
@@ -21,7 +21,9 @@ from typing import Any
 
 from common import arithmetic, gym
 from common.config import Config, Data
-from common.errors import ConfigError
+from common.files import check_folder
+from common.table_files import READERS, read_rows
+from common.table_files import DataError as DataError
 
 Json = Any
 """A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""
@@ -30,10 +32,6 @@ SPACED = ":spaced"
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """What JSON can spell and no text can hold: tokenizers and terminals refuse it."""
 NO_COLUMN = re.compile(r"no column '(?P<field>.*)' \((?P<key>[\w.]+)\)")
-
-
-class DataError(ConfigError):
-    """A data source that cannot be used: names the source, the place and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
 
     `arithmetic` takes its `split` (`train` or `held-out`); `arithmetic:2-4` restricts it to 2 to 4 digits,
     all equally often, and `arithmetic:2-4:spaced` writes `52 + 17`. `reasoning_gym:TASK` takes the same
-    splits, and `settings`. A path that ends in .jsonl or .json, or that is a file, is read as JSON lines;
+    splits, and `settings`. A path that ends as files of rows do, or that is a file, is read as one;
     anything else is a Hugging Face data set. `unusable` says which rows the rewards cannot use (`gold_test`);
     by default a problem is all that is asked for. Raises DataError when the source cannot be read or has no
     usable row, GymError for a task.
@@ -107,8 +105,9 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     if data.path.startswith(gym.PREFIX):
         columns = data.model_copy(update={"prompt_field": "question", "answer_field": "answer"})
         return _collect(columns, _gym(data), unusable)
-    if data.path.endswith((".jsonl", ".json")) or Path(data.path).is_file():
-        source = _jsonl(Path(data.path))
+    path = Path(data.path)
+    if data.path.endswith(tuple(READERS)) or (path.exists() and not path.is_dir()):
+        source = read_rows(path)
     else:
         source = _hub(data)
     return _collect(data, source, unusable)
@@ -259,32 +258,11 @@ def _arithmetic(data: Data, unusable: Unusable | None) -> Dataset:
     return Dataset(data.path, rows, ())
 
 
-def _jsonl(path: Path) -> Iterator[tuple[str, Mapping[str, object]]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file (data.path)") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    # Not splitlines(): JSON strings may hold U+2028 and other characters that it takes for line ends.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{place}: not JSON ({error.msg} at column {error.colno}); one object per line"
-            ) from None
-        if not isinstance(row, dict):
-            raise DataError(f"{place}: a {type(row).__name__}, not an object with named columns")
-        yield place, row
-
-
 def _hub(data: Data) -> Iterator[tuple[str, Mapping[str, object]]]:
     import datasets
 
+    if Path(data.path).is_dir():
+        check_folder(Path(data.path))
     try:
         table = datasets.load_dataset(data.path, split=data.split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:

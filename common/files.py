@@ -8,9 +8,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import RunError
+from common.errors import ConfigError, RunError
 
 FULL = 2**20  # bytes that are free
+MOST_FILES = 10_000
+"""Of a folder that is read as a data set."""
+
+
+def check_regular(path: Path) -> None:
+    """Raise ConfigError for what is there and is no regular file: a pipe would be waited for."""
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a folder: name a file in it")
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is neither a file nor a folder (a pipe, a device): copy it to a file")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError for a folder with too many files, or with what `check_regular` refuses."""
+    for number, path in enumerate(folder.rglob("*"), start=1):
+        if number > MOST_FILES:
+            raise ConfigError(f"{folder}: holds more than {MOST_FILES:,} files: name one file, or fewer")
+        if not path.is_dir() and not path.is_symlink():
+            check_regular(path)
 
 
 @contextmanager

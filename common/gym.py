@@ -18,7 +18,6 @@ import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Timer
@@ -68,10 +67,17 @@ def entries(path: str, settings: Mapping[str, Any], split: Split, limit: int | N
 
     Pure in its arguments. Raises GymError.
     """
-    return _entries(path, json.dumps(dict(settings), sort_keys=True, default=str), split, limit)
+    key = (path, json.dumps(dict(settings), sort_keys=True, default=str), split)
+    wanted = limit or ROWS[split]
+    if len(_made.get(key, ())) < wanted:
+        _made[key] = _entries(*key, limit)
+    return _made[key][:wanted]
 
 
-@lru_cache(maxsize=16)
+_made: dict[tuple[str, str, Split], tuple[Entry, ...]] = {}
+"""Rows that this process has: `hora check` asks for the same several times."""
+
+
 def _entries(path: str, settings: str, split: Split, limit: int | None) -> tuple[Entry, ...]:
     task, chosen = path.removeprefix(PREFIX), json.loads(settings)
     wanted, seen, since, found = limit or ROWS[split], set[str](), 0, list[Entry]()

@@ -16,7 +16,9 @@ from common.config import Config
 from common.config.base import section_of
 from common.config.data import is_generated
 from common.errors import ConfigError
+from common.plain_yaml import read_yaml
 from common.pretrained import SUFFIXES, model_folder
+from common.table_files import READERS
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"
@@ -38,15 +40,11 @@ def load(source: str, overrides: Sequence[str] = ()) -> Config:
     if not path.is_file():
         path = presets().get(source, path)
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = read_yaml(path, source)
     except FileNotFoundError:
         raise ConfigError(
             f"{source}: no such file, and not one of the presets ({', '.join(presets())})"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
     experiment = _experiment(raw, source)
     for override in overrides:
         _override(experiment, override)
@@ -136,8 +134,8 @@ def _override(experiment: dict[str, Any], text: str) -> None:
             raise ConfigError(f"override {text!r}: {section} is not a section")
     try:
         place[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {text!r}: {value!r} is not a YAML value") from None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise ConfigError(f"override {text!r:.80}: {value!r:.80} is not a YAML value") from None
 
 
 def _line(source: str, error: Any, args: Mapping[str, Any]) -> str:
@@ -199,7 +197,7 @@ def _looks_local(path: str) -> bool:
     return (
         path.startswith((".", "/", "~"))
         or path.count("/") > 1
-        or path.endswith((".jsonl", ".json", *SUFFIXES))
+        or path.endswith((*READERS, *SUFFIXES))
         or (bool(path) and not is_generated(path) and Path(path).exists())
     )
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.config import Config
+from common.errors import RunError
 from common.keys import Keys
 from common.order import Mixture, mixed_rows
 from common.records import GroupRecord, ShardReport
@@ -22,6 +23,9 @@ from common.redis import Redis
 from common.state import SharedState, read_state
 from common.types import group_id
 from evaluation.audit_divisions import divisions
+
+NEEDED = {"step", "group_id", "batch", "size", "version_min", "version_max"}
+"""Of a group's record, by every proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,11 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRec
     blocks and returns bytes.
 
     A live run writes ledger, then records, then checkpoint. They are read the other way round, so that each
-    has what the one read before it relies on.
+    has what the one read before it relies on. Raises RunError for a line that is no record.
     """
     keys = Keys(run)
     durable = read_state(client, run).durable_step
-    records = [json.loads(line) for line in read()]
+    records = [_record(number, line) for number, line in enumerate(read(), start=1)]
     with client.pipeline(transaction=True) as pipe:  # one moment, so that a live run can be audited too
         pipe.hvals(keys.shards)
         pipe.hgetall(keys.ledger)
@@ -92,6 +96,19 @@ def gather(client: Redis, run: str, read: Callable[[], Iterable[str]]) -> RunRec
         prompts=used.n if (used := SharedState.parse(state).prompts) else None,
         rows=used.rows if used else (),
     )
+
+
+def _record(number: int, line: str) -> GroupRecord:
+    try:
+        record: GroupRecord = json.loads(line)
+        missing = NEEDED - record.keys()
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise RunError(
+            f"groups.jsonl:{number}: not a group's record ({type(error).__name__}): delete this line"
+        ) from None
+    if missing:
+        raise RunError(f"groups.jsonl:{number}: no {', '.join(sorted(missing))}: delete this line")
+    return record
 
 
 def _whole(

@@ -11,6 +11,7 @@ from common.config import Config, Data
 from common.config.data import is_generated
 from common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
 from common.errors import ConfigError
+from common.table_files import READERS
 
 _DATA = Path(__file__).parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)
@@ -80,11 +81,7 @@ def find_benchmark(name: str) -> Benchmark:
     path = Path(name)
     if path.is_file():
         return Benchmark(path.stem, path.stem, name, 256, _TO_256)
-    if (
-        name.count("/") == 1
-        and path.suffix not in (".jsonl", ".json")
-        and not name.startswith((".", "/", "~"))
-    ):
+    if name.count("/") == 1 and path.suffix not in READERS and not name.startswith((".", "/", "~")):
         return Benchmark(name.split("/")[1], name, name, 256, _TO_256)
     raise DataError(
         f"no benchmark {name!r}: use {', '.join(BENCHMARKS)}, arithmetic, reasoning_gym:TASK, a "

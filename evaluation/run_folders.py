@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from common.config import Objective
 from common.errors import HoraError
+from common.files import check_regular
 from evaluation.phase_b import counted
 from evaluation.results import Result, read_result
 
@@ -221,15 +222,16 @@ def records(path: Path) -> list[dict[str, Any]]:
     """The lines of a file that may still be written to: a torn last line is not there yet."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    check_regular(path)
     found = []
-    for number, line in enumerate(lines, start=1):
-        if not line.endswith("\n"):
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
             break
         try:
             record = json.loads(line)
-        except ValueError as error:
-            raise RunFolderError(f"{path}:{number}: not JSON ({error}); delete this line") from error
+        except (ValueError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise RunFolderError(f"{path}:{number}: not JSON ({why:.200}); delete this line") from None
         if not isinstance(record, dict):
             raise RunFolderError(f"{path}:{number}: not a record; delete this line")
         found.append(record)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from common.config.base import Count, Section
 from common.config.reward import Reward
@@ -68,7 +68,7 @@ class Rows(Section):
         description="JSONL, Parquet or CSV file, Hugging Face data set name, `arithmetic`, or "
         "`reasoning_gym:TASK`.",
     )
-    settings: dict[str, Any] = Field(
+    settings: dict[str, JsonValue] = Field(
         {}, description="Settings of a `reasoning_gym` task, as the library has them; `seed` is one."
     )
     split: str = Field("train", description="Split, for Hugging Face data sets.")

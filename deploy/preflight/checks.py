@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 from rich.console import Console
 
 from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
+from common.plain_yaml import read_yaml
 from common.pretrained import obtain
 from deploy.monitor.progress import working
 from deploy.preflight import configuration, disk, machine, processors, services, sources, task
@@ -176,7 +176,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
     anything else for `hora run`, or for `hora train` where it is `trained`. Raises ConfigError for options
     that Serve would refuse."""
     config = load(source, overrides)
-    raw = yaml.safe_load(Path(source).read_text()) if Path(source).is_file() else {}
+    raw = read_yaml(Path(source), source) if Path(source).is_file() else {}
     if "applications" not in raw:
         return Target(config, "train") if trained else run_target(config)
     from ray.serve.schema import HTTPOptionsSchema

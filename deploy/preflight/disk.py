@@ -15,6 +15,8 @@ from deploy.preflight.rollout_disk import expected_gib
 
 # Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
 OF_GROUP, OF_STEP = 1024, 8192
+SPARE_GIB = 1.0
+"""Left to whatever else writes to the disk."""
 OF_TOKEN = 8
 """Of a rollout in Redis: the token and its log-prob."""
 REWRITE_GIB = 2.0
@@ -68,8 +70,10 @@ def disk(target: Target) -> Iterator[Finding]:
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     free, shape = shutil.disk_usage(existing).free / GIB, model_shape(config)
-    need = sum(use.gib for use in uses(config, shape)) + 1
-    says = f"{in_words(config, shape)}; {size(free)} free in {existing}"
+    need = sum(use.gib for use in uses(config, shape)) + SPARE_GIB
+    says = (
+        f"{in_words(config, shape)}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
+    )
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
 

@@ -107,6 +107,11 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
             _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
         ),
     ]
+    if again := len(dataset) - len({row.problem for row in dataset.rows}):
+        says = (
+            f"{plural(again, 'row')} of {len(dataset)} have the problem of an earlier one: each is a prompt"
+        )
+        warnings.append(Finding("warn", "data", says))
     if too_long := len(lengths) - len(usable):
         longer = f"left out: {plural(too_long, 'prompt')} longer than rollout.max_prompt_tokens = {limit}"
         warnings.append(Finding("warn", "data", longer))

@@ -8,6 +8,7 @@ from pathlib import Path
 from allocator.rules import get_rule
 from common.config import Config
 from common.errors import RunError
+from common.files import check_regular
 from common.load import load
 from common.redis import connect
 from deploy.launch.redis_server import RedisServer
@@ -65,5 +66,5 @@ def _load_rule(config: Config) -> None:
 
 def _lines(file: Path) -> list[str]:
     """Its whole lines: the learner may be writing the next one."""
-    text = file.read_text()
-    return text[: text.rfind("\n") + 1].splitlines()
+    check_regular(file)
+    return file.read_text(errors="replace").split("\n")[:-1]

@@ -20,6 +20,7 @@ from common.config import Config
 from common.config.base import Section
 from common.errors import ConfigError
 from common.load import ROOT, check_paths, differences, load
+from common.plain_yaml import read_yaml
 from deploy.tasks.recall import KS, TASK_FILE, load_task
 
 STUDIES = ROOT / "deploy" / "studies"
@@ -51,20 +52,6 @@ UNSEEN_ROLLOUT = (
     "shards_in_flight",
     "max_staleness",
 )
-
-
-class _OnceEach(yaml.SafeLoader):
-    """YAML that refuses a repeated name: of two arms of one name plain YAML silently keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} is there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 class Design(Section):
@@ -150,12 +137,10 @@ def load_study(source: str) -> Study:
     if not path.is_file() and (STUDIES / f"{source}.yaml").is_file():
         path = STUDIES / f"{source}.yaml"
     try:
-        raw = yaml.load(path.read_text(), Loader=_OnceEach)
+        raw = read_yaml(path, source)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.yaml")))
         raise ConfigError(f"{source}: no such file, and not one of the studies ({known})") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{source}: not a readable YAML file: {' '.join(str(error).split())}") from None
     try:
         study = Study.model_validate(raw)
     except ValidationError as error:

@@ -35,6 +35,23 @@ def test_a_rule_that_cannot_be_loaded_here_is_one_line_that_says_where_to_go(tmp
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "line", [b"\xff\xfe garbage", b"[" * 50_000, b"7", b"{}", b'{"step": ' + b"9" * 6_000 + b"}"]
+)
+def test_garbage_in_the_records_is_one_line_with_its_number(tmp_path: Path, line: bytes) -> None:
+    run = tmp_path / "own"
+    write_config(run, load("tiny", ["run.name=own"]))
+    RunFile(run).start("own", 1)
+    RunFile(run).end("finished", "")
+    (run / "groups.jsonl").write_bytes(line + b"\n")
+    with RedisServer(run / "redis"):
+        pass
+    with pytest.raises(RunError, match=r"groups\.jsonl:1: ") as error:
+        audit_run(run)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
+
+
 @pytest.mark.system
 def test_the_command_finds_a_rule_of_the_folder_it_is_started_in(tmp_path: Path) -> None:
     rule = "def unsure(posterior, level):\n    return posterior.mean / (1 + level)\n"

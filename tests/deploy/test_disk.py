@@ -1,6 +1,7 @@
 """What a run takes of the disk is known before it starts."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoConfig, Qwen2Config
@@ -8,7 +9,7 @@ from transformers import AutoConfig, Qwen2Config
 from common.load import load
 from deploy.preflight import disk, machine
 from deploy.preflight.estimate import weights_gib
-from deploy.preflight.findings import Target
+from deploy.preflight.findings import Target, size
 from deploy.preflight.memory import card_memory, model_shape
 from tests.support.preflight import Make, by_name, one
 
@@ -17,6 +18,16 @@ def test_checkpoints_that_do_not_fit_the_disk_are_found(config: Make) -> None:
     [finding] = one(disk.disk, Target(config(learner={"keep_checkpoints": 10**9}))).values()
     assert finding.level == "fail"
     assert "keep_checkpoints" in finding.fix
+
+
+def test_the_room_that_must_remain_is_said(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    need = sum(use.gib for use in disk.uses(config(), model_shape(config())))
+    for spare, level in ((0.9, "fail"), (1.1, "ok")):
+        free = int((need + spare) * 2**30)
+        monkeypatch.setattr(disk.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        [finding] = one(disk.disk, Target(config())).values()
+        assert finding.level == level
+        assert f"{size(disk.SPARE_GIB)} must remain" in finding.says
 
 
 def test_what_200_steps_of_7b_take_is_said_before_they_start(monkeypatch: pytest.MonkeyPatch) -> None:

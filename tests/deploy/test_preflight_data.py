@@ -55,6 +55,12 @@ def rows(path: Path, *problems: str) -> str:
     return str(path)
 
 
+def test_rows_with_the_problem_of_another_are_counted(config: Make, tmp_path: Path) -> None:
+    path = rows(tmp_path / "data.jsonl", *["1+0=?"] * 4, "2-1=?", "2 - 1 = ?")
+    found = list(sources.data(Target(config(data={"path": path}, rollout={"prompts_per_batch": 4}))))
+    assert [f.says.split(" have")[0] for f in found if f.level == "warn"] == ["3 rows of 6"]
+
+
 def test_half_a_character_is_a_row_left_out(config: Make, tmp_path: Path) -> None:
     path = rows(tmp_path / "data.jsonl", "1+0=?", "\ud800", "2-1=?", "\N{GRINNING FACE}")
     assert "\\ud800" in Path(path).read_text()

@@ -122,7 +122,7 @@ def test_any_text_of_a_study_reaches_its_cells_as_it_is(tmp_path: Path, text: st
 def test_a_name_that_occurs_twice_is_refused_where_it_stands(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text("name: mini\nseeds: [0]\narms:\n  a: {}\n  b: {allocation.rule: uniform}\n  a: {}\n")
-    with pytest.raises(ConfigError, match=r"study.yaml: not a readable YAML file: a is there twice.*line 6"):
+    with pytest.raises(ConfigError, match=r"study.yaml: not YAML: a is there twice.*line 6"):
         load_study(str(path))
 
 

@@ -1,0 +1,41 @@
+"""YAML files as plain values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.errors import ConfigError
+from common.files import check_regular
+
+
+class OnceEach(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value} is there twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, source: str) -> Any:
+    """The content of `path`, which a user named `source`. Raises ConfigError, and FileNotFoundError."""
+    check_regular(path)
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=OnceEach)
+    except FileNotFoundError:
+        raise
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: cannot be read: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: not YAML that can be read: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:  # a number of 5,000 digits
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from None

@@ -1,0 +1,112 @@
+"""Rows of a file: JSON lines, Parquet or CSV, by its ending. Read piece by piece, up to a bound."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import ConfigError
+from common.files import check_regular
+
+MOST_BYTES = 4 << 30
+"""Of rows in memory."""
+CELL_CHARS = 16 << 20
+"""Of one cell of a CSV file."""
+BATCH = 64
+"""Rows of a Parquet file that are decoded at a time."""
+Rows = Iterator[tuple[str, Mapping[str, object]]]
+
+
+class DataError(ConfigError):
+    """A data source that cannot be used: names the source, the place and the remedy."""
+
+
+def read_rows(path: Path) -> Rows:
+    """Each row with its place, `file:line` or `file row N`, from 1. Raises DataError."""
+    check_regular(path)
+    if not path.exists():
+        raise DataError(f"{path}: no such file (data.path)")
+    return READERS.get(path.suffix.lower(), _json_lines)(path)
+
+
+def _json_lines(path: Path) -> Rows:
+    number = 0
+    try:
+        with path.open(encoding="utf-8", newline="\n") as file:
+            # Lines end at \n alone: JSON strings may hold U+2028 and other characters that end lines too.
+            for number, line in enumerate(_bounded(path, file, len), start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _object(f"{path}:{number}", line)
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def _object(place: str, line: str) -> Mapping[str, object]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{place}: not JSON ({error.msg} at column {error.colno}); one object per line"
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise DataError(f"{place}: JSON that cannot be read: {_reason(error)}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: a {type(row).__name__}, not an object with named columns")
+    return row
+
+
+def _csv(path: Path) -> Rows:
+    """Cells are texts, and an empty one is None."""
+    before = csv.field_size_limit(CELL_CHARS)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(_bounded(path, file, len), strict=True)
+            for row in rows:
+                place = f"{path}:{rows.line_num}"
+                if None in row:  # what is left over
+                    raise DataError(f"{place}: more cells than the {len(rows.fieldnames or ())} columns")
+                yield place, {name: cell or None for name, cell in row.items()}
+    except csv.Error as error:
+        raise DataError(
+            f"{path}: not CSV: {error}; write commas, and quotes around texts with them"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    finally:
+        csv.field_size_limit(before)
+
+
+def _parquet(path: Path) -> Rows:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in _bounded(path, file.iter_batches(BATCH), lambda batch: batch.nbytes):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path} row {number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file that can be read: {_reason(error)}") from None
+
+
+def _bounded(path: Path, pieces: Iterator[Any], size: Callable[[Any], int]) -> Iterator[Any]:
+    """The pieces, up to MOST_BYTES of them."""
+    whole = 0
+    for piece in pieces:
+        whole += size(piece)
+        if whole > MOST_BYTES:
+            raise DataError(f"{path}: more than {MOST_BYTES >> 30} GiB of rows: divide it")
+        yield piece
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+READERS = {".jsonl": _json_lines, ".json": _json_lines, ".parquet": _parquet, ".csv": _csv}
+"""By the ending; what has another is JSON lines."""
