@@ -102,8 +102,7 @@ def _differ(one: Expr, other: Expr) -> bool:
         return True
     if other.free_symbols and not one.free_symbols:
         return True
-    names = {s.name for s in one.free_symbols}, {s.name for s in other.free_symbols}
-    if names[0] != names[1] and (names[0] or other.is_Symbol):  # math-verify reads `abc` as a name too
+    if {symbol.name for symbol in one.free_symbols} != {symbol.name for symbol in other.free_symbols}:
         return False
     a, b = _value(one), _value(other)
     if a is None or b is None:
