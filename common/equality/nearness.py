@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sympy import (
+    Add,
+    Basic,
     Expr,
     Float,
     I,
     Interval,
     MatrixBase,
+    Mul,
     N,
+    Pow,
     Rational,
     Symbol,
     Tuple,
@@ -52,6 +56,13 @@ def _same_number(one: Expr, other: Expr) -> bool:
         return False
     a, b = _value(one), _value(other)
     return a is not None and b is not None and _near(a, b, _SAME)
+
+
+def _computes_infinity(expression: Basic) -> bool:
+    """Whether an infinity is part of the arithmetic. As the end of a sum or an integral it is none."""
+    return expression in (oo, -oo) or (
+        isinstance(expression, Add | Mul | Pow) and any(map(_computes_infinity, expression.args))
+    )
 
 
 def _is_infinity(expression: Expr) -> bool:
@@ -98,7 +109,7 @@ def _place(value: Expr) -> tuple[float, float]:
 def _differ(one: Expr, other: Expr) -> bool:
     if one == other or one.has(UnevaluatedExpr) or other.has(UnevaluatedExpr):  # a percentage: two readings
         return False
-    if other.has(oo, -oo) and not _is_infinity(other):
+    if _computes_infinity(other) and not _is_infinity(other):
         return True
     if other.free_symbols and not one.free_symbols:
         return True

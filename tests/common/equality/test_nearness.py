@@ -31,6 +31,7 @@ SAME = [
     (r"\left(10^{-8}, 1\right)", r"\left(\frac{1}{10^8}, 1\right)"),
     (r"\{10^{-8}, 1\}", r"\{1, 0.00000001\}"),
     (r"\begin{pmatrix}10^{-9}\\1\end{pmatrix}", r"\begin{pmatrix}\frac{1}{10^9}\\1\end{pmatrix}"),
+    (r"\sum_{n=1}^{\infty}\frac{1}{n^2}", r"\sum_{k=1}^{\infty}\frac{1}{k^2}"),
     (r"\binom{100}{50}^{-1}", r"\frac{50!50!}{100!}"),
 ]
 DIFFERENT = [
