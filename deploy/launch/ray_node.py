@@ -2,7 +2,7 @@
 
 Nothing of Ray can start a raylet again, and without it every call waits or fails under lines of Ray's own. So
 the command says which process died, records it, and ends: what Ray left ends with it, and the embedded Redis
-as its parent does.
+as its parent does. Where every process was asked to stop (systemd's control group, Slurm), that was a stop.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from deploy.launch.signals import asked_to_stop
 from deploy.runs.record import RunFile
 
 WATCH_S = 0.1
+HEARD_S = 2.0
+"""For the main thread to hear a signal that a process of Ray heard first."""
 NEEDED = ("raylet", "gcs_server")
 LOGS_OF_RAY = {
     "RAY_ROTATION_MAX_BYTES": str(16 * 2**20),
@@ -42,15 +45,25 @@ def watched_node(file: RunFile | None) -> Iterator[None]:
 def _watch(file: RunFile | None, done: threading.Event) -> None:
     while not done.wait(WATCH_S):
         if died := _dead():
-            reason = (
-                f"Ray's node on this machine ended (its process {died} died): look for what killed it, as "
-                "short memory does"
-            )
-            if file is not None:
-                file.end("failed", reason)
-                reason += f"; resume with: {file.read().resume}"
-            print(f"hora: {reason}", file=sys.stderr, flush=True)
-            os._exit(1)
+            _end(file, died)
+
+
+def _end(file: RunFile | None, died: str) -> None:
+    stopped = asked_to_stop.wait(HEARD_S)
+    reason = (
+        "interrupted"
+        if stopped
+        else (
+            f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short "
+            "memory does"
+        )
+    )
+    resume = ""
+    if file is not None:
+        file.end("stopped" if stopped else "failed", reason)
+        resume = f"; resume with: {file.read().resume}"
+    print(f"\nstopped{resume}" if stopped else f"hora: {reason}{resume}", file=sys.stderr, flush=True)
+    os._exit(130 if stopped else 1)
 
 
 def _dead() -> str | None:

@@ -3,6 +3,9 @@ them.
 
 The stop is done within GRACE_S, which Slurm (KillWait) and Kubernetes (terminationGracePeriodSeconds) give by
 default before they kill. Further signals of these kinds are ignored meanwhile.
+
+Some senders signal the command's whole process group, as `timeout` and a terminal do. What the command starts
+is in other sessions, so that the command stops it in order.
 """
 
 from __future__ import annotations
@@ -12,12 +15,17 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 
 GRACE_S = 30.0
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
+TWICE_S = 1.0  # `timeout` signals the command and then its group: one request
+asked_to_stop = threading.Event()
+"""Set while `stopped_by_signals` has heard one of STOPPING."""
 
 
 @contextmanager
@@ -25,32 +33,31 @@ def stopped_by_signals() -> Iterator[None]:
     """While the block runs, SIGTERM and SIGHUP raise SIGINT. An ignored SIGHUP stays ignored, as `nohup`
     wants it. An ignored SIGINT is heard again: a script ignores it for what it starts in the background."""
     before = {s: signal.getsignal(s) for s in (signal.SIGINT, *STOPPING)}
-    if before[signal.SIGINT] is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, _Once())
     for number in STOPPING:
         if before[number] is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     try:
         yield
     finally:
+        asked_to_stop.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 @contextmanager
 def starting_ray() -> Iterator[None]:
-    """Around `ray.init`: its processes must outlive the terminal, to be stopped in order; and it replaces our
-    handler of SIGTERM by one that prints a C++ stack and exits."""
-    terminals = [stream for stream in (0, 1, 2) if os.isatty(stream)]
-    term, hangup = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # processes inherit it
+    """Around `ray.init`: its processes get sessions of their own, and our handler of SIGTERM, which Ray
+    replaces by one that prints a C++ stack and exits, stays."""
+    from ray._private import services
+
+    term, popen = signal.getsignal(signal.SIGTERM), services.ConsolePopen
+    services.ConsolePopen = partial(popen, start_new_session=True)
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, hangup)
+        services.ConsolePopen = popen
         signal.signal(signal.SIGTERM, term)
-    if hangup is _interrupt and not all(map(os.isatty, terminals)):
-        signal.raise_signal(signal.SIGHUP)  # the terminal closed while nobody listened
 
 
 @contextmanager
@@ -86,7 +93,20 @@ def heard_afterwards() -> Iterator[None]:
         signal.raise_signal(heard[0])
 
 
+class _Once:
+    """Handler of SIGINT: raises KeyboardInterrupt, but not for the same request twice."""
+
+    _heard = -TWICE_S
+
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._heard >= TWICE_S:
+            self._heard = now
+            raise KeyboardInterrupt
+
+
 def _interrupt(number: int, _frame: FrameType | None) -> None:
+    asked_to_stop.set()
     for other in STOPPING:
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGHUP:

@@ -34,6 +34,7 @@ from common.load import dump_yaml, load
 from common.processes import this_machine
 from common.redis import connect, has_password
 from common.state import changed
+from deploy.launch.signals import asked_to_stop
 from deploy.monitor.progress import working
 from deploy.runs.process_identity import age_s, same_boot, start_ticks
 from evaluation.console import say
@@ -152,7 +153,8 @@ class RunFile:
         """The exit of a `with` block that ended with `error` of type `kind`, None without one."""
         if kind is None:
             self.end("finished")
-        elif issubclass(kind, KeyboardInterrupt | SystemExit):  # Ray Train turns an interrupt into an exit
+        elif issubclass(kind, KeyboardInterrupt | SystemExit) or asked_to_stop.is_set():
+            # Ray Train turns an interrupt into an exit; parts that were signalled too fail in their own ways.
             self.end("stopped", "interrupted")
             say(console, f"\nstopped; resume with: {resume}")
             raise SystemExit(130) from None

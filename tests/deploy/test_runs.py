@@ -16,6 +16,7 @@ from common.errors import RunError
 from common.load import dump_yaml, load
 from common.redis import connect
 from deploy.launch.redis_server import RedisServer
+from deploy.launch.signals import stopped_by_signals
 from deploy.runs.listing import list_runs, show_runs
 from deploy.runs.record import RunFile, issue_token, redis_of, stop, write_config
 
@@ -202,6 +203,19 @@ def test_what_becomes_of_a_run_is_recorded_and_said(tmp_path, error, state, reas
     assert ending is not None
     assert ("resume with: hora train X" in ending) == (error is not None)
     assert ("resume with: hora train X" in console.file.getvalue()) == (error is not None)
+
+
+def test_an_error_after_a_stop_was_asked_for_is_a_stop(tmp_path):
+    def ended_by_the_same_signal() -> None:
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        raise RunError("a part died")
+
+    recorded = RunFile(tmp_path).recorded("demo", "hora train X", Console(file=io.StringIO()))
+    with pytest.raises(SystemExit), stopped_by_signals(), recorded:
+        ended_by_the_same_signal()
+    assert RunFile(tmp_path).read().state == "stopped"
 
 
 def test_stop_of_a_vanished_launcher_records_that_it_failed(tmp_path, launcher):

@@ -1,12 +1,18 @@
-"""An orderly stop is not broken off by whoever asks for it a second time."""
+"""An orderly stop is not broken off by whoever asks for it a second time, and reaches nobody else first."""
 
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
+import psutil
 import pytest
+from ray._private import services
 
-from deploy.launch.signals import heard_afterwards, stopped_by_signals, undisturbed
+from deploy.launch import ray_node, signals
+from deploy.launch.signals import heard_afterwards, starting_ray, stopped_by_signals, undisturbed
+from deploy.runs.record import RunFile
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -62,3 +68,52 @@ def test_what_is_ignored_stays_ignored_for_what_is_started() -> None:
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_request_that_comes_twice_interrupts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from `timeout -s INT`, which signals the command and then its group."""
+    monkeypatch.setattr(signals, "TWICE_S", 0.3)
+    interrupts = 0
+    with stopped_by_signals():
+        for pause in (0.0, 0.0, 0.4):
+            time.sleep(pause)
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                interrupts += 1
+    assert interrupts == 2
+
+
+def test_what_ray_starts_is_in_sessions_of_its_own_and_ends_with_the_command() -> None:
+    """A child of ours stands for the command, so that it can be killed."""
+    read, write = os.pipe()
+    if (command := os.fork()) == 0:
+        with starting_ray():
+            started = services.start_ray_process(["sleep", "60"], "test", fate_share=True).process
+        os.write(write, f"{started.pid} {os.getsid(started.pid)}".encode())
+        signal.pause()
+    pid, session = map(int, os.read(read, 100).split())
+    sleeping = psutil.Process(pid)
+    os.kill(command, signal.SIGKILL)
+    os.waitpid(command, 0)
+    assert session == pid
+    psutil.wait_procs([sleeping], timeout=10)
+    assert not sleeping.is_running() or sleeping.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("asked", "state", "status"), [(True, "stopped", 130), (False, "failed", 1)])
+def test_a_raylet_that_a_stop_ended_too_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool, state: str, status: int
+) -> None:
+    heard, ended, file = threading.Event(), list[int](), RunFile(tmp_path)
+    if asked:
+        threading.Timer(0.1, heard.set).start()
+    monkeypatch.setattr(ray_node, "asked_to_stop", heard)
+    monkeypatch.setattr(ray_node, "HEARD_S", 1.0)
+    monkeypatch.setattr(os, "_exit", lambda code: ended.append(code))
+    file.start("r", os.getpid())
+    ray_node._end(file, "raylet")
+    assert ended == [status]
+    assert file.read().state == state
+    assert ("raylet" in file.read().reason) is not asked

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,7 +66,7 @@ class Terminal:
 
     def until(self, done: Callable[[], bool]) -> list[psutil.Process]:
         """Wait until `done`; the command and all that it has started."""
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while not done():
             assert self.process.poll() is None, self.read()
             assert time.monotonic() < deadline, self.read()
@@ -88,15 +89,36 @@ class Terminal:
             os.close(self.screen)
         elif how == "^C":
             os.write(self.screen, b"\x03")  # to every process of the terminal's foreground group
+        elif how == "timeout":
+            self.process.send_signal(signal.SIGTERM)  # it signals the command, and then its own group
+        elif how == "everyone":  # as systemd and Slurm do
+            for process in (*psutil.Process(self.process.pid).children(recursive=True), self.process):
+                process.send_signal(signal.SIGTERM)
         else:
-            self.process.send_signal(signal.SIGTERM)
+            os.killpg(self.process.pid, signal.Signals[how])
 
 
-def stopped(folder: Path, how: str) -> None:
-    """Start the run, stop it two steps later by `how`, and see that all of it has ended in good order."""
+def loading(_run: Path, terminal: Terminal) -> bool:
+    for process in psutil.Process(terminal.process.pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "VLLM::" in " ".join(process.cmdline()):
+                return True
+    return False
+
+
+MOMENTS: dict[str, Callable[[Path, Terminal], bool]] = {
+    "starting": lambda run, _: (run / "run.json").exists(),
+    "loading": loading,
+    "training": lambda run, _: len(steps(run)) >= 2,
+}
+
+
+def stopped(folder: Path, how: str, when: str = "training") -> None:
+    """Start the run, stop it by `how` at the moment `when`, and see that all of it has ended in good
+    order."""
     run = folder / "stopped"
-    terminal = Terminal(command(folder))
-    family = terminal.until(lambda: len(steps(run)) >= 2)
+    terminal = Terminal([*(["timeout", "900"] if how == "timeout" else []), *command(folder)])
+    family = terminal.until(lambda: MOMENTS[when](run, terminal))
     began = time.monotonic()
     terminal.stop(how, run)
     assert terminal.ended() == 130, (how, terminal.read())
@@ -118,6 +140,18 @@ def stopped(folder: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["close", "^C", "hora stop"])
 def test_a_terminal_stops_its_run(tmp_path: Path, how: str) -> None:
     stopped(tmp_path, how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", list(MOMENTS))
+@pytest.mark.parametrize("how", ["timeout", "SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_to_the_whole_group_stops_a_run_in_order(tmp_path: Path, how: str, when: str) -> None:
+    stopped(tmp_path, how, when)
+
+
+@pytest.mark.slow
+def test_a_signal_to_every_process_is_a_stop(tmp_path: Path) -> None:
+    stopped(tmp_path, "everyone")
 
 
 @pytest.mark.slow
