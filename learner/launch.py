@@ -112,7 +112,9 @@ def backend(resources: Mapping[str, float]) -> str:
 def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: str) -> Any:
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
+
+    from learner.process_group import torch_config
 
     return TorchTrainer(
         _worker,
@@ -132,7 +134,7 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
             storage_path=str(Path(run_dir) / "ray-train"),
             failure_config=FailureConfig(max_failures=RESTARTS, controller_failure_limit=PLACEMENTS),
         ),
-        torch_config=TorchConfig(backend=backend(ray.cluster_resources())),
+        torch_config=torch_config(backend(ray.cluster_resources())),
     )
 
 

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+
 from deploy.launch.signals import asked_to_stop
 from deploy.runs.record import RunFile
 
@@ -26,6 +28,20 @@ LOGS_OF_RAY = {
     "RAY_event_stats_print_interval_ms": "600000",
 }
 """Ray's defaults write statistics of each process every minute, and keep 3 GiB of each log file."""
+
+
+def on_loopback() -> dict[str, str]:
+    """Have Ray's node, started next, listen on loopback. The environment that has Gloo and NCCL do so too."""
+    from ray._private import ray_constants
+
+    ray_constants.ENABLE_RAY_CLUSTER = False  # read from the environment when Ray is imported, maybe before
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), _loopback())
+
+
+def _loopback() -> str:
+    """The name of this machine's loopback interface."""
+    interfaces = psutil.net_if_addrs().items()
+    return next(name for name, own in interfaces if any(a.address == "127.0.0.1" for a in own))
 
 
 @contextmanager

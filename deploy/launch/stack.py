@@ -24,7 +24,7 @@ from common.config import Config
 from common.errors import RunError, any_error_as
 from common.keys import Keys
 from common.redis import connect
-from deploy.launch.ray_node import LOGS_OF_RAY, watched_node
+from deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
 from deploy.launch.ray_token import keep_token_private
 from deploy.launch.run_redis import run_redis
 from deploy.launch.signals import starting_ray, undisturbed
@@ -129,7 +129,7 @@ def starting(
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault(*SERVE_CALLBACK)
-    for setting in LOGS_OF_RAY.items():
+    for setting in (*LOGS_OF_RAY.items(), *on_loopback().items()):
         os.environ.setdefault(*setting)
     import ray
     from ray import serve

@@ -6,6 +6,7 @@ An update has the phases of vLLM's NCCL engine; only the group and the broadcast
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +59,7 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
 
     def _meet(self, info: GlooTrainerInitInfo) -> None:
         join = timedelta(seconds=info.join_s)
-        store = TCPStore(info.master_address, 0, is_master=True, timeout=join, wait_for_workers=False)
+        store = _store_at(info.master_address, join)
         place = {
             "master_address": info.master_address,
             "master_port": store.port,
@@ -82,6 +83,21 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
         if self._group is not None:
             self._group.shutdown()
             self._group = None
+
+
+def _store_at(address: str, limit: timedelta) -> TCPStore:
+    """A store that listens on `address` alone; torch's own socket would listen on all interfaces."""
+    listening = socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0])
+    port = listening.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+        use_libuv=False,  # libuv's server does not take a socket
+    )
 
 
 WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerEngine)

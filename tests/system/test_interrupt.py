@@ -1,6 +1,7 @@
 """SIGTERM, a closing terminal, Ctrl-C and `hora stop` stop everything that was started; `--resume` continues
 without a gap."""
 
+import ipaddress
 import json
 import os
 import signal
@@ -106,6 +107,20 @@ def loading(_run: Path, terminal: Terminal) -> bool:
     return False
 
 
+def open_ports(processes: list[psutil.Process]) -> set[str]:
+    """Names of the processes that listen elsewhere than on loopback; every socket is printed."""
+    found = set()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            name = (process.cmdline() or [process.name()])[0]
+            for socket in process.net_connections("tcp"):
+                if socket.status == psutil.CONN_LISTEN:
+                    print(f"{name}: {socket.laddr.ip} {socket.laddr.port}")
+                    if not ipaddress.ip_address(socket.laddr.ip.removeprefix("::ffff:")).is_loopback:
+                        found.add(name.split(":hora")[0])
+    return found
+
+
 MOMENTS: dict[str, Callable[[Path, Terminal], bool]] = {
     "starting": lambda run, _: (run / "run.json").exists(),
     "loading": loading,
@@ -119,6 +134,8 @@ def stopped(folder: Path, how: str, when: str = "training") -> None:
     run = folder / "stopped"
     terminal = Terminal([*(["timeout", "900"] if how == "timeout" else []), *command(folder)])
     family = terminal.until(lambda: MOMENTS[when](run, terminal))
+    if when == "training":
+        assert open_ports(family) <= {"ray::ServeReplica"}, "Serve's gRPC port of a replica has no setting"
     began = time.monotonic()
     terminal.stop(how, run)
     assert terminal.ended() == 130, (how, terminal.read())
