@@ -4,6 +4,7 @@ Tests are of two kinds. Pairs of stdin and stdout:
 
     "tests": [{"input": "2 3\\n", "output": "5\\n"}, …]
     "tests": {"inputs": ["2 3\\n", …], "outputs": ["5\\n", …]}          or the JSON text of either
+                                                    (`stdin` and `stdout` mean the same)
 
 Assertions, which call what the program defines:
 
@@ -18,6 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+INPUT, OUTPUT = ("input", "stdin"), ("output", "stdout")
 FENCE = "```"
 MOST_CHARS = 100_000
 """A longer program is wrong without being run."""
@@ -103,7 +105,7 @@ def _from_json(text: str) -> object:
 def _columns(value: Mapping[str, object]) -> tuple[Pair, ...]:
     if "fn_name" in value:
         raise ValueError("names a function (fn_name): write its tests as assertions")
-    inputs, outputs = value.get("inputs", value.get("input")), value.get("outputs", value.get("output"))
+    inputs, outputs = (_first(value, names) for names in (("inputs", *INPUT), ("outputs", *OUTPUT)))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
         raise ValueError("must hold lists of equal length, inputs and outputs")
     if not inputs:
@@ -112,12 +114,17 @@ def _columns(value: Mapping[str, object]) -> tuple[Pair, ...]:
 
 
 def _pair(value: object) -> Pair:
-    if not isinstance(value, Mapping) or not {"input", "output"} <= set(value):
-        raise ValueError(f"{value!r:.60} is no test: {{input, output}} as texts")
-    texts = value["input"], value["output"]
+    texts = (_first(value, INPUT), _first(value, OUTPUT)) if isinstance(value, Mapping) else (None, None)
+    if None in texts:
+        raise ValueError(f"{value!r:.60} is no test: {{input, output}} or {{stdin, stdout}} as texts")
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{value!r:.60}: input and output must be texts")
-    return Pair(*texts)
+    return Pair(*map(str, texts))
+
+
+def _first(value: Mapping[str, object], names: Sequence[str]) -> object:
+    """What stands under the first of these names that is there; None for none."""
+    return next((value[name] for name in names if name in value), None)
 
 
 def _asserts(text: str, entry: object) -> RowTests:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 
 from common.code import RowTests, read_tests
 from common.config import Config, Reward
@@ -21,24 +23,41 @@ from common.equality import gold_fault
 from common.errors import ConfigError
 from common.gym import TASK
 from common.reward_names import function_of
-from common.user_code import is_user_function
-from common.user_rewards import is_group
+from common.user_code import is_user_function, working_folder
+from common.user_rewards import columns_of, is_group
 
 
 def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:
     """What says why a row cannot be used with these rewards. Accuracy needs a gold answer that can be
-    verified, except of a task with a scorer of its own, `code_tests` tests, a user's own reward the gold
-    answer's column, with any JSON value in it; `format` nothing."""
-    own = any(is_user_function(name) for name in reward.names)
+    verified, except of a task with a scorer of its own, `code_tests` tests, a user's own reward the columns
+    that it names, by default the gold answer's, with any JSON value in it; `format` nothing."""
+    own = [function_of(name) for name in reward.names if is_user_function(name)]
 
     def unusable(row: Candidate) -> str | None:
         if "code_tests" in reward.names and (reason := _no_tests(reward.code_tests, row)):
             return reason
         if "accuracy" in reward.names:
             return row.trouble or (_too_long(reward, row) if TASK in row.columns else _not_verifiable(row))
-        return row.trouble if own else None
+        return next(filter(None, (_lacks(name, row) for name in own)), None)
 
     return unusable
+
+
+def _lacks(name: str, row: Candidate) -> str | None:
+    """What the row has not that a user's reward needs."""
+    columns = _needed(name)
+    if columns is None:
+        return row.trouble
+    missing = [column for column in columns if column not in row.columns]
+    return f"no column {missing[0]!r}, which {name} names in `columns`" if missing else None
+
+
+@cache
+def _needed(name: str) -> tuple[str, ...] | None:
+    # A function that cannot be loaded is refused where it is used.
+    with suppress(ConfigError), working_folder():
+        return columns_of(name)
+    return None
 
 
 def tests_of(settings: CodeTests, row: Mapping[str, object]) -> RowTests:

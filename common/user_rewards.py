@@ -5,6 +5,8 @@
     async def reward(answer): ...                  a service or a model as judge
     def reward(answers): ...                       one parameter of this name: all completions of a group
 
+It needs the gold answer's column in each row, or the columns that it names: `reward.columns = ("tests",)`.
+
 It returns a finite number, or finite numbers by name; of a group a list of these, one for each completion.
 One that raises stops the run with its name and the row's; one that raises `Unavailable` is asked again until
 its service is back (`reward.wait_limit_s`).
@@ -50,6 +52,13 @@ class Answer(NamedTuple):
 def load_reward(name: str) -> UserReward:
     """The function `package.module:function`. Raises ConfigError."""
     return load_function("reward", name)
+
+
+def columns_of(name: str) -> tuple[str, ...] | None:
+    """The columns that the function says it needs, as its attribute `columns`; None where it says nothing:
+    then it needs the gold answer."""
+    named = getattr(load_reward(name), "columns", None)
+    return None if named is None else tuple(map(str, (named,) if isinstance(named, str) else named))
 
 
 def is_async(name: str) -> bool:

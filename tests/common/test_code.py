@@ -86,6 +86,7 @@ def test_assertions_are_one_text() -> None:
         ({"fn_name": "f", "inputs": [[1]], "outputs": [[2]]}, "write its tests as assertions"),
         ([{"input": 1, "output": 2}], "must be texts"),
         ([{"in": "1"}], "is no test"),
+        ([{"stdin": "1"}], "is no test"),
         ([["1", "2"]], "is no test"),
     ],
 )
@@ -134,3 +135,9 @@ def test_limits_out_of_range_are_one_line(key: str, value: float) -> None:
         load("tiny", [f"reward.code_tests.{key}={value}"])
     assert f"reward.code_tests.{key}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_stdin_and_stdout_are_names_of_input_and_output() -> None:
+    pairs = read_tests([{"input": "1", "output": "2"}, {"input": "", "output": "3"}])
+    assert read_tests([{"stdin": "1", "stdout": "2"}, {"stdin": "", "stdout": "3"}]) == pairs
+    assert read_tests({"stdin": ["1", ""], "stdout": ["2", "3"]}) == pairs

@@ -228,3 +228,18 @@ def test_a_training_prompt_that_is_a_benchmark_prompt_is_found_in_spite_of_spaci
     (leak,) = equal_problems(train.rows, benchmarks)
     assert (leak.index, leak.benchmark, leak.row) == (1, "bench", 1)
     assert equal_problems(train.rows[:1], benchmarks) == []
+
+
+def expects(answer):
+    return float(answer.row["expected"] in answer.completion)
+
+
+expects.columns = ("expected",)
+
+
+def test_a_reward_that_names_its_columns_needs_no_gold_answer(tmp_path):
+    path = written(tmp_path, [{"problem": "p", "expected": "x"}, {"problem": "q", "answer": "2"}])
+    name = f"{__name__}:expects"
+    found = load_dataset(Data(path=path), gold_test(Reward(weights={name: 1.0})))
+    assert [r.problem for r in found.rows] == ["p"]
+    assert "no column 'expected'" in found.rejected[0].reason
