@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from learner.weights.broadcast import BroadcastClient, Confirmation
 from learner.weights.host_copy import Snapshot
 
 SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+ASK_S = 5.0
 SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 Written = AbstractContextManager[tuple[str, BinaryIO]]
 """Path of a new file, and the file to write, which is whole at the end of the block."""
@@ -59,6 +61,7 @@ class FileTransport:
         self._publish, self._broadcast, self._shared = publish, broadcast, shared
         self._memory: dict[str, int] = {}  # descriptors of the versions in memory, by path
         self._newest = self._before = self._pushed = ""
+        self._ask_again_at = 0.0
 
     def write(self, weights: Snapshot) -> Manifest:
         """Write `weights` to a file of their own. Safe on any thread."""
@@ -90,8 +93,12 @@ class FileTransport:
         return self._broadcast.confirm(manifest.version)
 
     def out_of_reach(self) -> bool:
-        """Whether the announced file is in memory that a new machine's replicas do not see."""
-        return self._newest in self._memory and not self._shared()
+        """Whether the announced file is in memory that a new machine's replicas do not see. It asks Ray every
+        few seconds."""
+        if self._newest not in self._memory or time.monotonic() < self._ask_again_at:
+            return False
+        self._ask_again_at = time.monotonic() + ASK_S
+        return not self._shared()
 
     def _file(self, version: int, size: int) -> Written:
         # As much again stays free, for replicas that load it.

@@ -98,9 +98,13 @@ def test_several_machines_and_short_memory_get_files_in_the_folder(
     assert in_memory(published(transport(tmp_path, []), 3))
 
 
-def test_a_version_in_memory_is_published_again_once_another_machine_joins(tmp_path: Path) -> None:
+def test_a_version_in_memory_is_published_again_once_another_machine_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from learner.weights import file_transport
     from learner.weights.file_transport import FileTransport
 
+    monkeypatch.setattr(file_transport, "ASK_S", 0.0)
     machines = [1]
     nobody = cast(Any, None)
     files = FileTransport(tmp_path, "r", "float32", lambda _: None, nobody, LAST, lambda: len(machines) == 1)
