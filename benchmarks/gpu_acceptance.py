@@ -150,7 +150,7 @@ def steps(sizes: Sizes) -> Iterator[Line]:
             sizes.whole, sizes.dtype, sizes.longest, gradient_checkpointing=True, **settings
         ) as engine:
             config, shape = engine._config, ModelShape.of(engine.hf, engine._config) if stage == 1 else None
-            found[stage] = measure(engine, samples, sizes.budget, sizes.steps, packed=False)
+            found[stage] = measure(engine, samples, sizes.budget, sizes.steps)
         if shape is not None:
             yield from speed(f"step of {shape.parameters / 1e9:.2f}B, ZeRO-1", found[1], sizes)
             need, peak = rank_need(shape, config).gib, found[1].peak_bytes / GIB
@@ -180,7 +180,7 @@ def wide(sizes: Sizes) -> Iterator[Line]:
     samples = ragged_samples(sizes.samples // 2, sizes.wide["vocab_size"], sizes.longest)
     settings = {"gradient_checkpointing": True, "tokens_per_microbatch": sizes.budget}
     with engine_of(sizes.wide, sizes.dtype, sizes.longest, **settings) as engine:
-        result = measure(engine, samples, sizes.budget, sizes.steps, packed=False)
+        result = measure(engine, samples, sizes.budget, sizes.steps)
         yield from speed("four layers of a 7B's width", result, sizes)
         copy = HostCopy(engine, 0)
         size = sum(t.nbytes for _, t in copy.take())
@@ -198,7 +198,7 @@ def adapter(sizes: Sizes) -> Iterator[Line]:
     settings = {"gradient_checkpointing": True, "tokens_per_microbatch": sizes.budget, "lora": {"rank": 16}}
     with engine_of(sizes.wide, sizes.dtype, sizes.longest, **settings) as engine:
         before = {n: p.detach().clone() for n, p in engine.hf.named_parameters() if "norm" in n}
-        result = measure(engine, samples, sizes.budget, sizes.steps, packed=False)
+        result = measure(engine, samples, sizes.budget, sizes.steps)
         still = all(torch.equal(p, before[n]) for n, p in engine.hf.named_parameters() if n in before)
         size = sum(p.numel() for p in engine.hf.parameters() if p.requires_grad)
         whole = sum(p.numel() for p in engine.hf.parameters())

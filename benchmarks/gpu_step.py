@@ -22,7 +22,7 @@ import torch
 
 from common.config import Config
 from learner.batch import Sample, micro_batches
-from learner.flops import Shape, peak_flops
+from learner.flops import peak_flops
 
 if TYPE_CHECKING:
     from learner.engine import Engine
@@ -123,9 +123,10 @@ def configuration(model: str, dtype: str, longest: int, **learner: object) -> Co
     )
 
 
-def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int, *, packed: bool) -> Result:
+def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int) -> Result:
     """`steps` steps on `samples` after one that pays for preparation."""
-    micro, _ = micro_batches(samples, budget, packed)
+    rows = [[s] for s in samples]
+    micro, _ = micro_batches(rows, budget)
     first, cuda = engine.step(micro), torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -139,7 +140,7 @@ def measure(engine: Engine, samples: Sequence[Sample], budget: int, steps: int, 
     return Result(
         seconds=statistics.median(seconds),
         tokens=sum(s.length for s in samples),
-        flops=Shape.of(engine.hf).flops(samples),
+        flops=engine.shape.flops(rows),
         peak_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
         norm=first.grad_norm,
     )

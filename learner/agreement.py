@@ -1,8 +1,8 @@
 """Does the learner compute the log-probs that the model itself would give? Asked once, before the first step.
 
-A family may scale or cap its logits, take positions from a mask, or let completions in one pack see each
-other. Then the learner would train on wrong log-probs without an error, so the first engine of a run compares
-a few tokens.
+A family may scale or cap its logits or take positions from a mask. Then the learner would train on wrong
+log-probs without an error, so the first engine of a run compares a few tokens. The same comparison says
+whether completions of a family can share their prompt: a state that runs through all tokens mixes them.
 """
 
 from __future__ import annotations
@@ -21,51 +21,55 @@ from learner.batch import MicroBatch, Sample, make_micro_batch
 from learner.head import unsupported
 from learner.logprobs import Policy
 from learner.lora import check_targets
+from learner.prefixes import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 # Mean |difference| of log-probs that is always allowed, by the precision of the weights.
 ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.005}
-LENGTHS = ((4, 20), (6, 12))  # prompt and completion tokens: of unequal sizes, so that rows are padded
+PROMPTS = {4: (20, 7), 6: (12,)}  # tokens of completions by those of their prompt: rows of unequal sizes
 # What a forward raises that does not fit `OwnPath`. Memory and devices raise RuntimeError.
 MISFITS = (AttributeError, TypeError, ValueError, LookupError, NotImplementedError)
 
 Scorer = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch.device) -> None:
+def check_agreement(config: Config, policy: Policy, score: Scorer, device: torch.device) -> str:
     """Raise ConfigError unless the policy's log-probs are those of the model's own forward, each completion
-    alone.
+    alone. Returns why completions cannot share a prompt; empty where they can.
 
     `score` calls `policy`; under ZeRO-3 it must be the engine, and every rank must call this function. What
     the precision makes of the same completions in padded rows widens the allowance, up to ten times.
     """
-    samples = _samples(policy.hf.config.get_text_config().vocab_size)
-    packed = config.learner.attention == "flash_attention_2"
+    rows = _rows(policy.hf.config.get_text_config().vocab_size)
+    single = [[sample] for row in rows for sample in row]
     try:
-        alone = torch.cat([_scored(config, score, [s], device, own=True) for s in samples])
-        in_rows = _scored(config, score, samples, device, own=True)
-        ours = _scored(config, score, samples, device, packed=packed)
+        alone = torch.cat([_scored(config, score, [row], device, own=True) for row in single])
+        padded = _scored(config, score, single, device, own=True)
+        ours = _scored(config, score, single, device)
     except MISFITS as error:
         text = " ".join(str(error).split())[:200]
         raise unsupported(policy.hf, f"its forward has another shape ({text})") from None
     floor = ALLOWED[next(policy.hf.parameters()).dtype]
-    allowed = min(max(floor, 3.0 * _gap(in_rows, alone)), 10.0 * floor)
+    allowed = min(max(floor, 3.0 * _gap(padded, alone)), 10.0 * floor)
     found = _gap(ours, alone)
     if not found <= allowed:
         raise unsupported(
             policy.hf,
             f"on {len(alone)} tokens its log-probs differ by {found:.2e} in the mean from those of the "
-            f"model's own forward, and {allowed:.2e} is allowed in {config.model.dtype}"
-            + " with learner.attention flash_attention_2"
-            * packed,
+            f"model's own forward, and {allowed:.2e} is allowed in {config.model.dtype}",
         )
+    try:
+        shared = _gap(_scored(config, score, rows, device), alone)
+    except MISFITS as error:
+        return f"its forward takes no such mask ({' '.join(str(error).split())[:200]})"
+    return "" if shared <= allowed else f"its log-probs would differ by {shared:.2e} in the mean"
 
 
-def check_family(config: Config) -> str:
-    """The name of the family of `config.model.path`. Raises ConfigError when the learner cannot train it.
-    Needs no weights.
+def check_family(config: Config) -> tuple[str, str]:
+    """The name of the family of `config.model.path`, and why its completions do not share a prompt (empty:
+    they do). Raises ConfigError when the learner cannot train it. Needs no weights.
 
     A model of the same family with two layers and a small vocabulary is compared; where such a model cannot
     be made, its structure alone is looked at, and the learner compares at its start.
@@ -77,12 +81,12 @@ def check_family(config: Config) -> str:
     from transformers import AutoModelForCausalLM
 
     trusted, attention = config.model.trust_remote_code, config.learner.attention
-    # Flash attention's package may be missing on the machine that checks.
-    settings = {} if attention == "flash_attention_2" else {"attn_implementation": attention}
     try:
         whole = own_configuration(config)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted, **settings)
+            model = AutoModelForCausalLM.from_config(
+                whole, trust_remote_code=trusted, attn_implementation=attention
+            )
         family = type(model).__name__
         Policy(model)
         if config.learner.lora is not None:
@@ -94,36 +98,36 @@ def check_family(config: Config) -> str:
         raise ConfigError(f"model.path ({config.model.path}): {' '.join(str(error).split())[:300]}") from None
     small = _small(whole, trusted)
     if small is None:
-        return family
+        return family, ""
     small.config.name_or_path = config.model.path
     policy = Policy(small.eval())
     plain = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})})
-    check_agreement(plain, policy, policy, torch.device("cpu"))
-    return family
+    return family, check_agreement(plain, policy, policy, torch.device("cpu"))
 
 
-def _samples(vocabulary: int) -> list[Sample]:
+def _rows(vocabulary: int) -> list[list[Sample]]:
     """Random tokens: what they mean is no matter."""
-    rng = np.random.default_rng(0)
-    samples = []
-    for prompt, length in LENGTHS:
-        ids = rng.integers(0, vocabulary, prompt + length).astype(np.int32)
-        zeros = np.zeros(length, np.float32)
-        samples.append(Sample(ids[:prompt], ids[prompt:], zeros, 0.0, 0.0, np.zeros(length, dtype=bool)))
-    return samples
+    rng, rows = np.random.default_rng(0), []
+    for size, lengths in PROMPTS.items():
+        prompt = rng.integers(0, vocabulary, size).astype(np.int32)
+        row = []
+        for n in lengths:
+            tokens = rng.integers(0, vocabulary, n).astype(np.int32)
+            row.append(Sample(prompt, tokens, np.zeros(n, np.float32), 0.0, 0.0, np.zeros(n, dtype=bool)))
+        rows.append(row)
+    return rows
 
 
 @torch.no_grad()
 def _scored(
     config: Config,
     score: Scorer,
-    samples: Sequence[Sample],
+    rows: Sequence[Row],
     device: torch.device,
     *,
-    packed: bool = False,
     own: bool = False,
 ) -> torch.Tensor:
-    micro: MicroBatch = make_micro_batch(samples, packed).to(device)
+    micro: MicroBatch = make_micro_batch(rows).to(device)
     chunk = max(1, len(micro.targets) // 3)  # several chunks
     return score(micro, config.rollout.temperature, chunk, own=own)[0]
 

@@ -1,4 +1,5 @@
-"""From groups to what the policy is run on: samples with advantages and weights, packed into micro-batches.
+"""From groups to what the policy is run on: samples with advantages and weights, in rows that share a prompt,
+cut into micro-batches.
 
 Letters: B rows of T tokens of a micro-batch, N sampled tokens in it, G_i rollouts of a group.
 """
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from common.config import Config
 from common.types import Group, LogProbs, Rollout, Tokens
 from learner.estimator import Estimator, estimator_of
-from learner.packing import pack, rows
+from learner.packing import bins
+from learner.prefixes import Row, length
 from learner.totals import Totals
 from learner.turns import sequences
 
@@ -40,11 +42,11 @@ class Sample:
     def length(self) -> int:
         return len(self.prompt) + len(self.tokens)
 
-    @property
-    def sources(self) -> NDArray[np.int64]:
-        """Places in the whole sequence (N,) whose hidden states predict the sampled tokens."""
+    def sources(self, start: int) -> NDArray[np.int64]:
+        """Places in a row (N,) whose hidden states predict the sampled tokens, where `tokens` begin at
+        `start`: those before them, and the prompt's last for the first."""
         places = np.arange(len(self.tokens)) if self.places is None else self.places
-        return places + (len(self.prompt) - 1)
+        return np.where(places == 0, len(self.prompt), places + start) - 1
 
     @property
     def targets(self) -> Tokens:
@@ -54,14 +56,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Samples as B rows of T tokens: one row end to end (`packed`), or one row each, padded at the right.
+    """Samples as B rows of T tokens, padded at the right.
 
-    `input_ids`, `position_ids` (B, T); all others (N,), one entry per sampled token. `sources[k]` is the
-    place in the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the samples.
+    `input_ids`, `position_ids`, `segments` (B, T); all others (N,), one entry per sampled token. `sources[k]`
+    is the place in the B·T tokens whose hidden state predicts token `targets[k]`; `sequence` numbers the
+    samples. `segments` number the completions of a row from 1 on, its prompt is 0; None: one in each row.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
+    segments: torch.Tensor | None
     sources: torch.Tensor
     targets: torch.Tensor
     logprobs: torch.Tensor
@@ -69,11 +73,10 @@ class MicroBatch:
     scale: torch.Tensor
     sequence: torch.Tensor
     match: torch.Tensor
-    packed: bool
 
     def to(self, device: torch.device) -> MicroBatch:
-        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "packed"}
-        return replace(self, **moved)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: v.to(device) for name, v in values.items() if v is not None})
 
 
 def samples_at(config: Config, groups: list[Group], step: int, totals: Totals | None = None) -> list[Sample]:
@@ -135,33 +138,37 @@ def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, ver
     return samples
 
 
-def micro_batches(
-    samples: Sequence[Sample], budget: int, packed: bool
-) -> tuple[list[MicroBatch], dict[str, float]]:
-    """Micro-batches of at most `budget` tokens each, padding included, and figures of the cut for this
-    rank."""
-    bins = (pack if packed else rows)([s.length for s in samples], budget)
-    micro = [make_micro_batch([samples[i] for i in b], packed) for b in bins]
-    tokens = sum(s.length for s in samples)
+def micro_batches(rows: Sequence[Row], budget: int) -> tuple[list[MicroBatch], dict[str, float]]:
+    """Micro-batches of at most `budget` tokens each, padding included, and figures of the cut for this rank.
+    Rows of one sample stay among themselves: they need no mask, and the model's own keeps its windows."""
+    micro: list[MicroBatch] = []
+    for part in ([r for r in rows if len(r) > 1], [r for r in rows if len(r) == 1]):
+        micro += [make_micro_batch([part[i] for i in b]) for b in bins([length(r) for r in part], budget)]
     figures = {
-        "packing/tokens": float(tokens),
+        "packing/tokens": float(sum(map(length, rows))),
         "packing/processed": float(sum(m.input_ids.numel() for m in micro)),
     }
     return micro, figures
 
 
-def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
-    """One micro-batch. Positions begin at 0 in each sample, which is how a pack's mask tells samples
-    apart."""
-    width = sum(s.length for s in samples) if packed else max(s.length for s in samples)
-    ids = np.zeros((1 if packed else len(samples), width), dtype=np.int64)
-    positions = np.zeros_like(ids) if packed else np.tile(np.arange(width), (len(samples), 1))
-    starts = np.cumsum([0, *(s.length for s in samples)]) if packed else np.arange(len(samples)) * width
-    flat, places, sources = ids.reshape(-1), positions.reshape(-1), []
-    for sample, start in zip(samples, starts, strict=False):
-        flat[start : start + sample.length] = np.concatenate([sample.prompt, sample.tokens])
-        places[start : start + sample.length] = np.arange(sample.length)
-        sources.append(sample.sources + start)
+def make_micro_batch(rows: Sequence[Row]) -> MicroBatch:
+    """One micro-batch. The positions of every completion continue its prompt's."""
+    width = max(map(length, rows))
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    positions = np.zeros_like(ids)
+    segments = np.full_like(ids, -1)
+    sources = []
+    for i, row in enumerate(rows):
+        prompt = row[0].prompt
+        at = len(prompt)
+        ids[i, :at], positions[i, :at], segments[i, :at] = prompt, np.arange(at), 0
+        for number, sample in enumerate(row, 1):
+            end = at + len(sample.tokens)
+            ids[i, at:end], segments[i, at:end] = sample.tokens, number
+            positions[i, at:end] = np.arange(len(prompt), sample.length)
+            sources.append(sample.sources(at) + i * width)
+            at = end
+    samples = [sample for row in rows for sample in row]
     counts = [len(s.logprobs) for s in samples]
 
     def per_token(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
@@ -170,6 +177,7 @@ def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
     return MicroBatch(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.from_numpy(positions),
+        segments=torch.from_numpy(segments) if len(samples) > len(rows) else None,
         sources=torch.from_numpy(np.concatenate(sources)).long(),
         targets=torch.from_numpy(np.concatenate([s.targets for s in samples])).long(),
         logprobs=torch.from_numpy(np.concatenate([s.logprobs for s in samples])).float(),
@@ -177,7 +185,6 @@ def make_micro_batch(samples: Sequence[Sample], packed: bool) -> MicroBatch:
         scale=per_token([s.scale for s in samples], torch.float32),
         sequence=per_token(list(range(len(samples))), torch.int64),
         match=torch.from_numpy(np.concatenate([s.match for s in samples])),
-        packed=packed,
     )
 
 
@@ -185,4 +192,4 @@ def empty_micro_batch(device: torch.device) -> MicroBatch:
     """One token of weight zero: keeps a rank in step with collectives when it has nothing to compute."""
     one = np.zeros(1, dtype=np.int32)
     sample = Sample(one, one, np.zeros(1, np.float32), 0.0, 0.0, np.zeros(1, dtype=bool))
-    return make_micro_batch([sample], packed=False).to(device)
+    return make_micro_batch([[sample]]).to(device)

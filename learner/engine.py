@@ -28,11 +28,13 @@ from common.errors import ConfigError
 from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.entropy import EntropyControl, threshold
+from learner.flops import Shape
 from learner.load_by_part import load_by_part
 from learner.logprobs import Policy, without_dropout
 from learner.lora import add_adapter, without_adapter
 from learner.micro_batch_loss import Task
 from learner.optimizer import ClippedAdamW, schedule
+from learner.prefixes import Sharing, window_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,7 +110,10 @@ class Engine:
             from learner.checkpoint_writer import CheckpointWriter
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
-        check_agreement(config, self._policy, self._engine, self.device)
+        self.unshared = check_agreement(config, self._policy, self._engine, self.device)
+        self.shape = Shape.of(self.hf)
+        alike = self._everywhere(not self.unshared)  # all ranks cut their groups in the same way
+        self.sharing = Sharing(self.shape.even, window_of(self.hf.config)) if alike else None
 
     def _load(self) -> PreTrainedModel:
         """The initial policy; under ZeRO-3 sharded already, where it can be loaded by part."""

@@ -1,10 +1,10 @@
 """Model FLOPs of a training step and the peak of a device: the two numbers of MFU, and what balances the
 ranks.
 
-Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width · L²
-per sequence of L tokens, of which a causal mask needs half (PaLM, appendix B). The embedding look-up costs
-nothing, and the head runs on completion tokens alone. A frozen weight costs 4: its own gradient is not
-computed. What is computed a second time (gradient checkpointing,
+Forward and backward cost 6 FLOPs per weight and token, and attention's two products 12 · layers · width per
+pair of tokens, of which a sequence of L tokens needs L²/2 (PaLM, appendix B). A prompt that completions share
+counts once. The embedding look-up costs nothing, and the head runs on completion tokens alone. A frozen
+weight costs 4: its own gradient is not computed. What is computed a second time (gradient checkpointing,
 the chunked head) and the forward passes of π_prox and the reference are not model FLOPs of the update and are
 not counted.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from learner.batch import Sample
+from learner.prefixes import Row, length
 
 if TYPE_CHECKING:
     import torch
@@ -64,15 +64,32 @@ class Shape:
         )
         return cls(weights - head - look_up, head, width, trained if trained < weights else None)
 
-    def flops(self, samples: Iterable[Sample]) -> float:
-        """Forward and backward over `samples`."""
+    @property
+    def per_token(self) -> float:
+        """Forward and backward of the body for one token, without attention's products."""
         trained = self.body if self.trained is None else self.trained
-        per_token = 6.0 * trained + 4.0 * (self.body - trained)
+        return 6.0 * trained + 4.0 * (self.body - trained)
+
+    @property
+    def even(self) -> float:
+        """Tokens of a row whose products with all of the row cost as much as the body."""
+        return self.per_token / (12.0 * self.width)
+
+    def flops(self, rows: Iterable[Row]) -> float:
+        """Forward and backward over `rows`."""
         per_logits = (6.0 if self.trained is None else 4.0) * self.head
         return sum(
-            per_token * s.length + per_logits * len(s.logprobs) + 6.0 * self.width * s.length**2
-            for s in samples
+            self.per_token * length(row)
+            + per_logits * sum(len(s.logprobs) for s in row)
+            + 6.0 * self.width * _pairs(row)
+            for row in rows
         )
+
+
+def _pairs(row: Row) -> int:
+    """Twice the pairs of tokens that see one another."""
+    prompt = len(row[0].prompt)
+    return sum(s.length**2 for s in row) - (len(row) - 1) * prompt**2
 
 
 def _used(parameter: torch.Tensor, config: PretrainedConfig) -> int:

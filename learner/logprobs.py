@@ -12,6 +12,7 @@ import torch
 
 from learner.batch import MicroBatch
 from learner.head import Head, OwnPath, scored
+from learner.prefixes import mask_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,9 +38,10 @@ class Policy(torch.nn.Module):
 
         With `own` all logits exist at once and come from the model's own forward, for comparison.
         """
-        # Rows of their own need neither mask nor positions: padding stands where causal attention never
-        # looks.
-        where = {"position_ids": micro.position_ids} if micro.packed else {}
+        where: dict[str, torch.Tensor] = {}
+        if micro.segments is not None:  # else padding stands where causal attention never looks
+            mask = mask_of(micro.segments, self.hf.dtype)
+            where = {"position_ids": micro.position_ids, "attention_mask": mask}
         if own:
             logits = self.hf(input_ids=micro.input_ids, use_cache=False, **where).logits
             return scored(logits.flatten(0, 1)[micro.sources], micro.targets, temperature)

@@ -1,6 +1,6 @@
 """The training loop: one optimizer step on one screen.
 
-    plan (ledger) ─► read my groups ─► samples ─► micro-batches ─► forward, backward, step
+    plan (ledger) ─► read my groups ─► samples ─► rows ─► micro-batches ─► forward, backward, step
         ─► record ─► publish v+1
                └─► checkpoint ─► acknowledge
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,8 +41,9 @@ from learner.engine import Engine, Update
 from learner.estimator import estimator_of
 from learner.export import export
 from learner.extensions import compile_extensions
-from learner.flops import Shape, peak_flops
+from learner.flops import peak_flops
 from learner.metrics import step_metrics
+from learner.prefixes import rows_of
 from learner.records import Records, records_of
 from learner.rollout_writer import RolloutFiles
 from learner.shared_card import SharedCard
@@ -63,7 +65,6 @@ class Parts:
     config: Config
     redis: redis.Redis
     engine: Engine
-    shape: Shape
     reader: Reader
     publisher: Publisher
     checkpoints: Checkpoints
@@ -151,13 +152,13 @@ def train_step(parts: Parts, step: int) -> Update:
     _beat(parts, step, STEPPING)
     groups = parts.reader.read(step, partial(_publish_with_rank_0, parts, step))
     samples = samples_at(config, groups, step, totals_at(parts, groups))
-    packed = config.learner.attention == "flash_attention_2"
-    micro, packing = micro_batches(samples, config.learner.tokens_per_microbatch, packed)
-    flops = parts.shape.flops(samples)
+    rows = rows_of(samples, config.learner.tokens_per_microbatch, parts.engine.sharing)
+    micro, packing = micro_batches(rows, config.learner.tokens_per_microbatch)
+    flops = parts.engine.shape.flops(rows)
     packing |= {"packing/flops": flops, "packing/rank_flops_max": flops}
     packing["packing/micro_batches_max"] = float(len(micro))
     fell_asleep = parts.card.take(step, lambda: parts.published, partial(_help_replicas, parts, step))
-    update = parts.engine.step(micro, partial(_fresh, parts, step, packed))
+    update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
     sums = _over_ranks(parts, {**update.sums, **packing})
@@ -214,15 +215,14 @@ def _record(
     _beat(parts, step + 1, STEPPING)
 
 
-def _fresh(parts: Parts, step: int, packed: bool) -> MicroBatch | None:
+def _fresh(parts: Parts, step: int) -> MicroBatch | None:
     """Rollouts sampled on version `step` that arrived while step `step` was trained; rank 0 has them."""
     if parts.planner is None:
         return None
     parts.planner.look()
     samples = measurable(parts.planner.kept.values(), step, DRIFT_ROLLOUTS)
-    return (
-        micro_batches(samples, parts.config.learner.tokens_per_microbatch, packed)[0][0] if samples else None
-    )
+    budget = parts.config.learner.tokens_per_microbatch
+    return micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)[0][0] if samples else None
 
 
 def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
@@ -249,21 +249,20 @@ def _prepare(
     compile_extensions(starting)
     starting("the model to be loaded")
     engine = Engine(config, rank, world)
-    shape = Shape.of(engine.hf)
     starting("the newest checkpoint to be verified and loaded")
     checkpoints = Checkpoints(config, run_dir, rank, world)
     start = checkpoints.restore(engine)
-    _note_refused(heart, checkpoints, start)
+    if notices := [*_refused(checkpoints, start), *_unshared(engine)]:
+        heart.note("; ".join(notices))
     publisher = Publisher(config, engine, client, run_dir, rank)
     planner, records = (
-        _plan_and_records(config, client, engine, shape, run_dir, start) if rank == 0 else (None, None)
+        _plan_and_records(config, client, engine, run_dir, start) if rank == 0 else (None, None)
     )
     reader = Reader(client, config, rank, world, planner.kept if planner else {})
     parts = Parts(
         config,
         client,
         engine,
-        shape,
         reader,
         publisher,
         checkpoints,
@@ -283,17 +282,22 @@ def _prepare(
 
 
 def _plan_and_records(
-    config: Config, client: redis.Redis, engine: Engine, shape: Shape, run_dir: Path, start: int
+    config: Config, client: redis.Redis, engine: Engine, run_dir: Path, start: int
 ) -> tuple[Planner, Records]:
     """What rank 0 has beside its share of the steps."""
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    budget = config.learner.tokens_per_microbatch
+
+    def cost(group: Group) -> float:
+        return engine.shape.flops(rows_of(samples_at(config, [group], start), budget, engine.sharing))
+
     planner = Planner(
         client,
         config,
         Vocabulary(fingerprint(tokenizer), engine.hf.config.get_text_config().vocab_size),
         start,
         # In millions of FLOPs, to be short in the ledger. Groups without signal cost nothing.
-        lambda group: math.ceil(shape.flops(samples_at(config, [group], start)) / 1e6),
+        lambda group: math.ceil(cost(group) / 1e6),
     )
     rollouts = RolloutFiles(config, tokenizer, run_dir, start)
     device = {"device": engine.device_name, "ranks": torch.distributed.get_world_size()}
@@ -316,12 +320,17 @@ def _publish_newest(parts: Parts, start: int) -> None:
         parts.published = start
 
 
-def _note_refused(heart: Heart, checkpoints: Checkpoints, start: int) -> None:
+def _refused(checkpoints: Checkpoints, start: int) -> Iterator[str]:
     if checkpoints.refused:
-        heart.note(
+        yield (
             f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step "
             f"{start}"
         )
+
+
+def _unshared(engine: Engine) -> Iterator[str]:
+    if engine.unshared:
+        yield f"each rollout computes its prompt again: {engine.unshared}"
 
 
 def _over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:

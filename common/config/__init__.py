@@ -85,11 +85,6 @@ class Config(Section):
                 f"learner.tokens_per_microbatch ({self.learner.tokens_per_microbatch}) must hold one longest "
                 f"completion: {self.longest_in_words}"
             )
-        if self.learner.attention == "flash_attention_2" and self.model.dtype == "float32":
-            raise ValueError(
-                "learner.attention (flash_attention_2) computes in 16 bits only, and model.dtype is float32: "
-                "use bfloat16, or sdpa"
-            )
         if self.learner.offload_optimizer and self.model.dtype == "float32" and not self.learner.zero_stage:
             raise ValueError(
                 "learner.offload_optimizer moves what ZeRO holds, and learner.zero_stage is 0 (in float32 "

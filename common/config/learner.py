@@ -41,10 +41,8 @@ class Learner(Section):
     logit_chunk: Count = Field(1024, description="Tokens whose logits exist in float32 at a time.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
-        "sdpa",
-        description="Attention implementation of the learner's model; flash_attention_2 needs 16 bits and "
-        "its package.",
+    attention: Literal["sdpa", "eager"] = Field(
+        "sdpa", description="Attention implementation of the learner's model."
     )
     lora: Lora | None = Field(
         None, description="Train a low-rank adapter in place of the full weights; null: full weights."

@@ -155,7 +155,9 @@ def family(target: Target) -> Iterator[Finding]:
     from learner.agreement import check_family
 
     if target.trains:
-        yield ok("family", f"{check_family(target.config)}: log-probs are those of the model's own forward")
+        name, unshared = check_family(target.config)
+        prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
+        yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
 
 
 def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
@@ -177,10 +179,6 @@ def packages(target: Target) -> Iterator[Finding]:
         from actors.generator.engine_args import check_engine_args  # imports vLLM, which takes seconds
 
         check_engine_args(engine)
-    flash = find_spec("flash_attn") or find_spec("kernels")  # transformers takes it from either
-    if learner.attention == "flash_attention_2" and target.trains:
-        fix = "neither flash_attn nor kernels is installed: .venv/bin/pip install kernels, or use sdpa"
-        yield must(bool(flash), "learner.attention", learner.attention, fix)
     hook = target.config.telemetry.on_alert
     if hook and not hook.startswith("http") and target.trains:
         program = shlex.split(hook)[0]

@@ -189,7 +189,7 @@ def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
     """One optimizer step on `groups`; returns its record."""
     config = parts.config
     samples = merged(samples_at(config, groups, step), config.learner.objective)
-    micro, _ = micro_batches(samples, config.learner.tokens_per_microbatch, packed=False)
+    micro, _ = micro_batches([[s] for s in samples], config.learner.tokens_per_microbatch)
     update = parts.engine.step(micro)
     rewards = [estimator_of(config).rewards(g) for g in groups]
     return {

@@ -119,7 +119,7 @@ def test_which_of_trls_losses_are_ours_at_equal_group_sizes(
         groups, Estimator(objective, WEIGHTS, "accuracy", 8, longest), len(groups), version=0
     )
     model = small_model(vocabulary, hidden=32, layers=2).train()
-    micro, _ = micro_batches(samples, 300, packed=False)
+    micro, _ = micro_batches([[s] for s in samples], 300)
     our_pass(Policy(model), micro, objective, 16)
     ours = gradient(model)
     trainer = trl_trainer(model, longest, str(tmp_path))

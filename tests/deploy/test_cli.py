@@ -82,7 +82,6 @@ def test_the_version_is_that_of_the_installed_package(hora: Callable[..., Done])
         ("allocation.prior=gpp", ["allocation.prior (gpp)", "none of fixed, empirical, hidden-static"]),
         ("allocation.prior=gp", ["allocation.features is not set", "sentence-embedding model"]),
         ("learner.optimizer.betas=[1.5,0.999]", ["learner.optimizer.betas.0 (1.5)", "less than 1"]),
-        ("learner.attention=flash_attention_2", ["learner.attention", "16 bits only", "float32"]),
         ("evaluation.k=[]", ["evaluation.k", "at least 1 item"]),
         (
             "rollout.max_response_tokens=8000",
@@ -94,16 +93,6 @@ def test_an_impossible_value_is_named_with_its_key_and_the_reason(
     override: str, words: list[str], hora: Callable[..., Done]
 ) -> None:
     assert_refused(hora("check", "tiny", "-s", override), *words)
-
-
-def test_an_attention_whose_package_is_missing_is_said_before_the_learner_is_started(hora) -> None:
-    wanted = ["-s", "learner.attention=flash_attention_2", "-s", "model.dtype=bfloat16"]
-    assert_refused(
-        hora("check", "tiny", *wanted),
-        "learner.attention: flash_attention_2",
-        "neither flash_attn nor kernels",
-        "sdpa",
-    )
 
 
 def test_a_model_family_that_the_learner_cannot_train_is_named(

@@ -29,7 +29,7 @@ def samples() -> list[Sample]:
 
 def gradient(chosen: list[Sample], objective: Objective) -> torch.Tensor:
     policy = Policy(without_dropout(make_model(make_tokenizer(64), 0)))
-    micro = make_micro_batch(chosen, packed=False)
+    micro = make_micro_batch([[s] for s in chosen])
     logprobs, _ = policy(micro, 1.0, 1024)
     policy_loss(logprobs, logprobs.detach(), micro, objective)[0].backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])

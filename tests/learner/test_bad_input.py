@@ -135,7 +135,7 @@ def micro_batch(*advantages: float) -> MicroBatch:
         )
         for advantage in advantages
     ]
-    return make_micro_batch(samples, packed=False)
+    return make_micro_batch([[s] for s in samples])
 
 
 class Exploding(torch.autograd.Function):

@@ -24,7 +24,7 @@ engine = Engine(config, rank, 2)
 def micro(advantage):
     tokens = np.arange(10, 18, dtype=np.int32)
     logprobs, match = np.full(8, -2.0, np.float32), np.ones(8, dtype=bool)
-    return make_micro_batch([Sample(tokens[:4], tokens, logprobs, advantage, 0.1, match)], packed=False)
+    return make_micro_batch([[Sample(tokens[:4], tokens, logprobs, advantage, 0.1, match)]])
 
 def weights():
     return {name: tensor.clone() for name, tensor in engine.gathered()}

@@ -28,7 +28,7 @@ def micro(seed):
     rng = np.random.default_rng(seed)
     ids, match = rng.integers(4, 60, 44).astype(np.int32), np.ones(40, dtype=bool)
     sample = Sample(ids[:4], ids[4:], np.full(40, -3.0, np.float32), (-1.0) ** seed, 0.01, match)
-    return make_micro_batch([sample], packed=False)
+    return make_micro_batch([[sample]])
 
 
 def step(engine, seed):

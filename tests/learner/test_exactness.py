@@ -8,12 +8,14 @@ import torch
 
 from common.config import Objective
 from common.types import Group
-from learner.batch import empty_micro_batch, micro_batches, samples_of
+from learner.batch import empty_micro_batch, make_micro_batch, micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.head import scored
 from learner.logprobs import Policy
 from learner.objective import policy_loss
+from learner.prefixes import Sharing, rows_of
 from tests.support.groups import group, rollout
+from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.5}
@@ -82,7 +84,7 @@ def cut_gradient(
     groups: list[Group],
     objective: Objective,
     budget: int,
-    packed: bool,
+    sharing: Sharing | None,
     chunk: int = 64,
     ranks: int = 1,
 ) -> list[torch.Tensor]:
@@ -92,7 +94,7 @@ def cut_gradient(
         samples = samples_of(
             mine, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), len(groups), version=0
         )
-        micro, _ = micro_batches(samples, budget, packed)
+        micro, _ = micro_batches(rows_of(samples, budget, sharing), budget)
         for m in [*micro, empty_micro_batch(torch.device("cpu"))]:
             logp, _ = policy(m, TEMPERATURE, chunk)
             policy_loss(logp, logp.detach(), m, objective)[0].backward()
@@ -109,12 +111,12 @@ def expected() -> list[torch.Tensor]:
     return reference_gradient(tiny_policy(), batch(), Objective())
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("sharing", [None, ALWAYS])
 @pytest.mark.parametrize("budget", [48, 100, 777, 100_000])
 def test_the_gradient_does_not_depend_on_the_cut_into_micro_batches(
-    budget: int, packed: bool, expected: list[torch.Tensor]
+    budget: int, sharing: Sharing | None, expected: list[torch.Tensor]
 ) -> None:
-    found = cut_gradient(tiny_policy(), batch(), Objective(), budget, packed)
+    found = cut_gradient(tiny_policy(), batch(), Objective(), budget, sharing)
     assert relative(found, expected) < 1e-5
 
 
@@ -122,7 +124,7 @@ def test_the_gradient_does_not_depend_on_the_cut_into_micro_batches(
 def test_the_gradient_does_not_depend_on_the_number_of_ranks(
     ranks: int, expected: list[torch.Tensor]
 ) -> None:
-    found = cut_gradient(tiny_policy(), batch(), Objective(), 300, False, ranks=ranks)
+    found = cut_gradient(tiny_policy(), batch(), Objective(), 300, ALWAYS, ranks=ranks)
     assert relative(found, expected) < 1e-5
 
 
@@ -136,7 +138,7 @@ def test_every_estimator_is_its_formula(advantage: str, normalisation: str, impo
     groups = batch(1)
     policy, groups = tiny_policy(), [*groups[:3], groups[-1]]
     expected = reference_gradient(policy, groups, objective)
-    assert relative(cut_gradient(policy, groups, objective, 300, False), expected) < 1e-5
+    assert relative(cut_gradient(policy, groups, objective, 300, ALWAYS), expected) < 1e-5
 
 
 @pytest.mark.system  # nine seconds, of the minute that unit tests have
@@ -145,7 +147,8 @@ def test_a_group_of_two_hundred_rollouts_is_exact_too() -> None:
     policy, groups, objective = tiny_policy(), [ragged(rng, 0, 200)], Objective()
     assert (
         relative(
-            cut_gradient(policy, groups, objective, 500, False), reference_gradient(policy, groups, objective)
+            cut_gradient(policy, groups, objective, 500, ALWAYS),
+            reference_gradient(policy, groups, objective),
         )
         < 1e-5
     )
@@ -168,7 +171,7 @@ def test_no_logits_wider_than_a_chunk_ever_exist(monkeypatch: pytest.MonkeyPatch
         return scored(logits, *rest)
 
     monkeypatch.setattr("learner.head.scored", watched)
-    cut_gradient(policy, groups, Objective(), 100_000, False, chunk=7)
+    cut_gradient(policy, groups, Objective(), 100_000, ALWAYS, chunk=7)
     assert max(seen) == 7
 
 
@@ -176,7 +179,7 @@ def test_importance_does_not_clip_a_first_update_and_the_loss_is_the_plain_polic
     policy, groups = tiny_policy(), batch(4)[:3]
     objective = Objective(importance="none")
     samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), 3, version=0)
-    [micro], _ = micro_batches(samples, 100_000, True)
+    micro = make_micro_batch([[s] for s in samples])
     logp, _ = policy(micro, TEMPERATURE, 64)
     loss, stats = policy_loss(logp, logp.detach(), micro, objective)
     assert stats["clip"] == 0
@@ -187,7 +190,7 @@ def test_clipping_has_separate_bounds_below_and_above() -> None:
     groups = batch(5)[:4]
     objective = Objective(clip_low=0.1, clip_high=0.3, importance="none")
     samples = samples_of(groups, Estimator(objective, WEIGHTS, "accuracy", 8, MAX_RESPONSE), 4, version=0)
-    [micro], _ = micro_batches(samples, 100_000, True)
+    micro = make_micro_batch([[s] for s in samples])
     zero = torch.zeros_like(micro.logprobs)
     for shift, bound in ((0.5, 1.3), (-0.5, 0.9)):
         loss, _ = policy_loss(zero + shift, zero, micro, objective)

@@ -1,6 +1,7 @@
 """Log-probs and gradients are those of the model's own forward, for every family; or the family is refused by
 name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,30 @@ from learner.batch import Sample, make_micro_batch
 from learner.engine import load_model
 from learner.head import OwnPath
 from learner.logprobs import Policy
+from learner.prefixes import rows_of, window_of
 from tests.support.families import SETTINGS, VOCABULARY, model_of, write_model
+from tests.support.sharing import ALWAYS
 
 REFUSED = {"opt": "OPTForCausalLM", "mamba": "MambaForCausalLM", "bloom": "BloomForCausalLM"}
 TRAINED = sorted(set(SETTINGS) - set(REFUSED))
 TEMPERATURE = 0.7
 
 
-def samples() -> list[Sample]:
+def rows() -> list[list[Sample]]:
+    """Rows of 49, 17 and 31 tokens, two of them with several completions."""
     rng, made = np.random.default_rng(0), []
-    for prompt, length in [(3, 20), (5, 12), (1, 30)]:
-        ids = rng.integers(0, VOCABULARY, prompt + length).astype(np.int32)
-        zeros = np.zeros(length, np.float32)
-        made.append(Sample(ids[:prompt], ids[prompt:], zeros, 1.0, 1.0, np.ones(length, dtype=bool)))
+    for prompt, lengths in [(3, (20, 7, 16)), (5, (12,)), (1, (20, 10))]:
+        ids = rng.integers(0, VOCABULARY, prompt).astype(np.int32)
+        row = []
+        for n in lengths:
+            tokens, zeros = rng.integers(0, VOCABULARY, n).astype(np.int32), np.zeros(n, np.float32)
+            row.append(Sample(ids, tokens, zeros, 1.0, 1.0, np.ones(n, dtype=bool)))
+        made.append(row)
     return made
+
+
+def samples() -> list[Sample]:
+    return [sample for row in rows() for sample in row]
 
 
 def own(hf: Any, sample: Sample) -> torch.Tensor:
@@ -54,27 +65,49 @@ def config_of(folder: Path, *more: str) -> Config:
     return load("tiny", [f"model.path={folder}", f"rollout.temperature={TEMPERATURE}", *more])
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("checkpointing", ["false", "true"])
 @pytest.mark.parametrize("family", TRAINED)
-def test_logprobs_and_gradients_are_the_models_own(tmp_path: Path, family: str, checkpointing: str) -> None:
-    config = config_of(write_model(family, tmp_path), f"learner.gradient_checkpointing={checkpointing}")
+def test_logprobs_and_gradients_are_the_models_own(
+    tmp_path: Path, family: str, checkpointing: str, attention: str
+) -> None:
+    more = f"learner.gradient_checkpointing={checkpointing}", f"learner.attention={attention}"
+    config = config_of(write_model(family, tmp_path), *more)
     policy, reference = Policy(load_model(config)), model_of(family)
+    reference.set_attn_implementation(attention)
     wanted = torch.cat([own(reference, s) for s in samples()])
-    for packed in (False, True):
-        if family == "falcon" and packed:
-            continue  # refused, below
-        ours = policy(make_micro_batch(samples(), packed), TEMPERATURE, 7)[0]
+    theirs = gradient(reference, wanted)
+    sharing = replace(ALWAYS, window=window_of(policy.hf.config))
+    for cut in ([[s] for s in samples()], rows_of(samples(), 1000, sharing)):
+        ours = policy(make_micro_batch(cut), TEMPERATURE, 7)[0]
         torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)
-        mine, theirs = gradient(policy.hf, ours), gradient(reference, wanted)
+        mine = gradient(policy.hf, ours)
         assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
-        wanted = torch.cat([own(reference, s) for s in samples()])
-    check_agreement(config, policy, policy, torch.device("cpu"))
+    # Mistral's window of 8 here is shorter than what is compared.
+    unshared = check_agreement(config, policy, policy, torch.device("cpu"))
+    assert bool(unshared) == (family == "mistral")
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+def test_a_window_is_kept_where_prompts_are_shared(family: str, attention: str) -> None:
+    reference, policy = (model_of(family, sliding_window=20) for _ in range(2))
+    for hf in (reference, policy):
+        hf.set_attn_implementation(attention)
+    cut = rows_of(samples(), 1000, replace(ALWAYS, window=window_of(policy.config)))
+    assert sorted(len(row) for row in cut) == [1, 1, 1, 1, 2]
+    parts = [row for row in cut if len(row) == 1], [row for row in cut if len(row) > 1]
+    wanted = torch.cat([own(reference, s) for part in parts for row in part for s in row])
+    ours = torch.cat([Policy(policy)(make_micro_batch(part), TEMPERATURE, 7)[0] for part in parts])
+    torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)
+    mine, theirs = gradient(policy, ours), gradient(reference, wanted)
+    assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
 
 
 @pytest.mark.parametrize("family", ["granite", "gpt2", "gpt_neox", "phi3"])
 def test_dropout_is_off_and_activations_are_still_recomputed(tmp_path: Path, family: str) -> None:
     config = config_of(write_model(family, tmp_path), "learner.gradient_checkpointing=true")
-    policy, micro = Policy(load_model(config)), make_micro_batch(samples(), False)
+    policy, micro = Policy(load_model(config)), make_micro_batch(rows())
     calls: list[str] = []
     for module in policy.hf.modules():
         if isinstance(module, torch.nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
@@ -94,13 +127,6 @@ def test_a_family_of_another_shape_is_refused_by_name(tmp_path: Path, family: st
     assert "\n" not in str(refused.value)
     with pytest.raises(ConfigError, match=REFUSED[family]):
         start(config)
-
-
-def test_a_family_that_cannot_be_packed_is_refused_where_it_would_be(tmp_path: Path) -> None:
-    check_family(config_of(write_model("falcon", tmp_path)))
-    packed = config_of(tmp_path, "learner.attention=flash_attention_2", "model.dtype=bfloat16")
-    with pytest.raises(ConfigError, match=r"FalconForCausalLM.*differ by .* flash_attention_2"):
-        check_family(packed)
 
 
 @pytest.mark.parametrize("family", ["granite", "cohere", "gemma2"])

@@ -37,14 +37,21 @@ def test_weights_are_counted_where_they_compute(tied: bool) -> None:
 
 def test_flops_are_six_per_weight_and_token_and_half_of_attention() -> None:
     shape = Shape(body=100, head=10, width=3)
-    assert shape.flops([sample(2, 3)]) == 6 * (100 * 5 + 10 * 3 + 3 * 25)
-    assert shape.flops([sample(2, 3), sample(1, 1)]) == 6 * (575 + 30) + 6 * (200 + 10 + 12)
+    assert shape.flops([[sample(2, 3)]]) == 6 * (100 * 5 + 10 * 3 + 3 * 25)
+    assert shape.flops([[sample(2, 3)], [sample(1, 1)]]) == 6 * (575 + 30) + 6 * (200 + 10 + 12)
     assert shape.flops([]) == 0
+
+
+def test_a_shared_prompt_counts_once() -> None:
+    shape = Shape(body=100, head=10, width=3)
+    # 7 tokens, 5 logits; of twice the pairs 4 in the prompt, and 5² - 2² and 4² - 2² of the completions.
+    assert shape.flops([[sample(2, 3), sample(2, 2)]]) == 6 * (100 * 7 + 10 * 5 + 3 * (4 + 21 + 12))
+    assert shape.even == 100 / (2 * 3)
 
 
 def test_ranks_are_balanced_by_compute_where_equal_tokens_are_not_equal_work() -> None:
     shape = Shape(body=10, head=1, width=1)
-    long, short = [sample(0, 2000)], [sample(0, 100)] * 20
+    long, short = [[sample(0, 2000)]], [[sample(0, 100)]] * 20
     groups = [long, *([short] * 3)]  # the same number of tokens in each
     costs = [int(shape.flops(g)) for g in groups]
     assert costs[0] > 3 * costs[1]

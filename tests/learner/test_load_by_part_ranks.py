@@ -48,7 +48,7 @@ module.deepspeed_config, _Files.read = gathering_all, counted
 def micro(length, seed, vocabulary):
     ids = np.random.default_rng(seed).integers(0, vocabulary, length + 4).astype(np.int32)
     logprobs, match = np.full(length, -4.0, np.float32), np.ones(length, dtype=bool)
-    return make_micro_batch([Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)], packed=False)
+    return make_micro_batch([[Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)]])
 
 
 def observe(config, whole):

@@ -1,5 +1,7 @@
 """Log-probs and entropy are those of plain full logits, which themselves never exist."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -17,15 +19,21 @@ def policy() -> Policy:
     return Policy(tiny_qwen2(VOCABULARY, initializer_range=0.2))
 
 
-def sample(rng: np.random.Generator, prompt: int, length: int) -> Sample:
-    ids = rng.integers(0, VOCABULARY, prompt + length).astype(np.int32)
-    zeros = np.zeros(length, np.float32)
-    return Sample(ids[:prompt], ids[prompt:], zeros, 1.0, 1.0, np.ones(length, dtype=bool))
+def row(rng: np.random.Generator, prompt: int, lengths: list[int]) -> list[Sample]:
+    ids = rng.integers(0, VOCABULARY, prompt).astype(np.int32)
+    return [Sample(ids, *of_completion(rng, n)) for n in lengths]
 
 
-def samples() -> list[Sample]:
+def of_completion(rng: np.random.Generator, length: int) -> tuple[Any, ...]:
+    tokens = rng.integers(0, VOCABULARY, length).astype(np.int32)
+    return tokens, np.zeros(length, np.float32), 1.0, 1.0, np.ones(length, dtype=bool)
+
+
+def rows(shared: bool = True) -> list[list[Sample]]:
+    """Completions of 1 to 64 tokens in rows of unequal width, or each alone, in the same order."""
     rng = np.random.default_rng(0)
-    return [sample(rng, p, n) for p, n in [(1, 1), (7, 30), (3, 2), (5, 29), (2, 64)]]
+    made = [row(rng, 1, [1]), row(rng, 7, [30, 2, 9]), row(rng, 3, [64, 20])]
+    return made if shared else [[sample] for of_prompt in made for sample in of_prompt]
 
 
 def full(policy: Policy, s: Sample, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,31 +43,35 @@ def full(policy: Policy, s: Sample, temperature: float) -> tuple[torch.Tensor, t
     return logp.gather(-1, ids[0, len(s.prompt) :, None])[:, 0], entropy
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_they_are_those_of_one_completion_alone(
-    policy: Policy, packed: bool, chunk: int, temperature: float
+    policy: Policy, shared: bool, chunk: int, temperature: float
 ) -> None:
-    many = samples()
+    many = rows(shared)
     with torch.no_grad():
-        got = policy(make_micro_batch(many, packed), temperature, chunk)
-        alone = [full(policy, s, temperature) for s in many]
+        got = policy(make_micro_batch(many), temperature, chunk)
+        alone = [full(policy, s, temperature) for row in many for s in row]
     for ours, expected in zip(got, zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(ours, torch.cat(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_no_completion_sees_another(policy: Policy, packed: bool) -> None:
-    many = samples()
-    rng = np.random.default_rng(1)
-    changed = [sample(rng, len(s.prompt), len(s.tokens)) for s in many]
-    changed[3] = many[3]
-    at = slice(sum(len(s.tokens) for s in many[:3]), sum(len(s.tokens) for s in many[:4]))
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_completion_sees_another(policy: Policy, shared: bool) -> None:
+    many, rng = rows(shared), np.random.default_rng(1)
+    flat = [s for row in many for s in row]
+    kept = flat[4]
+    changed = [
+        [s if s is kept else Sample(s.prompt, *of_completion(rng, len(s.tokens))) for s in row]
+        for row in many
+    ]
+    at = slice(sum(len(s.tokens) for s in flat[:4]), sum(len(s.tokens) for s in flat[:5]))
     with torch.no_grad():
-        one, other = (policy(make_micro_batch(x, packed), 1.0, 16)[0] for x in (many, changed))
+        one, other = (policy(make_micro_batch(x), 1.0, 16)[0] for x in (many, changed))
     torch.testing.assert_close(one[at], other[at], rtol=1e-5, atol=1e-5)
     assert float((one[: at.start] - other[: at.start]).abs().max()) > 0.1
+    assert float((one[at.stop :] - other[at.stop :]).abs().max()) > 0.1
 
 
 class Widest(TorchDispatchMode):
@@ -85,14 +97,14 @@ def backward(policy: Policy, micro: MicroBatch, chunk: int) -> int:
 
 
 def test_no_operation_makes_logits_of_more_than_a_chunk(policy: Policy) -> None:
-    micro = make_micro_batch(samples(), packed=True)
+    micro = make_micro_batch(rows())
     assert len(micro.targets) == 126
     assert backward(policy, micro, 40) == 40  # above the 32 rows of the head's own transposed weight
     assert backward(policy, micro, 500) == 126  # what is measured is there when nothing bounds it
 
 
 def test_the_gradient_does_not_depend_on_the_chunk(policy: Policy) -> None:
-    micro = make_micro_batch(samples(), packed=True)
+    micro = make_micro_batch(rows())
     gradients = []
     for chunk in (3, 500):
         backward(policy, micro, chunk)
@@ -101,6 +113,6 @@ def test_the_gradient_does_not_depend_on_the_chunk(policy: Policy) -> None:
 
 
 def test_entropy_carries_no_gradient(policy: Policy) -> None:
-    logprobs, entropy = policy(make_micro_batch(samples(), packed=False), 1.0, 16)
+    logprobs, entropy = policy(make_micro_batch(rows()), 1.0, 16)
     assert logprobs.requires_grad
     assert not entropy.requires_grad

@@ -144,7 +144,7 @@ def test_a_frozen_weight_costs_four_flops_a_token_and_a_trained_one_six() -> Non
     assert (shape.body, shape.head, shape.trained) == (full.body + adapter, full.head, adapter)
     from tests.learner.test_flops import sample
 
-    tokens = [sample(20, 30)]
+    tokens = [[sample(20, 30)]]
     attention = 6.0 * full.width * 50**2
     wanted = 50 * (4 * full.body + 6 * adapter) + 30 * 4 * full.head + attention
     assert shape.flops(tokens) == pytest.approx(wanted)

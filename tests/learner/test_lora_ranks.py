@@ -46,7 +46,7 @@ module.deepspeed_config = gathering_all
 def micro(length, seed):
     ids = np.random.default_rng(seed).integers(0, 2048, length + 4).astype(np.int32)
     logprobs, match = np.full(length, -7.0, np.float32), np.ones(length, dtype=bool)
-    return make_micro_batch([Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)], packed=False)
+    return make_micro_batch([[Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)]])
 
 
 def step(engine):

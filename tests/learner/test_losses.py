@@ -37,7 +37,7 @@ class Case:
         self.prox, self.policy, self.reference = rng.normal(-1.5, 0.4, (3, sum(LENGTHS)))
         self.generator = (self.prox + rng.normal(0, 0.2, sum(LENGTHS))).clip(max=0).astype(np.float32)
 
-    def micro(self, which: list[int], packed: bool = True) -> MicroBatch:
+    def micro(self, which: list[int]) -> MicroBatch:
         ends = np.cumsum(LENGTHS)
         samples = [
             Sample(
@@ -50,18 +50,18 @@ class Case:
             )
             for i in which
         ]
-        return make_micro_batch(samples, packed)
+        return make_micro_batch([[s] for s in samples])
 
     def part(self, values: np.ndarray, which: list[int]) -> torch.Tensor:
         ends = np.cumsum(LENGTHS)
         return torch.from_numpy(np.concatenate([values[ends[i] - LENGTHS[i] : ends[i]] for i in which]))
 
     def loss(
-        self, objective: Objective, which: list[int], policy: np.ndarray | None = None, packed: bool = True
+        self, objective: Objective, which: list[int], policy: np.ndarray | None = None
     ) -> tuple[torch.Tensor, dict[str, float], torch.Tensor]:
         logprobs = self.part(self.policy if policy is None else policy, which).requires_grad_()
         reference = self.part(self.reference, which) if objective.kl else None
-        micro = self.micro(which, packed)
+        micro = self.micro(which)
         loss, stats = policy_loss(logprobs, self.part(self.prox, which), micro, objective, reference)
         return loss, stats, logprobs
 
@@ -128,7 +128,7 @@ def test_clip_dual_bounds_the_ratio_of_negative_advantages_alone(
     sample = Sample(
         np.ones(1, np.int32), np.ones(1, np.int32), np.zeros(1, np.float32), advantage, 1.0, np.ones(1, bool)
     )
-    micro = make_micro_batch([sample], packed=True)
+    micro = make_micro_batch([[sample]])
     loss, _ = policy_loss(torch.tensor([np.log(ratio)]), torch.zeros(1), micro, objective)
     assert loss.item() == pytest.approx(-gain, rel=1e-6)
 
@@ -150,14 +150,13 @@ def test_tokens_that_are_not_kept_move_the_policy_by_kl_alone() -> None:
     torch.testing.assert_close(gradient(0.3, keep), alone + gradient(0.3, torch.zeros_like(keep)))
 
 
-@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("options", [*OPTIONS, {"loss": "cispo"}], ids=str)
-def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any], packed: bool) -> None:
+def test_loss_and_sums_add_up_over_any_cut(options: dict[str, Any]) -> None:
     case, objective = Case(1), Objective.model_validate(options)
     whole, sums, logprobs = case.loss(objective, ALL)
     whole.backward()
     for cut in ([[0], [1], [2], [3], [4]], [[4, 1], [0, 2, 3]]):
-        parts = [case.loss(objective, which, packed=packed) for which in cut]
+        parts = [case.loss(objective, which) for which in cut]
         for loss, _, _ in parts:
             loss.backward()
         assert sum(p[0].item() for p in parts) == pytest.approx(whole.item(), rel=1e-9)

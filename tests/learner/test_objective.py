@@ -25,7 +25,7 @@ def micro(advantages: list[float], lengths: list[int], generator: float = -1.0) 
         )
         for a, n in zip(advantages, lengths, strict=True)
     ]
-    return make_micro_batch(samples, packed=True)
+    return make_micro_batch([[s] for s in samples])
 
 
 def test_token_truncate_caps_each_weight_and_leaves_small_ones() -> None:

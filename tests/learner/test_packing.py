@@ -4,11 +4,13 @@ import pytest
 from common.config import Config, Objective
 from common.errors import ConfigError
 from common.types import Group
-from learner.batch import micro_batches, samples_of
+from learner.batch import Sample, micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.metrics import step_metrics
-from learner.packing import pack, rows
+from learner.packing import bins
+from learner.prefixes import SAVING, Sharing, divide, rows_of
 from tests.support.groups import group, rollout
+from tests.support.sharing import ALWAYS
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})
 
@@ -20,25 +22,13 @@ def lengths(seed: int, n: int = 500) -> list[int]:
     return (np.minimum(2048, rng.lognormal(6.2, 0.6, n)).astype(int) + rng.integers(60, 300, n)).tolist()
 
 
-@pytest.mark.parametrize("cut", [pack, rows])
 @pytest.mark.parametrize("seed", range(5))
-def test_every_completion_is_in_exactly_one_bin(cut, seed: int) -> None:  # type: ignore[no-untyped-def]
+def test_every_row_is_in_exactly_one_bin_and_none_exceeds_the_budget(seed: int) -> None:
     values = lengths(seed)
-    assert sorted(i for b in cut(values, 16384) for i in b) == list(range(len(values)))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_no_bin_exceeds_the_budget(seed: int) -> None:
-    values = lengths(seed)
-    assert all(sum(values[i] for i in b) <= 16384 for b in pack(values, 16384))
-    assert all(len(b) * max(values[i] for i in b) <= 16384 for b in rows(values, 16384))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_at_least_95_percent_of_processed_tokens_are_real(seed: int) -> None:
-    values = lengths(seed)
-    processed = sum(len(b) * max(values[i] for i in b) for b in rows(values, 16384))
-    assert sum(values) / processed >= 0.95
+    found = bins(values, 16384)
+    assert sorted(i for b in found for i in b) == list(range(len(values)))
+    assert all(len(b) * max(values[i] for i in b) <= 16384 for b in found)
+    assert sum(values) / sum(len(b) * max(values[i] for i in b) for b in found) >= 0.95
 
 
 def ragged(rng: np.random.Generator, index: int) -> Group:
@@ -51,33 +41,77 @@ def ragged(rng: np.random.Generator, index: int) -> Group:
     return group(index, rollouts, prompt=prompt)
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("sharing", [None, ALWAYS, Sharing(even=3000.0)])
 @pytest.mark.parametrize("budget", [4096, 16384])
 @pytest.mark.parametrize("count", [1, 2, 24])  # sorting alone suffices for many, not for a small rank's share
 def test_the_tensors_of_ragged_groups_are_95_percent_real_and_the_metric_says_how_much(
-    packed: bool, budget: int, count: int
+    sharing: Sharing | None, budget: int, count: int
 ) -> None:
     rng = np.random.default_rng(budget)
     groups = [ragged(rng, i) for i in range(count)]
     samples = samples_of(
         groups, Estimator(Objective(), CONFIG.reward.weights, "accuracy", 8, 2048), len(groups), version=0
     )
-    micro, figures = micro_batches(samples, budget, packed)
-    real = sum(len(g.prompt_tokens) + len(r.tokens) for g in groups for r in g.rollouts)
-    processed = sum(m.input_ids.shape[0] * m.input_ids.shape[1] for m in micro)
-    assert processed >= real
+    cut = rows_of(samples, budget, sharing)
+    micro, figures = micro_batches(cut, budget)
+    real = sum(len(row[0].prompt) + sum(len(s.tokens) for s in row) for row in cut)
+    assert sorted(id(s) for row in cut for s in row) == sorted(id(s) for s in samples)
+    assert all(np.array_equal(s.prompt, row[0].prompt) for row in cut for s in row)
+    processed = sum(m.input_ids.numel() for m in micro)
+    assert max(m.input_ids.numel() for m in micro) <= budget
     assert real / processed >= 0.95
-    assert not packed or processed == real
     found = step_metrics(0, groups, figures, CONFIG, ranks=1, grad_norm=1.0, learning_rate=0.1)
     assert found["padding/share"] == pytest.approx(1 - real / processed)
 
 
-@pytest.mark.parametrize("cut", [pack, rows])
-def test_a_completion_that_no_bin_can_hold_is_named_with_the_numbers(cut) -> None:  # type: ignore[no-untyped-def]
+def test_a_completion_that_no_bin_can_hold_is_named_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"has 101 tokens, learner.tokens_per_microbatch is 100"):
-        cut([5, 101], 100)
+        bins([5, 101], 100)
 
 
-@pytest.mark.parametrize("cut", [pack, rows])
-def test_nothing_to_pack_is_no_bins(cut) -> None:  # type: ignore[no-untyped-def]
-    assert cut([], 100) == []
+def test_nothing_to_cut_is_no_bins() -> None:
+    assert bins([], 100) == []
+
+
+def cost(prompt: int, completions: list[int], rows: list[list[int]], even: float) -> float:
+    """Of a row under a mask all products, of one that is alone the causal half."""
+    widths = [prompt + sum(completions[i] for i in row) for row in rows]
+    return sum(w * even + w * w / (1 + (len(row) == 1)) for w, row in zip(widths, rows, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completions"),
+    [(42, [5] * 16), (300, [600] * 32), (2000, [20] * 64), (100, [2000, 3, 9, 400])],
+)
+def test_a_group_is_cut_where_it_costs_least(prompt: int, completions: list[int]) -> None:
+    even, budget = 3000.0, 10**6
+    found = divide(prompt, completions, budget, even)
+    n = len(completions)
+    # `count` rows of completions in turn, longest first: equal shares where they are equal.
+    cuts = [[list(range(k, n, count)) for k in range(count)] for count in range(1, n + 1)]
+    least = min(cost(prompt, completions, rows, even) for rows in cuts)
+    assert cost(prompt, completions, found, even) <= 1.02 * least / (1.0 - SAVING)
+
+
+def test_prompts_that_are_short_beside_completions_are_not_shared() -> None:
+    assert divide(8, [400] * 16, 16384, 3000.0) == [[i] for i in range(16)]
+
+
+def test_rows_stay_within_the_budget_though_more_would_cost_less() -> None:
+    found = divide(100, [10] * 40, 200, 1e9)
+    assert len(found) == 4
+    assert all(len(row) == 10 for row in found)
+    assert divide(100, [10] * 40, 109, 1e9) == [[i] for i in range(40)]
+
+
+def test_a_sequence_longer_than_a_window_is_alone() -> None:
+    samples = [sample(4, n) for n in (5, 6, 7, 8)]
+    found = rows_of(samples, 1000, Sharing(even=1e9, window=10))
+    assert sorted(len(row) for row in found) == [1, 1, 2]
+    assert {len(s.tokens) for row in found for s in row if len(row) == 2} == {5, 6}
+
+
+def sample(prompt: int, length: int) -> Sample:
+    zeros = np.zeros(length, np.float32)
+    ids = np.ones(prompt + length, np.int32)
+    return Sample(ids[:prompt], ids[prompt:], zeros, 1.0, 1.0, zeros == 0)

@@ -32,9 +32,11 @@ rank = int(os.environ["RANK"])
 
 
 def micro(length, seed):
+    # Two completions after one prompt: on rank 0 they share it, on rank 1 each is alone.
     ids = np.random.default_rng(seed).integers(0, 2048, length + 4).astype(np.int32)
-    logprobs, match = np.full(length, -7.0, np.float32), np.ones(length, dtype=bool)
-    return make_micro_batch([Sample(ids[:4], ids[4:], logprobs, (-1.0) ** seed, 0.01, match)], packed=False)
+    logprobs, match = np.full(length // 2, -7.0, np.float32), np.ones(length // 2, dtype=bool)
+    row = [Sample(ids[:4], part, logprobs, (-1.0) ** seed, 0.01, match) for part in np.split(ids[4:], 2)]
+    return make_micro_batch([row] if rank == 0 else [[s] for s in row])
 
 
 def count_gathers(head, gathered):

@@ -49,7 +49,7 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_the_gradient_is_that_of_dr_grpo_with_rows_weighted_by_one_over_the_group(trainer) -> None:  # type: ignore[no-untyped-def]
     objective = Objective(importance="none")
     samples, _ = batch(objective)
-    micro, _ = micro_batches(samples, 300, packed=False)
+    micro, _ = micro_batches([[s] for s in samples], 300)
     trainer.model.zero_grad()
     our_pass(Policy(trainer.model), micro, objective, 16)
     ours = gradient(trainer.model)
@@ -88,7 +88,7 @@ def test_clipping_of_a_later_update_is_trls(trainer) -> None:  # type: ignore[no
     trl_loss = trainer._compute_loss(trainer.model, {**inputs, "old_per_token_logps": old})
     total, limited = 0.0, 0.0
     for i, sample in enumerate(samples):
-        [micro], _ = micro_batches([sample], 300, packed=False)
+        [micro], _ = micro_batches([[sample]], 300)
         logprobs, _ = Policy(trainer.model)(micro, 0.7, 16)
         loss, stats = policy_loss(logprobs, old[i, : len(sample.tokens)], micro, objective)
         total, limited = total + float(loss), limited + stats["clip"]
@@ -106,7 +106,7 @@ def test_log_probs_and_entropy_are_trls(trainer) -> None:  # type: ignore[no-unt
             trainer.model, ids, mask, inputs["completion_ids"].shape[1], compute_entropy=True
         )
         for i, sample in enumerate(samples):
-            [micro], _ = micro_batches([sample], 300, packed=True)
+            [micro], _ = micro_batches([[sample]], 300)
             n = len(sample.tokens)
             for ours, theirs in zip(Policy(trainer.model)(micro, 0.7, 7), expected[:2], strict=True):
                 torch.testing.assert_close(ours, theirs[i, :n].float(), rtol=1e-4, atol=1e-5)

@@ -88,7 +88,7 @@ def our_gradient(model: Any, data: list[Group], objective: Objective, inputs: di
     assert len(samples) == len(trained), "every rollout has a signal, so that rows and samples are the same"
     tasks = []
     for row, sample in zip(trained, samples, strict=True):
-        [micro], _ = micro_batches([sample], 300, packed=True)
+        [micro], _ = micro_batches([[sample]], 300)
         n = len(sample.tokens)
         reference = inputs["ref_per_token_logps"][row, :n] if objective.kl else None
         tasks.append(Task(micro, inputs["old_per_token_logps"][row, :n], reference))

@@ -21,9 +21,11 @@ from learner.batch import empty_micro_batch, measurable, micro_batches, samples_
 from learner.estimator import Estimator
 from learner.logprobs import Policy
 from learner.objective import policy_loss
+from learner.prefixes import Sharing, rows_of
 from learner.turns import sequences
 from tests.support.groups import group, rollout
 from tests.support.real_learner import recorded, trained
+from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
 
 VOCABULARY, TEMPERATURE, LONGEST = 48, 0.7, 40
@@ -95,11 +97,16 @@ def reference(model: Policy, groups: list[Group]) -> torch.Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def cut_gradient(model: Policy, groups: list[Group], budget: int, packed: bool, ranks: int) -> torch.Tensor:
+def cut_gradient(
+    model: Policy, groups: list[Group], budget: int, sharing: Sharing | None, ranks: int
+) -> torch.Tensor:
     estimator = Estimator(Objective(), {"accuracy": 0.5, "format": 0.5}, "accuracy", 5, LONGEST)
     for rank in range(ranks):
         samples = samples_of(groups[rank::ranks], estimator, len(groups), version=0)
-        for m in [*micro_batches(samples, budget, packed)[0], empty_micro_batch(torch.device("cpu"))]:
+        for m in [
+            *micro_batches(rows_of(samples, budget, sharing), budget)[0],
+            empty_micro_batch(torch.device("cpu")),
+        ]:
             logp, _ = model(m, TEMPERATURE, 16)
             policy_loss(logp, logp.detach(), m, Objective())[0].backward()
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -110,15 +117,15 @@ def test_the_gradient_is_the_formulas_over_cuts_and_ranks(anew: float) -> None:
     groups = batch(anew)
     assert any(len(r.turns) > 2 for g in groups for r in g.rollouts)
     wanted = reference(policy(), groups)
-    for budget, packed, ranks in ((80, False, 1), (90, True, 2), (1000, True, 1), (1000, False, 3)):
-        found = cut_gradient(policy(), groups, budget, packed, ranks)
-        assert float((found - wanted).norm() / wanted.norm()) < 1e-5, (budget, packed, ranks)
+    for budget, sharing, ranks in ((80, None, 1), (90, ALWAYS, 2), (1000, ALWAYS, 1), (1000, None, 3)):
+        found = cut_gradient(policy(), groups, budget, sharing, ranks)
+        assert float((found - wanted).norm() / wanted.norm()) < 1e-5, (budget, sharing, ranks)
 
 
 def test_tokens_that_were_given_change_the_gradient_by_their_context_alone() -> None:
     groups = batch(0.0)
     without = [replace(g, rollouts=tuple(replace(r, turns=()) for r in g.rollouts)) for g in groups]
-    with_given, plain = (cut_gradient(policy(), g, 1000, True, 1) for g in (groups, without))
+    with_given, plain = (cut_gradient(policy(), g, 1000, ALWAYS, 1) for g in (groups, without))
     assert float((with_given - plain).norm() / plain.norm()) > 0.01
     estimator = Estimator(Objective(), {"accuracy": 1.0}, "accuracy", 5, LONGEST)
     many, few = (samples_of(g, estimator, 4, 0) for g in (groups, without))

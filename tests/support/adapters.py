@@ -38,4 +38,4 @@ def scores(policy: Policy, prompt: Tokens, completion: Completion) -> np.ndarray
     n = len(completion.tokens)
     sample = Sample(prompt, completion.tokens, completion.logprobs, 1.0, 1.0, np.ones(n, dtype=bool))
     with torch.no_grad():
-        return policy(make_micro_batch([sample], packed=False), 1.0, 1024)[0].numpy()
+        return policy(make_micro_batch([[sample]]), 1.0, 1024)[0].numpy()

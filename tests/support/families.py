@@ -38,10 +38,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def model_of(family: str) -> Any:
-    """A random float32 model of `family`, the same every time, in evaluation mode."""
+def model_of(family: str, **more: Any) -> Any:
+    """A random float32 model of `family`, the same every time, in evaluation mode. `more` of its settings."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **SETTINGS[family], **TOKENS)
+    config = AutoConfig.for_model(family, **(SETTINGS[family] | TOKENS | more))
     return AutoModelForCausalLM.from_config(config).eval()
 
 

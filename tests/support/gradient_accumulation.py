@@ -65,7 +65,7 @@ def micro_batches_of(count: int, alike: bool, rank: int, world: int) -> list[Mic
         advantage = 1.0 if alike or i % 2 else -1.0
         zeros, match = np.zeros(LENGTH, np.float32), np.ones(LENGTH, dtype=bool)
         sample = Sample(ids[:8], ids[8:], zeros, advantage, 1.0 / (count * LENGTH), match)
-        made.append(make_micro_batch([sample], packed=False))
+        made.append(make_micro_batch([[sample]]))
     return made
 
 
