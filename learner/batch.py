@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import islice
 
 import numpy as np
 import torch
@@ -106,12 +105,19 @@ def samples_of(
     return samples
 
 
-def measurable(groups: Iterable[Group], version: int, most: int) -> list[Sample]:
-    """At most `most` sequences of rollouts with tokens of `version`, without weight: to be measured and not
-    learned from."""
-    rollouts = ((group, rollout) for group in groups for rollout in group.rollouts)
-    fresh = ((g, r) for g, r in rollouts if any(s.version == version for s in r.spans))
-    return [s for g, r in islice(fresh, most) for s in _samples(g, r, 0.0, 0.0, version)][:most]
+def measurable(groups: Iterable[Group], version: int, enough: int) -> list[Sample]:
+    """Sequences with tokens of `version`, as few as hold `enough` of these, or all; without weight: to be
+    measured and not learned from."""
+    found: list[Sample] = []
+    tokens = 0
+    for group, rollout in ((g, r) for g in groups for r in g.rollouts):
+        for sample in _samples(group, rollout, 0.0, 0.0, version):
+            if tokens >= enough:
+                return found
+            if sample.match.any():
+                found.append(sample)
+                tokens += int(sample.match.sum())
+    return found
 
 
 def _samples(group: Group, rollout: Rollout, advantage: float, scale: float, version: int) -> list[Sample]:

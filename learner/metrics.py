@@ -52,6 +52,7 @@ def step_metrics(
         "entropy": sums.get("entropy", math.nan) / n,
         **_coefficient(sums),
         "drift": sums.get("drift", math.nan) / matched,
+        "drift/tokens": matched,
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         **_turns(groups, config),

@@ -36,7 +36,7 @@ from learner.admission import Vocabulary
 from learner.batch import MicroBatch, measurable, micro_batches, samples_at
 from learner.candidates import candidate, is_candidate, is_missing
 from learner.checkpoint import Checkpoints
-from learner.drift import DriftLimit
+from learner.drift import ENOUGH, Drift
 from learner.engine import Engine, Update
 from learner.estimator import estimator_of
 from learner.export import export
@@ -53,9 +53,6 @@ from learner.weights.broadcast import BroadcastClient
 from learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
-# Applies to a step without rollouts sampled on its own weights: hundreds of tokens for the price of one
-# forward.
-DRIFT_ROLLOUTS = 4
 
 
 @dataclass(slots=True)
@@ -74,7 +71,7 @@ class Parts:
     rank: int
     world: int
     heart: Heart
-    drift: DriftLimit
+    drift: Drift
     card: SharedCard
     published: int = 0  # newest version that replicas can get; repeated steps below it are not published
     republished: int = 0  # how often rank 0 has asked all ranks to publish again
@@ -161,8 +158,7 @@ def train_step(parts: Parts, step: int) -> Update:
     update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
-    sums = _over_ranks(parts, {**update.sums, **packing})
-    parts.drift.check(step, sums)
+    sums = parts.drift.add(step, _over_ranks(parts, {**update.sums, **packing}))
     parts.card.give()
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)
@@ -209,7 +205,12 @@ def _record(
     metrics["mfu"] = _mfu(parts, metrics["flops"], times["time/forward_backward"])
     metrics["applied"] = float(update.applied)
     if metrics.get("drift", 0.0) > parts.config.weights.drift_alarm:
-        log.error("generator and learner disagree on the same weights", step=step, drift=metrics["drift"])
+        log.error(
+            "generator and learner disagree on the same weights",
+            step=step,
+            drift=metrics["drift"],
+            tokens=metrics["drift/tokens"],
+        )
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
     parts.records.step(step, trained, known, groups)
     _beat(parts, step + 1, STEPPING)
@@ -220,9 +221,10 @@ def _fresh(parts: Parts, step: int) -> MicroBatch | None:
     if parts.planner is None:
         return None
     parts.planner.look()
-    samples = measurable(parts.planner.kept.values(), step, DRIFT_ROLLOUTS)
+    samples = measurable(parts.planner.kept.values(), step, ENOUGH)
     budget = parts.config.learner.tokens_per_microbatch
-    return micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)[0][0] if samples else None
+    micro, _ = micro_batches(rows_of(samples, budget, parts.engine.sharing), budget)
+    return max(micro, key=lambda m: int(m.match.sum()), default=None)
 
 
 def totals_at(parts: Parts, groups: list[Group]) -> Totals | None:
@@ -272,7 +274,7 @@ def _prepare(
         rank,
         world,
         heart,
-        DriftLimit(config.weights.drift_limit),
+        Drift(config.weights.drift_limit),
         SharedCard(config, heart, BroadcastClient(config.weights.update_limit_s)),
     )
     parts.card.give()

@@ -98,5 +98,6 @@ class Weights(Section):
     drift_limit: float | None = Field(
         0.5,
         gt=0,
-        description="Drift above which one of the first 5 measured steps stops the run; null: never.",
+        description="Drift above which one of the first 5 measurements, of 200 tokens or more, stops the "
+        "run; null: never.",
     )

@@ -107,7 +107,8 @@ def _drifted(state: RunState, alarm: float) -> list[Warning]:
         Warning(
             Kind.WEIGHTS_DISAGREE,
             "weights disagree: on the same version log-probs of generators and learner differ by "
-            f"{drift:.3g} in the mean, more than weights.drift_alarm ({alarm:g})",
+            f"{drift:.3g} in the mean over {state.learner.get('drift/tokens') or 0:.0f} tokens, more than "
+            f"weights.drift_alarm ({alarm:g})",
         )
     ]
 

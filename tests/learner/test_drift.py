@@ -11,34 +11,50 @@ from common.config import Config
 from common.errors import RunError
 from common.load import load
 from deploy.launch.redis_server import RedisServer
-from learner.drift import FIRST, DriftLimit
+from learner.drift import ENOUGH, FIRST, Drift
 from tests.support.filling import fill
 from tests.support.real_learner import finish, recorded, said, start
 
 
-def sums(drift: float, tokens: float = 100.0) -> dict[str, float]:
-    return {"drift": drift * tokens, "drift_tokens": tokens}
+def sums(drift: float, tokens: float = float(ENOUGH)) -> dict[str, float]:
+    return {"drift": drift * tokens, "drift_tokens": tokens, "loss": 0.1}
 
 
-def test_drift_above_the_limit_stops_with_both_values_and_the_remedy() -> None:
+def test_drift_above_the_limit_stops_with_both_values_the_count_and_the_remedy() -> None:
     with pytest.raises(
-        RunError, match=r"step 3: .* differ by 0\.51 .*weights\.drift_limit is 0\.5"
+        RunError, match=r"step 3: .* differ by 0\.51 .* 200 tokens.*weights\.drift_limit is 0\.5"
     ) as stopped:
-        DriftLimit(0.5).check(3, sums(0.51))
+        Drift(0.5).add(3, sums(0.51))
     assert "model.dtype" in str(stopped.value)
 
 
-def test_only_the_first_measured_steps_are_held_to_it() -> None:
-    limit = DriftLimit(0.5)
+def test_only_the_first_measurements_are_held_to_it() -> None:
+    drift = Drift(0.5)
     for step in range(20):
-        limit.check(step, sums(0.0, tokens=0.0))  # nothing of the step's own version: not measured
+        drift.add(step, sums(0.0, tokens=0.0))  # nothing of the step's own version: not measured
     for step in range(FIRST):
-        limit.check(step, sums(0.5))
-    limit.check(FIRST, sums(9.0))
+        drift.add(step, sums(0.5))
+    assert drift.add(FIRST, sums(9.0)) == sums(9.0)
+
+
+def test_twenty_tokens_are_no_measurement_and_count_by_their_number_in_the_next() -> None:
+    drift = Drift(0.5)
+    assert drift.add(0, sums(5.0, tokens=20.0)) == {"drift": 0.0, "drift_tokens": 0.0, "loss": 0.1}
+    found = drift.add(1, sums(0.0, tokens=380.0))
+    assert found["drift"] / found["drift_tokens"] == pytest.approx(0.25)
+    assert drift.add(2, sums(0.1))["drift_tokens"] == ENOUGH
+
+
+def test_few_tokens_a_step_stop_a_run_in_the_end() -> None:
+    drift = Drift(0.5)
+    for step in range(9):
+        drift.add(step, sums(0.6, tokens=20.0))
+    with pytest.raises(RunError, match="step 9"):
+        drift.add(9, sums(0.6, tokens=20.0))
 
 
 def test_without_a_limit_nothing_stops_the_run() -> None:
-    DriftLimit(None).check(0, sums(9.0))
+    assert Drift(None).add(0, sums(9.0)) == sums(9.0)
 
 
 @pytest.fixture
@@ -53,7 +69,7 @@ def test_a_learner_fed_by_another_policy_stops_in_its_first_step(
     tmp_path: Path, config: Config, redis_server: RedisServer
 ) -> None:
     # Recorded log-probs are random numbers: nats away from those of the tiny model.
-    fill(config, redis_server, recorded(config, [[20, 30]] * 2, per_batch=2))
+    fill(config, redis_server, recorded(config, [[60, 70]] * 2, per_batch=2))
     process = start(config, redis_server, tmp_path, drift_limit=0.5)
     try:
         assert process.wait(200) != 0

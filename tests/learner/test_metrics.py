@@ -69,13 +69,14 @@ def test_drift_can_be_measured_on_a_few_rollouts_with_tokens_of_a_version_whatev
         of_accuracies(1, [0.0] * 3, version=4),
         of_accuracies(2, [1.0], version=5),
     ]
-    found = measurable(groups, version=5, most=4)
+    found = measurable(groups, version=5, enough=10)
     assert [s.match.tolist() for s in found] == [[False, True, True, True]] * 3 + [
         [True, False, False, False]
     ]
     assert all(s.scale == s.advantage == 0.0 for s in found)
-    assert len(measurable(groups, version=5, most=2)) == 2
-    assert measurable(groups, version=7, most=2) == []
+    assert len(measurable(groups, version=5, enough=4)) == 2
+    assert len(measurable(groups, version=5, enough=100)) == 4
+    assert measurable(groups, version=7, enough=2) == []
 
 
 def test_means_are_over_trained_tokens_and_drift_over_matched_ones() -> None:
