@@ -97,6 +97,8 @@ class Engine:
             betas=settings.betas,
             eps=settings.epsilon,
             weight_decay=settings.weight_decay,
+            # One kernel on all threads; the default makes temporaries as large as the parameters.
+            fused=True,
         )
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=self._policy,
@@ -392,7 +394,18 @@ def set_device(config: Config, local_rank: int) -> str:
     torch.manual_seed(config.run.seed)
     torch.set_num_threads(config.learner.threads)
     if torch.cuda.is_available():
+        if config.learner.offload_optimizer:  # the host computes its step
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", config.learner.workers))
+            torch.set_num_threads(max(config.learner.threads, len(os.sched_getaffinity(0)) // ranks))
+        expand_segments()
         torch.cuda.set_device(local_rank)
         return "nccl"
     os.environ["DS_ACCELERATOR"] = "cpu"
     return "gloo"
+
+
+def expand_segments() -> None:
+    """Let CUDA's allocator grow its blocks: micro-batches of changing shape would leave gaps between them.
+    The user's own settings stay. To be called before the first allocation."""
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

@@ -7,11 +7,10 @@ backbone's output given (`OwnPath`). A family whose `forward` has another shape 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from common.errors import ConfigError
 
@@ -103,19 +102,21 @@ class Head(torch.nn.Module):
 
         Logits of at most `chunk` tokens exist at a time; the backward pass computes them again.
         """
-        logprobs, entropies = [], []
-        for at in range(0, len(targets), chunk):
-            part = slice(at, at + chunk)
-            lp, h = checkpoint(self._chunk, states[part], targets[part], temperature, use_reentrant=False)
-            logprobs.append(lp)
-            entropies.append(h)
-        return torch.cat(logprobs), torch.cat(entropies)
+        found: tuple[torch.Tensor, torch.Tensor] = _Chunks.apply(
+            self, chunk, temperature, targets, states, self.weight, self.bias
+        )
+        return found
 
-    def _chunk(
-        self, states: torch.Tensor, targets: torch.Tensor, temperature: float
+    def score(
+        self,
+        states: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self._path.logits(states, self.weight, self.bias)
-        return scored(logits, targets, temperature, self.entropy_gradient)
+        """As `forward`, with all logits at once."""
+        return scored(self._path.logits(states, weight, bias), targets, temperature, self.entropy_gradient)
 
     # The parameters are saved and loaded under the names of the model's own head.
     def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
@@ -123,6 +124,55 @@ class Head(torch.nn.Module):
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         return
+
+
+class _Chunks(torch.autograd.Function):
+    """A head over chunks of tokens. The chunks' gradients of weight and bias are added up in float32: in 16
+    bits one that is small beside the sum would be lost."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, head: Head, chunk: int, temperature: float, targets: torch.Tensor, *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        states, weight, bias = inputs
+        ctx.head, ctx.chunk, ctx.temperature = head, chunk, temperature
+        ctx.save_for_backward(targets, states)
+        parts = zip(states.split(chunk), targets.split(chunk), strict=True)
+        found = [head.score(s, t, temperature, weight, bias) for s, t in parts]
+        logprobs, entropy = (torch.cat(each) for each in zip(*found, strict=True))
+        if not head.entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        head, wanted, outputs = ctx.head, ctx.needs_input_grad[5:], 1 + ctx.head.entropy_gradient
+        targets, states = ctx.saved_tensors
+        # The parameters as they are now: ZeRO-3 gathers them anew for the backward pass.
+        pairs = zip((head.weight, head.bias), wanted, strict=True)
+        leaves = [p.detach().requires_grad_(on) for p, on in pairs if p is not None]
+        trained = [p for p in leaves if p.requires_grad]
+        sums = [torch.zeros_like(p, dtype=torch.float32, requires_grad=False) for p in trained]
+        of_states = torch.empty_like(states)
+        for at in range(0, len(targets), ctx.chunk):
+            part = slice(at, at + ctx.chunk)
+            own = states[part].detach().requires_grad_()
+            with torch.enable_grad():
+                found = head.score(own, targets[part], ctx.temperature, *leaves)
+            of_states[part], *got = torch.autograd.grad(
+                found[:outputs], [own, *trained], [g[part] for g in gradients[:outputs]]
+            )
+            for total, gradient in zip(sums, got, strict=True):
+                total += gradient
+        rest = iter(sums)
+        return (
+            None,
+            None,
+            None,
+            None,
+            of_states,
+            *(next(rest).to(states.dtype) if on else None for on in wanted),
+        )
 
 
 def scored(

@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from learner.batch import MicroBatch, Sample, make_micro_batch
+from learner.head import scored
 from learner.logprobs import Policy
 from tests.support.tiny_qwen2 import tiny_qwen2
 
@@ -110,6 +111,18 @@ def test_the_gradient_does_not_depend_on_the_chunk(policy: Policy) -> None:
         backward(policy, micro, chunk)
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
+
+
+@pytest.mark.parametrize("chunk", [1, 500])
+def test_the_heads_gradient_in_16_bits_is_rounded_once_however_many_chunks(chunk: int) -> None:
+    hf = tiny_qwen2(50, tie_word_embeddings=False).bfloat16()
+    head, states = Policy(hf).head, torch.randn(300, 32, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(300) % 50
+    head(states.bfloat16().requires_grad_(), targets, 1.0, chunk)[0].sum().backward()
+    weight = head.weight.detach().double().requires_grad_()
+    scored(states.bfloat16().double() @ weight.T, targets, 1.0)[0].sum().backward()
+    error = (head.weight.grad.double() - weight.grad).norm() / weight.grad.norm()
+    assert float(error) < 0.003
 
 
 def test_entropy_carries_no_gradient(policy: Policy) -> None:
