@@ -61,6 +61,7 @@ reference: setup
 	$(BIN)/python -m deploy.configuration_docs > docs/reference/configuration.md
 	$(BIN)/python -m deploy.command_docs > docs/reference/commands.md
 	$(BIN)/python -m deploy.metric_docs > docs/reference/metrics.md
+	$(BIN)/python -m deploy.memory_docs > docs/reference/memory.md
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -127,7 +127,7 @@ LORA = """\
     alpha: 32             # alpha/rank is the factor of B·A
 """
 LORA_RATE = "1.0e-5   # adapters usually take about ten times the rate of full weights"
-FEW_LOGITS = "  logit_chunk: 256        # tokens whose logits exist at a time: fewer take less memory\n"
+FEW_LOGITS = "  logit_chunk: 64         # tokens whose logits exist at a time: fewer take less memory\n"
 BIG, SMALL = "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
 PLANS = (
     Plan(BIG, ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936), 16384, "1.0e-6"),

@@ -21,9 +21,10 @@ from deploy.preflight.driver import driver, precision
 from deploy.preflight.findings import Check, Finding, Target
 from deploy.preflight.group_size import group_size
 from deploy.preflight.isolation import sandbox
-from deploy.preflight.memory import card_memory, model_shape, run_target
+from deploy.preflight.memory import estimated, memory, model_shape, run_target
+from deploy.preflight.resources import read_cards
 from deploy.preflight.rollout_disk import rollouts
-from deploy.preflight.step_costs import said
+from deploy.preflight.step_costs import UNKNOWN, said
 from deploy.preflight.weight_files import weight_files
 from evaluation.console import say
 
@@ -39,7 +40,7 @@ CONFIGURATION: tuple[Check, ...] = (
     *TASK,
     group_size,
     rollouts,
-    card_memory,
+    estimated,
     disk.forecast,
 )
 """Checks of a configuration that is meant for another machine."""
@@ -61,8 +62,7 @@ CHECKS: tuple[Check, ...] = (
     processors.precision,
     services.ray_token,
     services.ray_cluster,
-    card_memory,
-    machine.memory,
+    memory,
     machine.shared_memory,
     machine.limits,
     machine.port,
@@ -151,7 +151,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
     )
     show(found, SHOWN_BY_CHECK, console)
     if estimate and (shape := model_shape(config)) is not None:
-        for line in said(config, shape):
+        for line in said(config, shape, _device(config, elsewhere=elsewhere)):
             say(console, line)
 
 
@@ -169,6 +169,15 @@ def check_all(source: str, overrides: Sequence[str]) -> bool:
     verdict = f"{failed} would stop a run" if failed else "a run would come up"
     console.print(f"{verdict}; {warned} to look at" if warned else verdict)
     return not failed
+
+
+def _device(config: Config, *, elsewhere: bool) -> str | None:
+    """Name of the cards that a step is estimated for; None where it runs on CPUs. A configuration for another
+    machine is for cards where it says so."""
+    if elsewhere:
+        return UNKNOWN if config.model.dtype != "float32" else None
+    cards = read_cards(machine.gpus())
+    return cards[0].name if cards else None
 
 
 def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = False) -> Target:

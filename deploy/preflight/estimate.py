@@ -1,18 +1,21 @@
 """Memory that a run needs, part by part, from the model's shape and the configuration. Pure arithmetic.
 
-Bytes are GiB. The learner's part, in 16 bits (in float32 weights, gradients and moments have 4 bytes each):
+P: parameters, A: those that are trained, n: ranks. Bytes of a rank in 16 bits, with the stage of ZeRO from
+which a part is divided by n:
 
-    weights 2 · P (over the ranks in ZeRO-3) + float32 gradients 4 · A + master copy and Adam's moments 12 · A
-    (gradients over the ranks from ZeRO-2 on, the rest from ZeRO-1 on; on the host with offload_optimizer)
-    + activations + logits of one chunk + context
+    always    weights 2 · P (3), master copy and Adam's moments 12 · A (1; on the host with
+              offload_optimizer), with ZeRO-1 and 3 float32 gradients 4 · A
+    backward  float32 gradients 4 · A (2), gradients in 16 bits 2 · A, a bucket of them, activations, logits,
+              with ZeRO-3 the parameters of the layers at work
+    update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
 
-P: parameters, A: those that are trained. A generator's: weights 2 · P, KV cache, activations, context; the
-weights over its tensor-parallel ranks.
+Backward pass and update follow each other, so the larger of the two counts. A generator's: weights 2 · P over
+its tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, graphs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.config import Config
@@ -24,10 +27,25 @@ GIB = 2**30
 WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 CONTEXT_GIB = 1.0
 """What a process takes on a card before its first tensor: CUDA's context, kernels and workspaces."""
-ENGINE_GIB = 1.5
-"""vLLM's activations, sampler and captured graphs."""
+BATCHED = 2048
+"""vLLM's `max_num_batched_tokens` where nobody sets it."""
+GRAPHS_GIB = 0.8
+"""CUDA graphs of vLLM's engine, which `enforce_eager` leaves out."""
 BUCKET = 5e8
-"""Elements of the gradients that DeepSpeed sends at once; it holds two such buffers."""
+"""Elements of the gradients that DeepSpeed sends at once (`reduce_bucket_size`), taken in full on a card."""
+LIVE = 1e9
+"""Elements that DeepSpeed gathers at most in ZeRO-3 (`max_live_parameters`), and updates at a time
+(`sub_group_size`)."""
+LOGIT_BYTES = 20
+"""A logit's copies in a backward pass through the head: in 16 bits, in float32, divided by the temperature,
+softmax, and gradients."""
+NCCL_GIB = 0.5
+"""Channels of a communicator over several cards."""
+PACKED_GIB = 2.0
+"""vLLM's two buffers of 1 GiB for weights that travel over NCCL (`packed_tensor.py`), in rank 0 and in each
+replica."""
+# Resident on CPU without weights: the processes of a replica, a rank, and Ray, Redis, coordinator, verifier.
+REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,46 +80,77 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """GiB of one part by what they are for, on a card (or on the host where there are no cards)."""
+    """GiB of one part by what they are for, on a card or in host memory: what it keeps, and what only the
+    backward pass and only the optimizer's update take."""
 
     part: str
-    parts: dict[str, float]
+    always: dict[str, float]
+    backward: dict[str, float] = field(default_factory=dict)
+    update: dict[str, float] = field(default_factory=dict)
 
     @property
     def gib(self) -> float:
-        return sum(self.parts.values())
+        """At the larger of the two moments."""
+        return sum(self.always.values()) + max(sum(self.backward.values()), sum(self.update.values()))
+
+    def __str__(self) -> str:
+        named = (("", self.always), ("; backward: ", self.backward), ("; update: ", self.update))
+        return "".join(
+            before + ", ".join(f"{name} {gib:.2f}" for name, gib in parts.items() if gib)
+            for before, parts in named
+            if parts
+        )
 
 
-def rank_need(shape: ModelShape, config: Config) -> Need:
-    """One learner rank."""
+def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
+    """One learner rank, on a card, or without one in host memory."""
     from learner.engine import effective_stage
 
     learner, width = config.learner, WIDTH[config.model.dtype]
     stage, world = effective_stage(config), learner.workers
     trained = shape.adapter or shape.parameters
-    whole = shape.parameters + shape.adapter
+    own = trained / (world if stage >= 1 else 1)
     reference = shape.parameters if learner.objective.kl and not shape.adapter else 0
-    copies = (whole + reference) / (world if stage == 3 else 1)
-    moments = (12 if width == 2 else 8) * trained / (world if stage >= 1 else 1)
-    buckets = 2 * min(trained, BUCKET) * width if stage >= 1 else 0
-    return Need(
-        "learner rank",
-        {
-            "weights": width * copies / GIB,
-            "gradients": (4 * trained / (world if stage >= 2 else 1) + buckets) / GIB,
-            "optimizer": 0.0 if learner.offload_optimizer else moments / GIB,
-            "activations": activation_bytes(shape, config) / GIB,
-            "logits": 3 * 4 * learner.logit_chunk * shape.vocabulary / GIB,
-            "context": CONTEXT_GIB,
-        },
-    )
+    copies = (shape.parameters + shape.adapter + reference) / (world if stage == 3 else 1)
+    sums = 4 * (own if stage >= 2 else trained)
+    at_once = min(own, LIVE) if stage == 3 else own
+    several = NCCL_GIB if card and world > 1 else 0.0
+    packed = PACKED_GIB if config.weights.transport == "nccl" else 0.0
+    host = card and learner.offload_optimizer
+    always = {
+        "weights": width * copies,
+        "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
+        "gradients": sums if stage in (1, 3) else 0.0,
+        "communication": (several + packed) * GIB,
+        "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
+    }
+    bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
+    backward = {
+        "gradients": 0.0 if stage in (1, 3) else sums,
+        "gradients as computed": width * trained / (world if stage == 3 else 1) if stage else 0.0,
+        "bucket": bucket,
+        "live parameters": width * min(shape.parameters, LIVE) if stage == 3 and world > 1 else 0.0,
+        "activations": activation_bytes(shape, config),
+        "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary,
+    }
+    update = {
+        "gradients": 4 * at_once + (4 * min(trained, BUCKET) if not stage else 0.0),
+        "temporaries": 0.0 if card or not stage else 8 * at_once,
+    }
+    return Need("learner rank", *map(_in_gib, (always, backward, update)))
+
+
+def _in_gib(parts: dict[str, float]) -> dict[str, float]:
+    return {name: size / GIB for name, size in parts.items()}
 
 
 def activation_bytes(shape: ModelShape, config: Config) -> float:
-    """What a backward pass over one micro-batch finds: in each layer about ten vectors of the hidden size,
-    four of the feed-forward's and the keys and values; with gradient checkpointing one vector per layer, and
-    one layer in full."""
-    tokens, width = config.learner.tokens_per_microbatch, WIDTH[config.model.dtype]
+    """What a backward pass over one full micro-batch finds: in each layer about ten vectors of the hidden
+    size, four of the feed-forward's and the keys and values; with gradient checkpointing one vector per
+    layer, and one layer in full. No micro-batch has more tokens than a batch."""
+    rollout, width = config.rollout, WIDTH[config.model.dtype]
+    batch = rollout.prompts_per_batch * rollout.group_size * config.longest
+    tokens = min(config.learner.tokens_per_microbatch, batch)
     layer = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
     if config.learner.gradient_checkpointing:
         return float(tokens * width * (shape.layers * shape.hidden + layer))
@@ -118,16 +167,23 @@ def least_kv_gib(shape: ModelShape, config: Config) -> float:
     return 8 * config.longest * kv_token_bytes(shape, config) / GIB
 
 
-def generator_need(shape: ModelShape, config: Config, kv_gib: float) -> Need:
+def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bool = True) -> Need:
     """One tensor-parallel rank of a generator replica with `kv_gib` of KV cache."""
-    weights = WIDTH[config.model.dtype] * (shape.parameters + shape.adapter)
+    generator, width = config.generator, WIDTH[config.model.dtype]
+    parallel = generator.tensor_parallel
+    batched = generator.max_batched_tokens or BATCHED
+    layer = batched * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
+    sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
+    graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
+    packed = PACKED_GIB if config.weights.transport == "nccl" else 0.0
     return Need(
         "generator",
         {
-            "weights": weights / config.generator.tensor_parallel / GIB,
+            "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
             "KV cache": kv_gib,
-            "engine": ENGINE_GIB,
-            "context": CONTEXT_GIB,
+            "engine": (layer + sampler) / GIB + graphs,
+            "communication": packed + (NCCL_GIB if card and parallel > 1 else 0.0),
+            "context": CONTEXT_GIB if card else REPLICA_GIB,
         },
     )
 
@@ -142,12 +198,35 @@ def on_one_card(rank: Need, generator: Need, config: Config) -> float:
 
 def asleep_gib(generator: Need) -> float:
     """What an engine that sleeps keeps on its card."""
-    return generator.parts["engine"] + generator.parts["context"]
+    return generator.always["engine"] + generator.always["context"]
 
 
 def waiting_gib(rank: Need) -> float:
     """What a learner rank keeps on its card between steps."""
-    return rank.gib - rank.parts["activations"] - rank.parts["logits"]
+    return sum(rank.always.values())
+
+
+def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool = True) -> dict[str, float]:
+    """GiB of host memory of a whole run on one machine, by what they are for. With cards, weights and caches
+    are on these."""
+    learner, generator = config.learner, config.generator
+    version, state = published_gib(shape, config), checkpoint_gib(shape, config)
+    engine = generator_need(shape, config, generator.kv_cache_gib, card=False)
+    needs = {
+        "Ray, Redis, coordinator": BASE_GIB,
+        f"generator, {generator.replicas} of": generator.replicas * (REPLICA_GIB if cards else engine.gib),
+    }
+    if not trains:
+        return needs
+    rank = RANK_GIB if cards else rank_need(shape, config, card=False).gib
+    offloaded = (12 + 4) * (shape.adapter or shape.parameters) / GIB
+    return needs | {
+        f"learner rank, {learner.workers} of": learner.workers * rank,
+        "published weights": version,
+        "checkpoint's copy": state * learner.checkpoint_aside,
+        "offloaded optimizer": offloaded * (cards and learner.offload_optimizer),
+        "engine asleep": weights_gib(shape, config) * (generator.sleep == "step"),
+    }
 
 
 def checkpoint_gib(shape: ModelShape, config: Config) -> float:

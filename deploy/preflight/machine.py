@@ -18,7 +18,6 @@ from pathlib import Path
 import common
 from common.errors import ConfigError, RunError
 from common.load import ROOT
-from common.processes import free_memory
 from deploy.launch.ports import check_port
 from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.runs.record import RunFile
@@ -26,10 +25,6 @@ from hora_rl.names import OURS
 from learner import extensions
 
 GIB = 2**30
-# Measured on CPU: the three processes of a replica without weights, one learner rank, Ray with Redis.
-REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
-# Bytes of optimizer state per byte of weights: Adam's two moments, and in 16 bits the float32 master copy.
-OPTIMIZER = {"float32": 2.0, "bfloat16": 6.0, "float16": 6.0}
 SHARED_GIB = 1.0
 OPEN_FILES = 4096
 # Packages whose versions must fit together.
@@ -114,39 +109,6 @@ def enough_gpus(target: Target, have: float, who: str) -> Finding:
     )
     fix = "lower these keys, use more GPUs, or none (generator.gpus null, weights.transport file or gloo)"
     return must(need <= have, "GPUs", says, fix)
-
-
-def memory(target: Target) -> Iterator[Finding]:
-    """Memory of this machine. On a cluster Ray spreads the parts."""
-    if target.on_cluster:
-        return
-    config, need = target.config, memory_gib(target)
-    free = free_memory() / GIB
-    weights = model_gib(config.model.path)
-    says = (
-        f"about {need:.1f} GiB are needed (generator.replicas {config.generator.replicas}, learner.workers "
-        f"{config.learner.workers * target.trains}, weights {weights:.1f} GiB), {free:.1f} GiB are free"
-    )
-    fix = "lower generator.replicas or generator.kv_cache_gib, or use a larger machine"
-    yield must(need <= free, "memory", says, fix)
-
-
-def memory_gib(target: Target) -> float:
-    """Host memory of a whole run. With GPUs, weights and caches are in GPU memory; the host holds the
-    processes, an offloaded optimizer, and the copies of the weights that rank 0 publishes and of the states
-    that checkpoints are written from. An adapter's are small."""
-    config, learner = target.config, target.config.learner
-    weights, optimizer = model_gib(config.model.path), OPTIMIZER[config.model.dtype]
-    full = learner.lora is None
-    replica, rank = REPLICA_GIB, RANK_GIB
-    once = weights * (1 + (1 + optimizer) * learner.checkpoint_aside) * full
-    if gpus():
-        once += weights * optimizer * learner.offload_optimizer * full
-        once += weights * (config.generator.sleep == "step")  # pinned
-    else:
-        replica += config.generator.kv_cache_gib + weights
-        rank += (4 if full else 1.5) * weights
-    return BASE_GIB + config.generator.replicas * replica + target.trains * (learner.workers * rank + once)
 
 
 def shared_memory(target: Target) -> Iterator[Finding]:

@@ -8,21 +8,26 @@ from pathlib import Path
 from common.config import Config
 from common.model_files import own_configuration
 from common.pretrained import obtain
+from common.processes import free_memory
 from deploy.preflight import machine
 from deploy.preflight.estimate import (
     ModelShape,
     Need,
     checkpoint_gib,
     generator_need,
+    host_needs,
     least_kv_gib,
     on_one_card,
-    published_gib,
     rank_need,
 )
 from deploy.preflight.findings import Finding, Target, must, ok
 from deploy.preflight.processors import on_processors
-from deploy.preflight.resources import SPARE, Card, choose, read_cards, shares_a_card
+from deploy.preflight.resources import GIB, SPARE, Card, choose, read_cards, shares_a_card
 
+HOST_KEYS = (
+    "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "
+    "learner.checkpoint_aside, generator.kv_cache_gib or generator.replicas"
+)
 KEYS = (
     "learner.tokens_per_microbatch, learner.logit_chunk, learner.gradient_checkpointing, learner.zero_stage, "
     "learner.offload_optimizer, learner.lora, generator.gpu_kv_cache_gib or rollout.max_response_tokens"
@@ -57,20 +62,36 @@ def run_target(config: Config) -> Target:
     return Target(chosen.config, chosen=f"chosen for {names}: {chosen.says}" if chosen.choices else "")
 
 
-def card_memory(target: Target) -> Iterator[Finding]:
-    """What each part takes on its card, the host and the disk; refused where a card of this machine cannot
-    hold it."""
-    if not target.trains:
-        return
+def memory(target: Target) -> Iterator[Finding]:
+    """What each part takes on its card, in host memory and on disk; refused where this machine has not so
+    much. On a cluster Ray spreads the parts."""
     if target.chosen:
         yield ok("resources", target.chosen)
     shape = model_shape(target.config)
     if shape is None:
         return
     cards = [] if target.on_cluster else read_cards(machine.gpus())
-    yield ok("memory per part", table(target, shape))
-    if cards:
-        yield holds(target.config, shape, cards)
+    if target.trains:
+        yield ok("memory per part", table(target, shape, cards=bool(cards) or target.on_cluster))
+        if cards:
+            yield holds(target.config, shape, cards)
+    if not target.on_cluster:
+        yield fits_host(target, shape, cards=bool(cards))
+
+
+def estimated(target: Target) -> Iterator[Finding]:
+    """The table alone, for a configuration that is meant for another machine."""
+    if target.trains and (shape := model_shape(target.config)) is not None:
+        yield ok("memory per part", table(target, shape, cards=target.config.model.dtype != "float32"))
+
+
+def fits_host(target: Target, shape: ModelShape, *, cards: bool) -> Finding:
+    """Whether the host's free memory holds what would lie in it."""
+    needs = host_needs(shape, target.config, cards=cards, trains=target.trains)
+    need, free = sum(needs.values()), free_memory() / GIB
+    parts = " + ".join(f"{name} {gib:.1f}" for name, gib in needs.items() if gib)
+    says = f"about {need:.1f} GiB = {parts}; {free:.1f} GiB are free"
+    return must(need <= free * (1 - SPARE), "memory", says, f"change {HOST_KEYS}, or use a larger machine")
 
 
 def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
@@ -95,31 +116,25 @@ def needs(config: Config, shape: ModelShape) -> tuple[Need, Need]:
     return rank_need(shape, config), generator_need(shape, config, cache)
 
 
-def table(target: Target, shape: ModelShape) -> str:
-    """GiB per part, one line each. On a machine without cards the first two lie in host memory too."""
+def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
+    """GiB per part, one line each; with `cards` the first two are on them."""
     config = target.config
-    rank, generator = needs(config, shape)
+    rank, generator = needs(config, shape) if cards else host_parts(config, shape)
     replicas, ranks = config.generator.replicas * config.generator.tensor_parallel, config.learner.workers
-    kept = config.learner.keep_checkpoints + 1
-    one, version = checkpoint_gib(shape, config), published_gib(shape, config)
-    copies = version + one * config.learner.checkpoint_aside
+    kept, one = config.learner.keep_checkpoints + 1, checkpoint_gib(shape, config)
+    host = host_needs(shape, config, cards=cards)
     rows = [
-        (f"generator, {replicas} of", generator.gib, _parts(generator)),
-        (f"learner rank, {ranks} of", rank.gib, _parts(rank)),
-        (
-            "host, all ranks' copies",
-            copies,
-            f"published weights {version:.2f}, checkpoint {copies - version:.2f}",
-        ),
+        (f"generator, {replicas} of", generator.gib, str(generator)),
+        (f"learner rank, {ranks} of", rank.gib, str(rank)),
+        ("host", sum(host.values()), ", ".join(f"{name} {gib:.2f}" for name, gib in host.items() if gib)),
         ("disk, checkpoints", one * kept, f"{kept} of {one:.2f} at a time, in {Path(config.run.folder)}"),
     ]
-    if config.generator.sleep == "step":
-        weights = generator.parts["weights"]
-        rows.insert(3, ("host, engine asleep", weights, f"weights {weights:.2f}, pinned"))
     lines = [f"\n  {name:<24}{gib:>9.2f}  {what}" for name, gib, what in rows]
     trained = f", trains {shape.adapter / 1e6:.1f} million" if shape.adapter else ""
     return f"{shape.parameters / 1e6:,.1f} million parameters{trained}, estimated GiB:" + "".join(lines)
 
 
-def _parts(need: Need) -> str:
-    return ", ".join(f"{name} {gib:.2f}" for name, gib in need.parts.items())
+def host_parts(config: Config, shape: ModelShape) -> tuple[Need, Need]:
+    """Of a learner rank and of a generator where there are no cards."""
+    cache = config.generator.kv_cache_gib
+    return rank_need(shape, config, card=False), generator_need(shape, config, cache, card=False)

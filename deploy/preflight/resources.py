@@ -1,8 +1,8 @@
 """`run.resources: auto`: what of one machine's cards generators and learner get, for keys that nobody wrote.
 
 One card is shared: fractions for Ray's placement, and a KV cache of the size that the learner's estimate
-leaves, because vLLM would otherwise take what the learner allocates later. Of several cards half generate and
-half learn. Whatever the file or the command line says stays as it is.
+leaves, because vLLM would otherwise take what the learner allocates later. Several cards are divided so that
+the expected step is shortest. Whatever the file or the command line says stays as it is.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from deploy.preflight.estimate import (
     rank_need,
     waiting_gib,
 )
+from deploy.preflight.step_costs import step_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GIB = 2**30
-SPARE = 0.06
+SPARE = 0.05
 """Share of a card that no part is given: fragments of allocators, and the error of the estimate."""
 
 
@@ -69,12 +70,13 @@ def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
     it, with the need of each part."""
     if config.run.resources != "auto" or not cards:
         return Chosen(config, ())
-    plan = _Plan(config)
     if len(cards) == 1:
+        plan = _Plan(config)
         _share(plan, cards[0], shape)
+        chosen = plan.config
     else:
-        _halve(plan, cards, shape)
-    return Chosen(plan.config, tuple(_differences(config, plan.config)))
+        chosen = _divided(config, cards, shape)
+    return Chosen(chosen, tuple(_differences(config, chosen)))
 
 
 def shares_a_card(config: Config) -> bool:
@@ -129,29 +131,50 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     plan.put("generator", memory_utilization=min(0.95, share))
 
 
-def _halve(plan: _Plan, cards: Sequence[Card], shape: ModelShape) -> None:
-    parallel = plan.config.generator.tensor_parallel
-    if plan.config.generator.sleep == "step":
+def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config:
+    """The split of the cards whose step is expected to be fastest, of those that memory allows."""
+    if config.generator.sleep == "step":
         raise ConfigError(
             f"generator.sleep (step) is for one card that generator and learner share, and this machine has "
             f"{len(cards)}: set generator.sleep: none, which gives each cards of its own, or show one card "
             "(CUDA_VISIBLE_DEVICES)"
         )
-    rest = len(cards) - plan.config.learner.workers if plan.wrote("learner", "workers") else len(cards) // 2
-    plan.put("generator", replicas=max(1, rest // parallel))
-    taken = plan.config.generator.replicas * parallel
-    if taken >= len(cards):
+    card, plan = min(cards, key=lambda c: c.gib), _Plan(config)
+    parallel, generator, learner = config.generator.tensor_parallel, config.generator, config.learner
+    if plan.wrote("generator", "replicas"):
+        counts = [generator.replicas]
+    elif plan.wrote("learner", "workers"):
+        counts = [max(1, (len(cards) - learner.workers) // parallel)]
+    else:
+        counts = list(range(1, max(2, (len(cards) - 1) // parallel + 1)))
+    if (taken := counts[0] * parallel) >= len(cards):
         raise ConfigError(
-            f"generator.replicas {plan.config.generator.replicas} · generator.tensor_parallel {parallel} "
+            f"generator.replicas {counts[0]} · generator.tensor_parallel {parallel} "
             f"take {taken} of the {len(cards)} GPUs of this machine, and the learner needs one: lower one of "
             "them"
         )
-    plan.put("learner", workers=len(cards) - taken)
-    usable = min(card.gib for card in cards) * (1 - SPARE)
+    made = [_with_replicas(config, count, len(cards), card, shape) for count in counts]
+
+    def rank(one: Config) -> tuple[bool, float]:
+        return not _holds(one, card, shape), step_seconds(one, shape, card.name, card.gib)
+
+    return min(made, key=rank)
+
+
+def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
+    """So many replicas, the other cards learn; sharded no further than memory asks for."""
+    plan = _Plan(config)
+    plan.put("generator", replicas=count)
+    plan.put("learner", workers=cards - count * config.generator.tensor_parallel)
     for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
-        if rank_need(shape, plan.config).gib <= usable:
+        if _holds(plan.config, card, shape):
             break
         plan.put("learner", **change)
+    return plan.config
+
+
+def _holds(config: Config, card: Card, shape: ModelShape) -> bool:
+    return rank_need(shape, config).gib <= card.gib * (1 - SPARE)
 
 
 def _differences(before: Config, after: Config) -> list[str]:

@@ -6,14 +6,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.config import Config
-from deploy.preflight.estimate import GIB, WIDTH, ModelShape, published_gib
+from deploy.preflight.estimate import GIB, WIDTH, ModelShape, generator_need, kv_token_bytes, published_gib
+from learner.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
 """Mean response over the longest one, where nobody knows better."""
-WANTED_MFU = 0.4
-"""Share of a card's peak that training is expected to reach."""
-CARD_FLOPS = 4e14
-"""Of an H100 or H200 at `WANTED_MFU`, for configurations whose cards are not known."""
+WANTED_MFU = 0.3
+"""Share of a card's peak that training is expected to reach in eager code with checkpointing, which computes
+each forward pass twice: 40% at most, less what the head, small kernels and padding take. Not measured."""
+REACHED = 0.7
+"""Share of a card's memory bandwidth that decoding is expected to reach. Not measured."""
+UNKNOWN = "H100"
+"""The card that is assumed where it is not known, or not in a table."""
+BANDWIDTH = {
+    "H100 PCIe": 2.0e12,
+    "H100 NVL": 3.9e12,
+    "H100": 3.35e12,
+    "H200": 4.8e12,
+    "B200": 7.7e12,
+    "A100": 2.0e12,
+    "L40S": 0.86e12,
+    "RTX 4090": 1.0e12,
+}
+"""Bytes per second of a card's memory by the makers' data sheets, found by the first name that occurs."""
 COPY_BYTES = 20e9
 """Bytes per second of a copy from a card to pinned host memory, over 16 lanes of PCIe 4; not measured."""
 
@@ -76,32 +91,84 @@ def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
     return share * trained * (micro + 1 if stage == 2 else 2) / GIB
 
 
-def said(config: Config, shape: ModelShape) -> list[str]:
-    """The arithmetic in words, a line each."""
+def card_flops(device: str = UNKNOWN) -> float:
+    """FLOP/s that training is expected to reach on a card, in 16 bits."""
+    return WANTED_MFU * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
+
+
+def learner_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN) -> float:
+    """Of one step's gradients on cards of this name."""
+    return arithmetic(config, shape).flops / card_flops(device) / config.learner.workers
+
+
+def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
+    """Of sampling one batch on cards of this name with `gib` each.
+
+    One step of decoding gives a replica's B running sequences a token each. It reads W bytes of weights once
+    and K bytes of keys and values for each of L tokens of context, or it is bound by 2 · P · B FLOPs (Pope et
+    al. 2022, "Efficiently Scaling Transformer Inference", arXiv 2211.05102, section 2):
+
+        max((W + B · L · K) / bandwidth, 2 · P · B / flops) · responses / (replicas · B) + prompts
+
+    B is what `max_sequences`, the batch and the KV cache allow. A prompt is computed once for its group.
+    """
+    generator, rollout, found = config.generator, config.rollout, arithmetic(config, shape)
+    bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
+    weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
+    context = found.tokens / found.rollouts - found.responses / found.rollouts / 2
+    entry = kv_token_bytes(shape, config)
+    room = gib * GIB * 0.9 - generator_need(shape, config, 0.0).gib * GIB
+    most = min(generator.max_sequences, found.rollouts / generator.replicas, room / (entry * context))
+    running = max(1.0, most)
+    read = (weights / parallel + running * context * entry) / bandwidth
+    step = max(read, weights * running / parallel / card_flops(device))
+    prompts = rollout.prompts_per_batch * rollout.max_prompt_tokens / 2
+    prefill = weights * prompts / card_flops(device) / parallel / generator.replicas
+    return step * found.responses / generator.replicas / running + prefill
+
+
+def step_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
+    """Of a step: the slower side where they overlap, both where `rollout.max_staleness` is 0."""
+    sides = (learner_seconds(config, shape, device), generator_seconds(config, shape, device, gib))
+    return max(sides) if config.rollout.max_staleness else sum(sides)
+
+
+def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
+    """The arithmetic in words, a line each. `device`: the cards' name; None on a CPU, of which no rate is
+    known."""
     found, weights = arithmetic(config, shape), config.weights.transport
     ranks, replicas = config.learner.workers, config.generator.replicas
     mean = MEAN * config.rollout.max_response_tokens
+    learner = generators = ""
+    if device is not None:
+        where = f"expected on {device}, at {WANTED_MFU:.0%} of its peak and {REACHED:.0%} of its bandwidth"
+        learner = f"; {learner_seconds(config, shape, device):.1f} s {where}"
+        generators = f"; {generator_seconds(config, shape, device):.1f} s expected, bound by memory"
     return [
         f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "
         f"{mean:,.0f}",
-        f"learner: {found.flops / 1e12:,.1f} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
-        f"micro-batches each; {found.flops / CARD_FLOPS / ranks:.1f} s at 400 TFLOP/s a card",
-        f"generators: {found.sampling / 1e12:,.1f} TFLOPs over {replicas} replicas; decoding is bound by "
-        "memory, not by these",
-        _refill(config, shape, found),
+        f"learner: {found.flops / 1e12:,.3g} TFLOPs over {ranks} ranks, {found.micro_batches:.0f} "
+        f"micro-batches each{learner}",
+        f"generators: {found.sampling / 1e12:,.3g} TFLOPs over {replicas} replicas{generators}",
+        *(
+            []
+            if device
+            else ["seconds: unknown on this CPU before a run; `hora report RUN` has what it took"]
+        ),
+        _refill(config, shape, found, device),
         f"weights: {found.published:.3f} GiB to each replica over {weights}; "
         f"{found.published * replicas:.3f} GiB in all",
         f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
     ]
 
 
-def _refill(config: Config, shape: ModelShape, found: StepArithmetic) -> str:
+def _refill(config: Config, shape: ModelShape, found: StepArithmetic, device: str | None) -> str:
     """What dropping the KV cache at an update costs a full replica, whose sequences are half done."""
     if not config.generator.clear_cache:
         return "an update: generator.clear_cache is false, nothing is recomputed"
-    flops = 2 * (shape.parameters + shape.adapter) * found.refill
-    seconds = flops / CARD_FLOPS / config.generator.tensor_parallel
-    return (
-        f"an update: generator.clear_cache recomputes at most {found.refill:,.0f} tokens of a replica, "
-        f"{seconds:.1f} s at 400 TFLOP/s a card"
-    )
+    seconds = ""
+    if device is not None:
+        flops = 2 * (shape.parameters + shape.adapter) * found.refill
+        seconds = f", {flops / card_flops(device) / config.generator.tensor_parallel:.1f} s expected"
+    says = f"an update: generator.clear_cache recomputes at most {found.refill:,.0f} tokens of a replica"
+    return says + seconds

@@ -10,7 +10,7 @@ from common.load import load
 from deploy.preflight import disk, machine
 from deploy.preflight.estimate import weights_gib
 from deploy.preflight.findings import Target, size
-from deploy.preflight.memory import card_memory, model_shape
+from deploy.preflight.memory import memory, model_shape
 from tests.support.preflight import Make, by_name, one
 
 
@@ -63,7 +63,7 @@ def test_the_estimate_agrees_with_the_files_of_a_model(config: Make) -> None:
 def test_memory_and_disk_say_one_size_of_the_checkpoints(config: Make, lora: dict[str, int] | None) -> None:
     """Also where the model's files have another precision than the run."""
     chosen = config(model={"dtype": "bfloat16"}, learner={"lora": lora, "keep_checkpoints": 500})
-    table = by_name(card_memory(Target(chosen)))["memory per part"].says
+    table = by_name(memory(Target(chosen)))["memory per part"].says
     row = re.search(r"disk, checkpoints +([\d.]+)", table)
     [use] = [use for use in disk.uses(chosen, model_shape(chosen)) if use.what == "checkpoints"]
     assert row is not None

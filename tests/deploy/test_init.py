@@ -19,7 +19,7 @@ from deploy.preflight import machine, memory
 from deploy.preflight.checks import CONFIGURATION, require, target_of
 from deploy.preflight.estimate import ModelShape
 from deploy.preflight.findings import Target
-from deploy.preflight.memory import card_memory
+from deploy.preflight.memory import memory as memory_of
 from tests.support.gguf import write_gguf
 
 TASKS: tuple[Task, ...] = ("math", "mine", "code")
@@ -112,7 +112,7 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(
     ("count", "mib", "model", "lora"),
     [
         (1, H200, BIG, False),
-        (1, L40S, BIG, False),
+        (1, L40S, BIG, True),
         (1, A100, BIG, True),
         (2, A100, BIG, False),
         (1, RTX_5090, BIG, True),
@@ -121,7 +121,7 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(
         (4, RTX_4090, BIG, False),
         (1, A10, BIG, True),
         (2, A10, BIG, True),
-        (1, RTX_4080, BIG, True),
+        (1, RTX_4080, SMALL, True),
         (2, RTX_4080, BIG, True),
         (1, RTX_4070, SMALL, True),
         (2, RTX_4070, BIG, True),
@@ -129,14 +129,22 @@ def test_no_number_of_gpus_is_written_for_run_divides_them(
     ],
 )
 def test_these_gpus_hold_what_is_written_for_them(
-    count: int, mib: str, model: str, lora: bool, task: Task, tmp_path: Path, cards: Cards
+    count: int,
+    mib: str,
+    model: str,
+    lora: bool,
+    task: Task,
+    tmp_path: Path,
+    cards: Cards,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cards(count, mib)
     path = initialise(tmp_path / "mine.yaml", task)[0]
     target = target_of(str(path))
-    found = {f.what: f for f in card_memory(target)}
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
+    found = {f.what: f for f in memory_of(target)}
     assert {f.level for f in found.values()} == {"ok"}, found["GPU memory"].line
-    assert {"resources", "memory per part", "GPU memory"} == set(found)
+    assert {"resources", "memory per part", "GPU memory", "memory"} == set(found)
     config = target.config
     assert (config.model.path, config.learner.lora is not None) == (model, lora)
     assert config.learner.optimizer.learning_rate == (1e-5 if lora else 1e-6)
@@ -150,7 +158,7 @@ def test_gpus_that_hold_no_known_model_get_the_smallest_and_are_told(
     path = initialise(tmp_path / "mine.yaml", "math")[0]
     target = target_of(str(path))
     assert target.config.model.path == SMALL
-    assert {f.what: f.level for f in card_memory(target)}["GPU memory"] == "fail"
+    assert {f.what: f.level for f in memory_of(target)}["GPU memory"] == "fail"
     assert "# Too large for this machine: no model" in path.read_text()
     assert "no model" in capsys.readouterr().err
 
@@ -163,9 +171,10 @@ def test_a_card_without_memory_of_its_own_has_the_host_s(
     monkeypatch.setattr(
         "deploy.preflight.resources.psutil.virtual_memory", lambda: SimpleNamespace(total=host_gib * 2**30)
     )
+    monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     path = initialise(tmp_path / "mine.yaml", "math")[0]
     target = target_of(str(path))
-    found = {f.what: f for f in card_memory(target)}["GPU memory"]
+    found = {f.what: f for f in memory_of(target)}["GPU memory"]
     assert target.config.model.path == model
     assert found.level == ("ok" if model == BIG else "fail")
     assert f"of {host_gib}.0 GiB" in found.says

@@ -14,9 +14,10 @@ from common.redis import connect
 from deploy.launch.redis_server import RedisServer
 from deploy.preflight import configuration, machine, services
 from deploy.preflight.checks import target_of
+from deploy.preflight.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
 from deploy.preflight.findings import Finding, Target
 from deploy.preflight.group_size import group_size
-from deploy.preflight.machine import memory_gib
+from deploy.preflight.memory import fits_host, memory
 from deploy.preflight.rounds import rounds
 from tests.support.preflight import Make, by_name, one
 
@@ -168,25 +169,43 @@ def test_the_readme_s_example_of_scaling_fits_two_cpus(tmp_path: Path) -> None:
         assert by_name(services.placeable(target, {"CPU": 2}))["CPUs"].level == level
 
 
-def test_memory_is_counted_where_it_is_needed(
-    config: Make, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
-) -> None:
-    monkeypatch.setattr(machine, "model_gib", lambda path: 10.0)
+SHAPE = ModelShape(1_000_000_000, 0, 16, 2048, 8192, 512, 128_000)
+
+
+def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
     settings = config(
         model={"dtype": "bfloat16"},
         generator={"replicas": 2, "kv_cache_gib": 5},
         learner={"workers": 3, "offload_optimizer": True},
     )
-    whole, sampling = Target(settings), Target(settings, "eval")
-    cards(0)
-    # Rank 0's copy of the weights, and all ranks' copies of what a checkpoint holds.
-    processes, published = 1.5 + 2 * 2.2, 10 + 10 * (1 + 6)
-    assert memory_gib(whole) == pytest.approx(processes + 2 * (5 + 10) + 3 * (1 + 4 * 10) + published)
-    assert memory_gib(sampling) == pytest.approx(processes + 2 * (5 + 10)), "no rank starts"
-    cards(1)
-    offloaded = 60
-    assert memory_gib(whole) == pytest.approx(processes + 3 * 1 + published + offloaded)
-    assert memory_gib(sampling) == pytest.approx(processes)
+    cpu, gpu = (host_needs(SHAPE, settings, cards=cards) for cards in (False, True))
+    assert cpu["learner rank, 3 of"] == pytest.approx(3 * rank_need(SHAPE, settings, card=False).gib)
+    assert cpu["generator, 2 of"] > 2 * (5 + 2e9 / 2**30)
+    assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == checkpoint_gib(SHAPE, settings)
+    assert gpu["learner rank, 3 of"] == 3.0, "weights and activations are on the cards"
+    assert gpu["offloaded optimizer"] == pytest.approx(16e9 / 2**30)
+    assert "offloaded optimizer" in cpu
+    assert cpu["offloaded optimizer"] == 0, "it is in the ranks"
+    sampling = host_needs(SHAPE, settings, cards=False, trains=False)
+    assert not any(name.startswith("learner") for name in sampling)
+
+
+def test_activations_that_the_host_cannot_hold_are_refused(
+    config: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SmolLM2's shape: what a micro-batch needs decides, and not the weights of 0.25 GiB."""
+    shape = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
+    lengths = {"max_prompt_tokens": 512, "max_response_tokens": 512}
+    monkeypatch.setattr("deploy.preflight.memory.free_memory", lambda: 24 * 2**30)
+    levels = {}
+    for tokens in (4096, 32_768):
+        settings = config(
+            model={"dtype": "bfloat16"}, rollout=lengths, learner={"tokens_per_microbatch": tokens}
+        )
+        found = fits_host(Target(settings), shape, cards=False)
+        levels[tokens] = found.level
+        assert ("learner.tokens_per_microbatch" in found.line) == (found.level == "fail")
+    assert levels == {4096: "ok", 32_768: "fail"}
 
 
 def test_a_taken_port_and_an_open_address_are_named(config: Make) -> None:
@@ -218,8 +237,9 @@ def test_of_a_serve_file_its_own_address_is_judged_and_not_this_machine_s_memory
     assert target.command == "train"
     assert found["HTTP port"].level == "warn"
     assert found["HTTP address"].says == "http_options.host = 0.0.0.0"
-    assert one(machine.memory, target) == one(machine.gpu_count, target) == {}
-    alone = one(machine.memory, Target(target.config))["memory"]
+    assert one(machine.gpu_count, target) == {}
+    assert "memory" not in one(memory, target)
+    alone = one(memory, Target(target.config))["memory"]
     assert alone.level == "fail", "one machine alone would have to hold it"
 
 

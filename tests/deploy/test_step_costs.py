@@ -1,10 +1,19 @@
 """The arithmetic of a step, counted by hand."""
 
+import re
+
 import pytest
 
 from common.load import load
 from deploy.preflight.estimate import GIB, ModelShape
-from deploy.preflight.step_costs import arithmetic, said
+from deploy.preflight.step_costs import (
+    BANDWIDTH,
+    REACHED,
+    arithmetic,
+    generator_seconds,
+    said,
+    step_seconds,
+)
 
 FULL = ModelShape(1_000_000, 0, 2, 64, 256, 32, 1000)
 ADAPTED = ModelShape(1_000_000, 10_000, 2, 64, 256, 32, 1000)
@@ -40,7 +49,7 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
     assert 0.6 < found.flops / full.flops < 0.8
     assert found.exchanged * GIB == pytest.approx(4 * 0.5 * (2 * 4.04e6 + 4e4))
     assert full.exchanged == 0.0, "one rank"
-    text = "\n".join(said(config, ADAPTED))
+    text = "\n".join(said(config, ADAPTED, None))
     assert "32 rollouts, 0.00 million tokens at a mean response of 50" in text
     assert "to each replica over file" in text
     assert "clear_cache recomputes at most 2,400 tokens of a replica" in text
@@ -49,5 +58,42 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
 def test_a_replica_recomputes_no_more_than_its_sequences() -> None:
     settings = [*BASE, "generator.max_sequences=4", "generator.replicas=2"]
     assert arithmetic(load("tiny", settings), FULL).refill == 4 * (50 + 25)
-    kept = said(load("tiny", [*settings, "generator.clear_cache=false"]), FULL)
+    kept = said(load("tiny", [*settings, "generator.clear_cache=false"]), FULL, None)
     assert "an update: generator.clear_cache is false, nothing is recomputed" in kept
+
+
+SEVEN = ModelShape(7_615_616_512, 0, 28, 3584, 18_944, 512, 152_064)
+PAPER = (
+    "model.dtype=bfloat16",
+    "rollout.prompts_per_batch=60",
+    "rollout.group_size=32",
+    "rollout.max_prompt_tokens=2048",
+    "rollout.max_response_tokens=2048",
+    "learner.tokens_per_microbatch=16384",
+    "generator.max_batched_tokens=8192",
+)
+
+
+def test_decoding_is_bound_by_what_it_reads() -> None:
+    config = load("tiny", [*PAPER, "generator.replicas=4", "generator.max_sequences=128"])
+    weights, entry, context = 2 * 7_615_616_512, 2 * 28 * 512 * 2, 1024 + 512
+    step = (weights + 128 * context * entry) / (REACHED * BANDWIDTH["H100"])
+    decoding = step * 1024 * 60 * 32 / (4 * 128)
+    assert generator_seconds(config, SEVEN) == pytest.approx(decoding, rel=0.02), "and little for prompts"
+    twice = load("tiny", [*PAPER, "generator.replicas=8", "generator.max_sequences=128"])
+    assert generator_seconds(twice, SEVEN) == pytest.approx(decoding / 2, rel=0.02)
+
+
+def test_sides_that_wait_for_each_other_add_up() -> None:
+    settings = [*PAPER, "generator.replicas=4", "learner.workers=4"]
+    overlapped = step_seconds(load("tiny", [*settings, "rollout.max_staleness=1"]), SEVEN)
+    in_turn = step_seconds(load("tiny", [*settings, "rollout.max_staleness=0"]), SEVEN)
+    assert overlapped < in_turn < 2 * overlapped
+
+
+def test_seconds_are_said_of_cards_and_never_of_a_cpu() -> None:
+    config = load("tiny", list(PAPER))
+    cpu, card = (" ".join(said(config, SEVEN, device)) for device in (None, "H100"))
+    assert " s expected" in card
+    assert not re.search(r"[0-9] s ", cpu)
+    assert "TFLOP/s" not in cpu

@@ -1,0 +1,87 @@
+"""docs/reference/memory.md: which models fit how many cards, from the functions that `hora check` uses.
+
+python -m deploy.memory_docs > docs/reference/memory.md
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+
+from common.errors import ConfigError
+from common.load import load
+from deploy.preflight.estimate import ModelShape, on_one_card
+from deploy.preflight.memory import holds, needs
+from deploy.preflight.resources import SPARE, Card, choose
+
+CARD = Card("H100", 79.65)
+COUNTS = (1, 2, 4, 8)
+COMMON = {"max_position_embeddings": 32_768}
+MODELS: dict[str, PretrainedConfig] = {
+    "1.5B": Qwen2Config(
+        vocab_size=151_936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
+        num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True, **COMMON,
+    ),
+    "3B": Qwen2Config(
+        vocab_size=151_936, hidden_size=2048, intermediate_size=11_008, num_hidden_layers=36,
+        num_attention_heads=16, num_key_value_heads=2, tie_word_embeddings=True, **COMMON,
+    ),
+    "7B": Qwen2Config(
+        vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
+        num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False, **COMMON,
+    ),
+    "8B": LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32,
+        num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=False, **COMMON,
+    ),
+}  # fmt: skip
+SETTINGS = (
+    "model.dtype=bfloat16", "rollout.prompts_per_batch=60", "rollout.group_size=32",
+    "rollout.pre_rollouts=8", "rollout.max_prompt_tokens=2048", "rollout.max_response_tokens=2048",
+    "learner.tokens_per_microbatch=8192", "learner.gradient_checkpointing=true",
+    "generator.enforce_eager=false", "generator.max_batched_tokens=8192",
+)  # fmt: skip
+HEAD = f"""\
+# Memory by model and cards
+
+Expected GiB on cards of {CARD.gib:g} GiB (H100), from the functions that `hora check` uses; not measured on
+a GPU. Γ·G = 60·32, prompts and responses of up to 2,048 tokens, micro-batches of 8,192, gradient
+checkpointing, 16 bits, weights over `file`, adapters of rank 16. 1.5B, 3B and 7B have Qwen2.5's shapes, 8B
+has Llama 3.1's. A cell has the split that `run.resources: auto` chooses (generators + ranks), ZeRO's stage,
+and the need of one rank and of one generator, whose KV cache is the smallest that is of use where it has a
+card of its own. {SPARE:.0%} of a card is left free.
+
+"""
+
+
+def document() -> str:
+    """The page."""
+    rows = ["| model | " + " | ".join(f"{n} card{'s' * (n > 1)}" for n in COUNTS) + " |\n"]
+    rows.append("|---|" + "---|" * len(COUNTS) + "\n")
+    for name, architecture in MODELS.items():
+        for lora in (False, True):
+            cells = " | ".join(_cell(architecture, lora, count) for count in COUNTS)
+            rows.append(f"| {name}, {'LoRA' if lora else 'full'} | {cells} |\n")
+    return HEAD + "".join(rows)
+
+
+def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
+    config = load("tiny", [*SETTINGS, *(["learner.lora.rank=16"] if lora else [])])
+    with torch.device("meta"):
+        shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config)
+    cards = [CARD] * count
+    try:
+        chosen = choose(config, cards, shape).config
+    except ConfigError:
+        return "does not fit"
+    rank, generator = needs(chosen, shape)
+    if holds(chosen, shape, cards).level == "fail":
+        need = on_one_card(rank, generator, chosen) if count == 1 else rank.gib
+        return f"does not fit: {need:.0f}"
+    stage = chosen.learner.zero_stage or 2
+    split = "shared" if count == 1 else f"{chosen.generator.replicas} + {chosen.learner.workers}"
+    return f"{split}, ZeRO-{stage} · {rank.gib:.0f} · {generator.gib:.0f}"
+
+
+if __name__ == "__main__":
+    print(document(), end="")

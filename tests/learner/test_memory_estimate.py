@@ -1,0 +1,70 @@
+"""The estimate of a rank's memory against what a step takes, counted on CPU by torch's allocator."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.system
+ROOT = Path(__file__).parents[2]
+# Tensors that are alive before a step, and the peak of what the step allocates beside them.
+MEASURE = """
+import gc, json, sys
+import torch
+from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
+from deploy.preflight.estimate import GIB, RANK_GIB, ModelShape, rank_need
+import learner.engine
+from learner.engine import set_device
+
+shape = SHAPE_1_5B | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024,
+                      "num_hidden_layers": 4, "num_attention_heads": 4}
+dtype, stage = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(1)
+join_alone("gloo")
+
+
+def alive():
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    tensors += [t.grad for t in tensors if t.grad is not None]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+settings = learner.engine.deepspeed_config
+
+
+def small_bucket(config):  # its full size is taken in address space alone
+    made = settings(config)
+    made["zero_optimization"]["reduce_bucket_size"] = 1_000_000
+    return made
+
+
+learner.engine.deepspeed_config = small_bucket
+with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, logit_chunk=512) as engine:
+    micro, _ = micro_batches(ragged_samples(8, 8192, 900)[:8], 2048, False)
+    engine.step(micro)
+    kept = alive()
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as seen:
+        engine.step(micro)
+    now = peak = 0
+    events = (e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]")
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    need = rank_need(ModelShape.of(engine.hf, engine._config), engine._config, card=False)
+    whole = need.gib - RANK_GIB - need.backward["bucket"]
+    print(json.dumps({"measured": (kept + peak) / GIB, "estimated": whole}))
+"""
+
+
+@pytest.mark.parametrize(("dtype", "stage"), [("bfloat16", 2), ("float32", 0)])
+def test_a_step_takes_what_was_estimated(dtype: str, stage: int) -> None:
+    command = [sys.executable, "-c", MEASURE, dtype, str(stage)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert 0.8 * found["measured"] < found["estimated"] < 1.6 * found["measured"], found
