@@ -23,6 +23,7 @@ from types import FrameType
 
 GRACE_S = 30.0
 STOPPING = (signal.SIGTERM, signal.SIGHUP)
+AGAIN_S = 5.0  # a library may swallow the interrupt, as imports do
 TWICE_S = 1.0  # `timeout` signals the command and then its group: one request
 asked_to_stop = threading.Event()
 """Set while `stopped_by_signals` has heard one of STOPPING."""
@@ -111,7 +112,16 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
         signal.signal(other, signal.SIG_IGN)
     if number == signal.SIGHUP:
         _leave_terminal()
+    threading.Thread(target=_insist, name="insist", daemon=True).start()
     signal.raise_signal(signal.SIGINT)
+
+
+def _insist() -> None:
+    """Interrupt the main thread again until it leaves `stopped_by_signals`; `undisturbed` ignores it."""
+    time.sleep(AGAIN_S)
+    while asked_to_stop.is_set():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(AGAIN_S)
 
 
 def _leave_terminal() -> None:

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 from rich.console import Console
@@ -34,7 +34,7 @@ from common.load import dump_yaml, load
 from common.processes import this_machine
 from common.redis import connect, has_password
 from common.state import changed
-from deploy.launch.signals import asked_to_stop
+from deploy.launch.signals import asked_to_stop, undisturbed
 from deploy.monitor.progress import working
 from deploy.runs.process_identity import age_s, same_boot, start_ticks
 from evaluation.console import say
@@ -143,9 +143,13 @@ class RunFile:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         self.start(run, os.getpid(), http_port=http_port, resume=resume, weights=weights)
         with ExitStack() as ending:
-            ending.push(partial(self._record_end, resume, console))
+            ending.push(partial(self._record_undisturbed, resume, console))
             with self._beating():
                 yield
+
+    def _record_undisturbed(self, *arguments: Any) -> None:
+        with undisturbed():
+            self._record_end(*arguments)
 
     def _record_end(
         self, resume: str, console: Console, kind: type[BaseException] | None, error: object, _: object

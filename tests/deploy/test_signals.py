@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -117,3 +118,18 @@ def test_a_raylet_that_a_stop_ended_too_is_no_failure(
     assert ended == [status]
     assert file.read().state == state
     assert ("raylet" in file.read().reason) is not asked
+
+
+def test_a_request_that_a_library_swallows_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "AGAIN_S", 1.1)
+
+    def swallows() -> None:
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        time.sleep(5)
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), stopped_by_signals():
+        swallows()
+    assert time.monotonic() - began < 4
