@@ -57,6 +57,14 @@ class Guard:
         await self._app(scope, receive, _with_headers(send))
 
 
+class ProxyGuard(Guard):
+    """`Guard` for what Serve's proxies answer themselves, as `/-/routes`. The rest has its own."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = super().__call__ if scope.get("path", "").startswith("/-/") else self._app
+        await answer(scope, receive, send)
+
+
 def _with_headers(send: Send) -> Send:
     async def wrapped(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -12,7 +12,10 @@ from __future__ import annotations
 import asyncio
 
 import uvicorn.config
+from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deploy.monitor.hosts import ProxyGuard
 
 REQUEST_S = 10.0
 """From the start of a connection, or of a request on it, to its last byte."""
@@ -91,7 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._unread = None
 
 
-def limit_requests() -> list[object]:
-    """Serve's callback, called in each proxy before its server starts: further middlewares (none)."""
+def limit_requests() -> list[Middleware]:
+    """Serve's callback, called in each proxy before its server starts: further middlewares."""
     uvicorn.config.HTTP_PROTOCOLS["auto"] = f"{__name__}:{LimitedProtocol.__name__}"
-    return []
+    return [Middleware(ProxyGuard)]

@@ -62,7 +62,9 @@ def test_page_status_and_problems_are_at_the_application_s_root(stage):
 
 def test_a_foreign_name_is_refused_and_a_half_sent_request_loses_its_connection(stage):
     _run, url, _metrics = stage
-    assert httpx.get(f"{url}/status", headers={"Host": "rebound.example"}).status_code == 421
+    for path in ("/status", "/-/routes", "/-/healthz"):
+        assert httpx.get(url + path, headers={"Host": "rebound.example"}).status_code == 421
+        assert httpx.get(url + path).status_code == 200
     address = httpx.URL(url)
     started = time.monotonic()
     with socket.create_connection((address.host, address.port), timeout=60) as client:
