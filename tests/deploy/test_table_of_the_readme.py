@@ -20,10 +20,11 @@ from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 # Commands in one folder, in this order, with what each must say.
 HERE: dict[str, list[tuple[str, str]]] = {
-    "hora init FILE [--task mine]": [
+    "hora init FILE [--task mine] [--model M]": [
         ("init mine.yaml", "mine.yaml"),
         ("init own.yaml --task mine", "own.yaml"),
         ("init code.yaml --task code", "code.yaml"),
+        ("init named.yaml --model smollm2", "named.yaml"),
     ],
     "hora check CONFIG [--elsewhere]": [("check tiny --elsewhere", "valid. 2000 prompts")],
     "hora monitor CONFIG": [
