@@ -118,9 +118,9 @@ def test_every_gold_answer_equals_all_of_its_rewritings_in_good_time() -> None:
     slowest = 0.0
     for gold in DISTINCT:
         for answer in rewritings(gold):
-            start = time.perf_counter()
+            start = time.process_time()
             assert judged(gold, answer), (gold, answer)
-            slowest = max(slowest, time.perf_counter() - start)
+            slowest = max(slowest, time.process_time() - start)
     assert slowest < 5.0
 
 
