@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig
 
 from common.config import Config
 from common.errors import ConfigError
@@ -18,7 +19,7 @@ from learner.engine import load_model
 from learner.head import OwnPath
 from learner.logprobs import Policy
 from learner.prefixes import rows_of, window_of
-from tests.support.families import SETTINGS, VOCABULARY, model_of, write_model
+from tests.support.families import GROUPED, SETTINGS, TOKENS, VOCABULARY, model_of, write_model
 from tests.support.sharing import ALWAYS
 
 REFUSED = {"opt": "OPTForCausalLM", "mamba": "MambaForCausalLM", "bloom": "BloomForCausalLM"}
@@ -102,6 +103,18 @@ def test_a_window_is_kept_where_prompts_are_shared(family: str, attention: str) 
     torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-4)
     mine, theirs = gradient(policy, ours), gradient(reference, wanted)
     assert float((mine - theirs).norm() / theirs.norm()) < 1e-4
+
+
+def test_completions_of_a_family_whose_state_runs_through_all_tokens_do_not_share_a_prompt(
+    tmp_path: Path,
+) -> None:
+    layers = {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    whole = AutoConfig.for_model("lfm2", **(GROUPED | TOKENS | layers))
+    whole.save_pretrained(tmp_path)
+    name, unshared = check_family(config_of(tmp_path))
+    assert name == "Lfm2ForCausalLM"
+    assert unshared
+    assert check_family(config_of(write_model("qwen3", tmp_path / "other"))) == ("Qwen3ForCausalLM", "")
 
 
 @pytest.mark.parametrize("family", ["granite", "gpt2", "gpt_neox", "phi3"])
