@@ -86,7 +86,8 @@ class RunState:
     step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
     `controls`: whether a token for pause and resume was issued. `endpoint`: whether the run serves its
     policy. `gate`: the warm-up gate while it is shut.
-    `unplaced`: which parts find no place on the cluster. `phase_a[c]` prompts had c of `pre_rollouts` correct
+    `unplaced`: which parts find no place on the cluster. `redis_full`: the memory of a Redis at its limit,
+    in words. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds
     the shares for each c. `evaluations[v]` holds pass@k by name for weight version v.
     """
@@ -103,6 +104,7 @@ class RunState:
     paused: bool
     controls: bool
     unplaced: str
+    redis_full: str
     error: str | None
     rule: str
     warm_up: bool
@@ -167,6 +169,7 @@ class _Raw:
     history: list[tuple[bytes, dict[bytes, bytes]]]
     oldest: bytes | None
     evaluations: dict[bytes, bytes]
+    memory: dict[str, Any]
 
 
 def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
@@ -186,6 +189,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         time=now,
         **_progress(config, raw.state),
         **_plan(config),
+        redis_full=_full(raw.memory),
         last_step_s=last_step_s,
         idle_s=_idle(last_step_s, parts, raw.state, now),
         version=version,
@@ -217,8 +221,15 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
         pipe.eval(OLDEST, 3, keys.groups, keys.ledger, keys.state)
         pipe.hgetall(keys.evaluations)
+        pipe.info("memory")
         config, state, *rest = pipe.execute()
     return _Raw(config, SharedState.parse(state), *rest)
+
+
+def _full(memory: Mapping[str, Any]) -> str:
+    """The memory of a Redis that takes no more; empty where there is room, or no limit."""
+    used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
+    return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""
 
 
 def _progress(config: Config, state: SharedState) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Kind(StrEnum):
     OTHER_VERSION = "other_version"
     WEIGHTS_DISAGREE = "weights_disagree"
     UNPLACED = "unplaced"
+    REDIS_FULL = "redis_full"
     NOT_ALIVE = "not_alive"
     SILENT = "silent"
     LEARNER_STARVING = "learner_starving"
@@ -68,6 +69,10 @@ def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warnin
         found.append(Warning(Kind.PAUSED, "paused by an operator"))
     if state.unplaced:
         found.append(Warning(Kind.UNPLACED, state.unplaced))
+    if state.redis_full:
+        # No heartbeat can be written either, so who is alive is not known.
+        full = f"Redis is at its memory limit ({state.redis_full}) and takes nothing: raise its maxmemory"
+        return [*found, Warning(Kind.REDIS_FULL, full)]
     found += _foreign(state) + _drifted(state, drift_alarm) + _different(state)
     return (
         found

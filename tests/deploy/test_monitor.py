@@ -13,6 +13,7 @@ import zlib
 from typing import ClassVar
 
 import pytest
+import redis
 from rich.console import Console
 
 from actors.coordinator.history_writer import oldest_replica
@@ -67,6 +68,21 @@ def test_parts_without_a_place_are_told_on_the_screen(run):
     assert "! no place for 1 of 2 generator: too few CPUs" in "\n".join(drawn(state))
     run.redis.hset(keys.state, mapping=changed(unplaced=""))
     assert not read_run(run.redis, name).warns(Kind.UNPLACED)
+
+
+def test_a_redis_without_room_is_said_and_nobody_is_called_dead(run):
+    later = time.time() + 3600
+    assert read_run(run.redis, run.config.run.name, later).warns(Kind.NOT_ALIVE)
+    run.redis.config_set("maxmemory", 2**20 // 2)
+    try:
+        state = read_run(run.redis, run.config.run.name, later)
+        with pytest.raises(redis.exceptions.OutOfMemoryError):
+            run.redis.set("x", "y")
+    finally:
+        run.redis.config_set("maxmemory", 0)
+    assert state.warns(Kind.REDIS_FULL)
+    assert not state.warns(Kind.NOT_ALIVE)
+    assert not read_run(run.redis, run.config.run.name, later).warns(Kind.REDIS_FULL)
 
 
 def test_json_is_the_reading(redis_url, run, capsys):
