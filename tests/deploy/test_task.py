@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import save_file
-from transformers import GenerationConfig, Qwen2Config
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from common.config import Config
 from common.errors import ConfigError
@@ -36,11 +34,11 @@ def folder(tmp_path: Path) -> Path:
 def save_model(folder: Path, template: str = TEMPLATE) -> None:
     tokenizer = chat_tokenizer(template)
     tokenizer.save_pretrained(folder)
-    Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, num_hidden_layers=2).save_pretrained(
-        folder
-    )
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    Qwen2ForCausalLM(
+        Qwen2Config(vocab_size=len(tokenizer), max_position_embeddings=4096, num_key_value_heads=1, **shape)
+    ).save_pretrained(folder)
     GenerationConfig(eos_token_id=tokenizer.convert_tokens_to_ids(END)).save_pretrained(folder)
-    save_file({"nothing": torch.zeros(1)}, folder / "model.safetensors")
 
 
 def config(folder: Path, **sections: Any) -> Config:
