@@ -165,12 +165,21 @@ def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: Mo
     """So many replicas, the other cards learn; sharded no further than memory asks for."""
     plan = _Plan(config)
     plan.put("generator", replicas=count)
+    plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
     plan.put("learner", workers=cards - count * config.generator.tensor_parallel)
     for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
         if _holds(plan.config, card, shape):
             break
         plan.put("learner", **change)
     return plan.config
+
+
+def most_sequences(config: Config, card: Card, shape: ModelShape) -> int:
+    """Sequences that the KV cache of a generator's own card holds while they grow, 64 to 1,024: twice as many
+    as of the longest."""
+    room = card.gib * config.generator.memory_utilization - generator_need(shape, config, 0.0).gib
+    longest = config.longest * kv_token_bytes(shape, config) / GIB
+    return min(1024, max(64, 8 * int(2 * room / longest / 8)))
 
 
 def _holds(config: Config, card: Card, shape: ModelShape) -> bool:

@@ -370,3 +370,18 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
         with pytest.raises(RunError, match="far enough"):
             local.run_local(again, resume=True, fresh=False)
     assert [(c.learner.workers, c.generator.replicas) for c in asked] == [(3, 3), (2, 4)]
+
+
+def test_a_card_of_its_own_samples_as_many_sequences_as_its_cache_holds(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model: {path: deploy/demo/model}\ndata: {path: arithmetic}\n")
+
+    def chosen(name: str, *more: str) -> int:
+        config = load(str(file), more)
+        shape = ModelShape.of(made(name), config)
+        return choose(config, [H100] * 2, shape).config.generator.max_sequences
+
+    long = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=32768")
+    assert chosen("1.5B") == 1024
+    assert 64 <= chosen("7B", *long) < 256
+    assert chosen("1.5B", "generator.max_sequences=100") == 100
