@@ -23,6 +23,8 @@ PRIMITIVES = "64"
 """oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
 step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
 these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
+BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
+"""Transport and the name of its engine in vLLM, which has a `nccl` of its own."""
 KEYS = {
     "model": "model.path",
     "dtype": "model.dtype",
@@ -115,7 +117,7 @@ def _own(config: Config) -> dict[str, Any]:
         # after them.
         "scheduling_policy": "priority",
         "logprobs_mode": "processed_logprobs",
-        "weight_transfer_config": WeightTransferConfig(backend=config.weights.transport),
+        "weight_transfer_config": WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
         "worker_extension_cls": f"{__package__}.worker_extension.WorkerExtension",
         "enable_log_requests": False,
         **_adapter(config),

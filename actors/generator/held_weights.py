@@ -88,7 +88,7 @@ class HeldWeights:
             if self._name in members:
                 place = members.index(self._name) * self._config.generator.tensor_parallel
                 joining = self._engine.init_transfer({**info, "rank_offset": info["rank_offset"] + place})
-                await self._guarded("joining the transfer group", joining, may_break_off=True)
+                await self._guarded("joining the transfer group", joining, unchanged=True)
                 self._group = group
 
     async def take(self, info: Mapping[str, Any], version: int, group: str) -> None:
@@ -218,7 +218,8 @@ class HeldWeights:
                 await self._install(info, version)
 
     async def _install(self, info: Mapping[str, Any], version: int) -> None:
-        await self._guarded("receiving weights", self._engine.receive(info), may_break_off=True)
+        receiving = self._engine.receive(info)
+        await self._guarded("receiving weights", receiving, unchanged=self._receives_aside())
         installed = await self._guarded("loading weights", self._engine.install(version))
         # Views compare replicas by version and checksum, so the two always belong together.
         self.version, self._installed, self._damaged, self._notice = version, installed, None, ""
@@ -240,12 +241,12 @@ class HeldWeights:
             raise
         return checked
 
-    async def _guarded(self, what: str, work: Awaitable[Any], *, may_break_off: bool = False) -> Any:
+    async def _guarded(self, what: str, work: Awaitable[Any], *, unchanged: bool = False) -> Any:
         """The result of `work`, one phase of an update, which has a deadline. A replica that fails a phase is
         unhealthy.
 
-        `may_break_off`: over files or Gloo one worker that fails in time has left the model as
-        it was. One learner that is not reached may have died. Two in a row mean that this replica is faulty.
+        `unchanged`: work that fails in time has left the model as it was. One learner that is not reached may
+        have died. Two in a row mean that this replica is faulty.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -263,7 +264,7 @@ class HeldWeights:
         unreached, before = UNREACHED in str(error), self._unreached
         self._unreached = unreached
         lost = isinstance(error, TimeoutError) or (unreached and before)
-        broken_off = isinstance(error, StaleWeights) or (may_break_off and self._receives_aside())
+        broken_off = isinstance(error, StaleWeights) or unchanged
         if lost or not broken_off:
             self.failure = f"{what} failed: {type(error).__name__}: {error}"
         raise error

@@ -1,4 +1,4 @@
-"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the `file` and `gloo`
+"""What vLLM loads in each of its processes (entry point `vllm.general_plugins`): the weight
 transports, and a tie of every engine process to its parent.
 
 A replica that is killed leaves its engine core and workers behind, holding memory and GPUs; the kernel ends
@@ -12,10 +12,11 @@ import signal
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from actors.generator.weight_engine import FileWeightTransferEngine, GlooWeightTransferEngine
+from actors.generator.weight_engine import FileWeightTransferEngine, GlooWeightTransferEngine, NcclEngine
 from common.processes import die_with_parent
 
-ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine}
+ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
+"""By names that vLLM has no engine of its own for."""
 
 
 def register() -> None:

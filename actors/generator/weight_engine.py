@@ -1,10 +1,10 @@
-"""The worker side of the `file` and `gloo` transports, on CPU or GPU: vLLM workers load a published
-safetensors file, or receive the learner's broadcast in a group with it.
+"""The worker side of the transports: vLLM workers load a published safetensors file, or receive the
+learner's broadcast in a group with it.
 
-`actors/generator/vllm_plugin.py` registers them in every worker process. The `nccl` transport is vLLM's own
-engine and needs nothing from here. The model is never loaded in part: the replica checks a file before its
-workers load it (`common.weight_versions.check_file`), and a broadcast is loaded after its last tensor.
-Generation continues until then.
+`actors/generator/vllm_plugin.py` registers them in every worker process. Over `file` and `gloo` the model is
+never loaded in part: the replica checks a file before its workers load it
+(`common.weight_versions.check_file`), and a broadcast is loaded after its last tensor. Generation continues
+until then. Over `nccl` vLLM's own engine writes into the model while generation is paused.
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.nccl_engine import (
+    NCCLWeightTransferEngine,
+    NCCLWeightTransferUpdateInfo,
+)
 from vllm.platforms import current_platform
+from vllm.utils.nccl import unpinned_nccl_env
 
 from common.errors import UNREACHED
-from common.gloo import gloo_group
+from common.member_group import Backend, PackedGroup, member_group
 
 
 @dataclass
@@ -45,7 +49,7 @@ class FileUpdateInfo(WeightTransferUpdateInfo):
 
 
 @dataclass
-class GlooInitInfo(WeightTransferInitInfo):
+class GroupInitInfo(WeightTransferInitInfo):
     """Address of the learner's rendezvous, and this worker's rank: the learner has rank 0, the first worker
     `rank_offset`."""
 
@@ -55,6 +59,17 @@ class GlooInitInfo(WeightTransferInitInfo):
     rank_offset: int
     join_s: float
     limit_s: float
+
+
+def _joined(backend: Backend, info: GroupInitInfo, worker: int) -> Any:
+    """The group that the learner forms, joined as its worker `worker` of this replica."""
+    join, limit = timedelta(seconds=info.join_s), timedelta(seconds=info.limit_s)
+    address, port = info.master_address, info.master_port
+    try:
+        store = TCPStore(address, port, timeout=join, wait_for_workers=False)
+    except RuntimeError as error:  # torch.distributed's errors of stores and networks
+        raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
+    return member_group(backend, store, info.rank_offset + worker, info.world_size, join, limit, address)
 
 
 def check_loaded(model: torch.nn.Module) -> None:
@@ -173,22 +188,14 @@ class FileWeightTransferEngine(_Arriving):
 class GlooWeightTransferEngine(_Arriving):
     """Receives on a thread of its own, while the model runs."""
 
-    init_info_cls = GlooInitInfo
+    init_info_cls = GroupInitInfo
     update_info_cls = NCCLWeightTransferUpdateInfo  # vLLM's trainer side sends the same for both
     _group: Any = None
     _receiving: Future[list[tuple[str, torch.Tensor]]] | None = None
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
         """Join the group that the learner forms. `Engine.init_transfer` has left the earlier one."""
-        join = timedelta(seconds=init_info.join_s)
-        rank = init_info.rank_offset + self.parallel_config.rank
-        address, port = init_info.master_address, init_info.master_port
-        try:
-            store = TCPStore(address, port, timeout=join, wait_for_workers=False)
-        except RuntimeError as error:  # torch.distributed's errors of stores and networks
-            raise RuntimeError(f"{UNREACHED} at {address}:{port}: {error}") from error
-        self._group = gloo_group(store, rank, init_info.world_size, join, address)
-        self._group._set_default_timeout(timedelta(seconds=init_info.limit_s))
+        self._group = _joined("gloo", init_info, self.parallel_config.rank)
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
         if self._group is None:
@@ -227,3 +234,17 @@ class GlooWeightTransferEngine(_Arriving):
         if self._group is not None:
             self._group.shutdown()
             self._group = None
+
+
+class NcclEngine(NCCLWeightTransferEngine):
+    """vLLM's engine in a group whose every wait has a limit."""
+
+    init_info_cls = GroupInitInfo  # type: ignore[assignment]
+
+    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:  # type: ignore[override]
+        """Join the group that the learner forms, which packs as vLLM does by default."""
+        self.packed = True
+        with unpinned_nccl_env():
+            self.model_update_group = PackedGroup(  # type: ignore[assignment]
+                _joined("nccl", init_info, self.parallel_config.rank)
+            )

@@ -11,7 +11,6 @@ broadcast can be repeated, and a replica that starts between two versions is sen
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 import uuid
@@ -25,12 +24,11 @@ import redis
 import structlog
 import torch
 from ray.exceptions import RayError
-from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, WeightSource
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
 from common.config import Config
 from learner.weights.broadcast import BroadcastClient, Confirmation
-from learner.weights.gloo_transport import GlooTrainerInitInfo
+from learner.weights.group_engines import ENGINES, Meeting
 from learner.weights.host_copy import Snapshot
 from learner.weights.lagging import Lagging
 
@@ -99,8 +97,7 @@ class TransferGroup:
 
     def send(self, weights: Snapshot) -> list[Confirmation]:
         """Broadcast to the running replicas that hold less; the answers of those that hold it now. A group
-        that loses a member on the way is formed again without it. Over NCCL a dead peer blocks the others,
-        and the watchdog ends this process."""
+        that loses a member on the way is formed again without it."""
         confirmed: list[Confirmation] = []
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -127,7 +124,8 @@ class TransferGroup:
         same time as the group's: no rank of the learner waits for a replica, and no replica waits for the
         learner's other ranks."""
         aside = torch.cuda.stream(torch.cuda.Stream(weights.device))
-        with _watchdog(self._limit, f"publishing version {weights.version}"), aside:
+        # Every wait of the group has a limit; the watchdog is for a driver that does not return.
+        with _watchdog(2 * self._limit, f"publishing version {weights.version}"), aside:
             yield
 
     def _lacking(self, version: int) -> tuple[str, ...]:
@@ -153,27 +151,18 @@ class TransferGroup:
 
     def _form(self, update: _Update, weights: Snapshot) -> None:
         world = 1 + len(update.members) * self._config.generator.tensor_parallel
-        self._engine = WeightTransferTrainerFactory.trainer_init(
-            self._place(world), client=update, source=_Source(weights)
-        )
+        # Replicas wait twice, to meet and to connect, and that ends before their own limit, which ends a
+        # hung replica.
+        address, join_s = ray.util.get_node_ip_address(), min(JOIN_S, self._limit / 4)
+        meeting = Meeting(address, world, join_s, self._limit / 2, rank=0)
+        kind = ENGINES[self._config.weights.transport]
+        self._engine = kind.trainer_init(meeting, client=update, source=_Source(weights))
         log.info("transfer group formed", replicas=len(update.members), world=world)
 
     def _leave(self) -> None:
         if self._engine is not None:
             self._engine.shutdown()
             self._engine = None
-
-    def _place(self, world: int) -> TrainerInitInfo:
-        address = ray.util.get_node_ip_address()
-        if not self._nccl:
-            # Each wait of the group ends before the replicas' own limit, which ends a hung replica.
-            return GlooTrainerInitInfo(address, world, min(JOIN_S, self._limit / 2), self._limit / 2, rank=0)
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = int(probe.getsockname()[1])
-        return NCCLTrainerInitInfo(address, port, world, rank=0)
 
 
 class _watchdog:

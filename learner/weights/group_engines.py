@@ -1,13 +1,14 @@
-"""The `gloo` transport: the learner's rank 0 broadcasts every parameter to the replicas over the network,
-from host memory to host memory. For replicas that share neither a folder nor NCCL with the learner.
+"""Rank 0's side of the `gloo` and `nccl` transports: it broadcasts every parameter to the replicas, from host
+memory over the network, or from GPU to GPU.
 
-An update has the phases of vLLM's NCCL engine; only the group and the broadcast are Gloo's.
+An update has the phases of vLLM's NCCL engine. How the members meet is ours, and the same for both.
 """
 
 from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Self
@@ -19,28 +20,29 @@ from vllm.distributed.weight_transfer.base import (
     VLLMWeightSyncClient,
     WeightSource,
 )
-from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
+from vllm.utils.nccl import unpinned_nccl_env
 
-from common.gloo import gloo_group
+from common.member_group import Backend, PackedGroup, member_group
 
 
 @dataclass
-class GlooTrainerInitInfo(TrainerInitInfo):
-    """Trainer side of the `gloo` transport: address and size of the group, and the limits in seconds of
-    forming it and of each call."""
+class Meeting(TrainerInitInfo):
+    """Address of rank 0, size of the group, and the limits in seconds of each step of joining and of each
+    call."""
 
-    backend: ClassVar[str] = "gloo"
+    backend: ClassVar[str] = "hora-group"  # vLLM asks for a name
     master_address: str
     world_size: int
     join_s: float
     limit_s: float
 
 
-class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
+class GroupEngine(NCCLTrainerWeightTransferEngine):
     """Rank 0 of the group; no other rank of the learner is in it."""
 
-    init_info_cls = GlooTrainerInitInfo
+    init_info_cls = Meeting
+    backend: ClassVar[Backend]
     _group: Any = None
 
     @classmethod
@@ -52,13 +54,13 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
         source: WeightSource | None = None,
     ) -> Self:
         if source is None:
-            raise ValueError("the gloo transport needs a WeightSource")
-        engine = cls(client=client, source=source, packed=False)
+            raise ValueError("a group needs a WeightSource")
+        engine = cls(client=client, source=source, packed=cls.backend == "nccl")
         engine._meet(init_info)
         return engine
 
-    def _meet(self, info: GlooTrainerInitInfo) -> None:
-        join = timedelta(seconds=info.join_s)
+    def _meet(self, info: Meeting) -> None:
+        join, limit = timedelta(seconds=info.join_s), timedelta(seconds=info.limit_s)
         store = _store_at(info.master_address, join)
         place = {
             "master_address": info.master_address,
@@ -70,9 +72,15 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
         }
         with ThreadPoolExecutor(max_workers=1) as aside:
             joined = aside.submit(self.client.init_weight_transfer_engine, place)
-            self._group = gloo_group(store, 0, info.world_size, join, info.master_address)
+            with unpinned_nccl_env() if self.backend == "nccl" else nullcontext():
+                self._group = member_group(
+                    self.backend, store, 0, info.world_size, join, limit, info.master_address
+                )
             joined.result()
-        self._group._set_default_timeout(timedelta(seconds=info.limit_s))
+
+
+class GlooEngine(GroupEngine):
+    backend = "gloo"
 
     def _broadcast(self, source: WeightSource, meta: list[ParamMeta]) -> None:
         assert self._group is not None
@@ -85,8 +93,24 @@ class GlooTrainerEngine(NCCLTrainerWeightTransferEngine):
             self._group = None
 
 
+class NcclEngine(GroupEngine):
+    backend = "nccl"
+
+    def _meet(self, info: Meeting) -> None:
+        super()._meet(info)
+        self.model_update_group = PackedGroup(self._group)  # type: ignore[assignment]
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._group = None
+
+
+ENGINES: dict[str, type[GroupEngine]] = {"gloo": GlooEngine, "nccl": NcclEngine}
+
+
 def _store_at(address: str, limit: timedelta) -> TCPStore:
-    """A store that listens on `address` alone; torch's own socket would listen on all interfaces."""
+    """A store that listens on `address` alone, on a port that the system chooses and this socket holds.
+    torch's own socket would listen on all interfaces."""
     listening = socket.create_server((address, 0), family=socket.getaddrinfo(address, 0)[0][0])
     port = listening.getsockname()[1]
     return TCPStore(
@@ -98,6 +122,3 @@ def _store_at(address: str, limit: timedelta) -> TCPStore:
         master_listen_fd=listening.detach(),
         use_libuv=False,  # libuv's server does not take a socket
     )
-
-
-WeightTransferTrainerFactory.register_engine("gloo", GlooTrainerEngine)

@@ -1,0 +1,125 @@
+"""Groups of the learner's rank 0 and the generators' workers, which may be on several machines, over Gloo or
+NCCL.
+
+    store at rank 0 ─► every member says that it is here ─► all are ─► the group connects ─► broadcasts
+
+Each arrow has a deadline, so a member that dies at any of them is an error of the others, and not their end.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]
+
+IN_USE = "GLOO_SOCKET_IFNAME"
+Backend = Literal["gloo", "nccl"]
+
+
+def member_group(
+    backend: Backend,
+    store: Store,
+    rank: int,
+    size: int,
+    join: timedelta,
+    limit: timedelta,
+    towards: str,
+) -> Any:
+    """A group whose members have met at `store`; each of its calls then has `limit`. Raises RuntimeError when
+    the members have not come, or not connected, within `join`.
+
+    `towards` is the address of rank 0.
+    """
+    meet(store, rank, size, join)
+    group = _gloo(store, rank, size, join, towards) if backend == "gloo" else _nccl(store, rank, size, join)
+    group._set_default_timeout(limit)
+    return group
+
+
+def meet(store: Store, rank: int, size: int, limit: timedelta) -> None:
+    """Return once all members are here. Raises RuntimeError at the limit, or when rank 0 is gone."""
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{each}" for each in range(size)], limit)
+
+
+def _gloo(store: Store, rank: int, size: int, limit: timedelta, towards: str) -> Any:
+    """A member that listens on the address that leads to `towards`.
+
+    By default Gloo listens on the address of the host's name. On Debian and Ubuntu that is 127.0.1.1, which
+    no other machine reaches. GLOO_SOCKET_IFNAME, where it is set, decides.
+    """
+    if IN_USE in os.environ:
+        return ProcessGroupGloo(store, rank, size, limit)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = limit
+    options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(towards))]
+    return ProcessGroupGloo(store, rank, size, options)
+
+
+def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:
+    """A member on the current GPU. Its communicator does not block: a wait that passes its limit raises, and
+    `abort` ends what was in flight. torch's watchdog would end the process instead, so it is off."""
+    from torch.distributed import ProcessGroupNCCL
+
+    settings = {
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(max(1, int(limit.total_seconds()))),
+    }
+    with _environment(settings):  # other groups of this process keep theirs
+        options = ProcessGroupNCCL.Options()
+        options._timeout = limit
+        options.config.blocking = 0
+        group: Any = ProcessGroupNCCL(store, rank, size, options)
+        try:
+            # NCCL connects with the first call.
+            group.broadcast(torch.zeros(1, device="cuda"), 0).wait()
+        except RuntimeError:
+            group.abort()
+            raise
+    return group
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class PackedGroup:
+    """A group over NCCL as vLLM's packed transfer asks for one."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def broadcast(self, tensor: torch.Tensor, src: int, stream: object = None) -> None:
+        """Raises RuntimeError at the group's limit."""
+        del stream  # the group follows the current one
+        self._group.broadcast(tensor, src).wait()
+
+    def destroy(self) -> None:
+        """End what is in flight, and leave."""
+        self._group.abort()
+
+
+def address_towards(host: str) -> str:
+    """The address of this machine from which packets to `host` would leave; nothing is sent."""
+    family, kind, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
