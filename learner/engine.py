@@ -25,6 +25,7 @@ from common.adapter_names import published_name
 from common.adapters import refuse_to_train
 from common.config import Config
 from common.errors import ConfigError
+from common.finite import not_finite, refuse_not_finite
 from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.entropy import EntropyControl, threshold
@@ -123,7 +124,11 @@ class Engine:
         if self._stage == 3:
             refuse_to_train(config)
             hf = load_by_part(config, DTYPES[config.model.dtype], deepspeed_config(config), self.device)
-        return load_model(config) if hf is None else for_training(hf, config)
+        hf = load_model(config) if hf is None else for_training(hf, config)
+        # Under ZeRO-3 every rank looks at its own part.
+        own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
+        refuse_not_finite(not_finite(own), config.model.path)
+        return hf
 
     def _frozen_policy(self) -> Forward:
         """The reference of a KL term; under ZeRO-3 sharded like the policy."""

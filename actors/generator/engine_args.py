@@ -23,6 +23,8 @@ PRIMITIVES = "64"
 """oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
 step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
 these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
+FORMAT = "hora"
+"""vLLM's own loader, which refuses weights that are no numbers (`actors.generator.finite_loader`)."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
 """Transport and the name of its engine in vLLM, which has a `nccl` of its own."""
 KEYS = {
@@ -101,12 +103,14 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """What HORA decides. Of these, `generator.engine_args` may change `enable_chunked_prefill`."""
+    """What HORA decides. Of these, `generator.engine_args` may change `enable_chunked_prefill` and
+    `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,
         "dtype": config.model.dtype,
         "trust_remote_code": config.model.trust_remote_code,
+        "load_format": FORMAT,
         "seed": config.run.seed,
         "tensor_parallel_size": generator.tensor_parallel,
         "gpu_memory_utilization": generator.memory_utilization,

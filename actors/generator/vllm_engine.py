@@ -30,11 +30,12 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from actors.generator.adapter import NOWHERE, POLICY
 from actors.generator.engine_args import adapter_settings, engine_args, set_environment
+from actors.generator.failure_notes import ELSEWHERE, FailureNotes
 from actors.generator.held_weights import Installed
 from actors.generator.stall import Progress
 from actors.generator.timeline import Sequences, origin_of
 from common.config import Config
-from common.errors import UnhealthyError
+from common.errors import RunError, UnhealthyError
 from common.prompts import load_tokenizer
 from common.stop_tokens import completed, silent_tokens, stop_tokens
 from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
@@ -101,7 +102,9 @@ class Engine:
         self._adapter = adapter_settings(config)
         self._request = None if self._adapter is None else LoRARequest("policy", POLICY, NOWHERE)
         self._base_checksum = ""
-        self._llm = AsyncLLM.from_engine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
+        self._notes = FailureNotes()
+        with self._why_not():
+            self._llm = AsyncLLM.from_engine_args(engine_args(config), stat_loggers=[lambda *_: self.load])
         processor = self._llm.output_processor
         self._sequences = processor.request_states = Sequences(processor.request_states)
 
@@ -140,7 +143,7 @@ class Engine:
         )
         final, name = None, uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens.tolist()}
-        with self._progress.request(), _named_when_dead(), self._sequences.ended(name) as stats:
+        with self._progress.request(), self._named_when_dead(), self._sequences.ended(name) as stats:
             async for output in self._llm.generate(
                 prompt, params, request_id=name, priority=priority, lora_request=self._request
             ):
@@ -160,7 +163,7 @@ class Engine:
         """vLLM's own outputs for a request that is not training's, behind all that are."""
         name = uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens}
-        with self._progress.request(), _named_when_dead():
+        with self._progress.request(), self._named_when_dead():
             async for output in self._llm.generate(
                 prompt, params, request_id=name, priority=BELOW_TRAINING, lora_request=self._request
             ):
@@ -171,7 +174,7 @@ class Engine:
         paused = self._joining or self.paused_since is not None
         if not paused and self._progress.still_s > STILL_S:
             raise UnhealthyError(f"no sequence got a token for {self._progress.still_s:.0f} s")
-        with _named_when_dead():
+        with self._named_when_dead():
             await self._llm.check_health()
 
     async def init_transfer(self, info: Mapping[str, object]) -> None:
@@ -265,18 +268,29 @@ class Engine:
     def shutdown(self) -> None:
         self._llm.shutdown(timeout=5.0)
 
+    @contextmanager
+    def _why_not(self) -> Iterator[None]:
+        """RunError with what made vLLM's processes fail, where vLLM says only that they did."""
+        try:
+            yield
+        except RuntimeError as error:
+            if ELSEWHERE not in str(error):
+                raise
+            why = self._notes.reason() or "a process of it ended without a word, as one killed for memory"
+            raise RunError(f"the vLLM engine does not start: {why}") from None
+
+    @contextmanager
+    def _named_when_dead(self) -> Iterator[None]:
+        """vLLM's error as ours, which callers can catch without importing vLLM."""
+        try:
+            yield
+        except EngineDeadError as error:
+            why = self._notes.reason()
+            raise UnhealthyError("the vLLM engine died" + (f": {why}" if why else "")) from error
+
 
 def _joined(digests: list[str]) -> str:
     return hashlib.sha256(";".join(digests).encode()).hexdigest()
-
-
-@contextmanager
-def _named_when_dead() -> Iterator[None]:
-    """vLLM's error as ours, which callers can catch without importing vLLM."""
-    try:
-        yield
-    except EngineDeadError as error:
-        raise UnhealthyError("the vLLM engine died") from error
 
 
 def spans_of(output: CompletionOutput) -> tuple[VersionSpan, ...]:

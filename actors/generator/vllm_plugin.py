@@ -11,7 +11,11 @@ import multiprocessing
 import signal
 
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 
+from actors.generator.engine_args import FORMAT
+from actors.generator.failure_notes import note_failures
+from actors.generator.finite_loader import FiniteLoader
 from actors.generator.weight_engine import FileWeightTransferEngine, GlooWeightTransferEngine, NcclEngine
 from common.processes import die_with_parent
 
@@ -24,6 +28,9 @@ def register() -> None:
     for name, engine in ENGINES.items():
         if name not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(name, engine)
+    if FORMAT not in _LOAD_FORMAT_TO_MODEL_LOADER:
+        register_model_loader(FORMAT)(FiniteLoader)
     parent = multiprocessing.parent_process()
     if parent is not None:
+        note_failures()
         die_with_parent(signal.SIGKILL, parent.pid)

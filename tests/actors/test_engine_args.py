@@ -43,7 +43,7 @@ def test_every_argument_that_hora_sets_has_its_key() -> None:
     from actors.generator.engine_args import KEYS, _own
 
     config = load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"])
-    assert _own(config).keys() - KEYS.keys() == {"enable_chunked_prefill"}
+    assert _own(config).keys() - KEYS.keys() == {"enable_chunked_prefill", "load_format"}
 
 
 def test_graphs_are_captured_on_gpus_unless_the_key_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,28 @@
+"""vLLM's loader of a model's files, which refuses weights that are no numbers, by the file's own name of the
+tensor. Later nobody could name it: vLLM joins tensors, and on CPU packs them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+
+import torch
+from torch import nn
+from vllm.config import ModelConfig
+from vllm.config.load import LoadConfig
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+from common.finite import not_finite, refuse_not_finite
+
+
+class FiniteLoader(DefaultModelLoader):
+    def __init__(self, load_config: LoadConfig) -> None:
+        super().__init__(replace(load_config, load_format="auto"))
+
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Raises ConfigError at the first tensor that holds NaN or an infinite value."""
+        for name, tensor in super().get_all_weights(model_config, model):
+            refuse_not_finite(not_finite([(name, tensor)]), model_config.model)
+            yield name, tensor

@@ -1,0 +1,126 @@
+"""What keeps a vLLM engine from starting, or ends it, is said by name."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from actors.generator.failure_notes import FailureNotes
+from common.errors import ConfigError, RunError
+from common.finite import not_finite, refuse_not_finite
+from common.load import load
+
+ROOT = Path(__file__).parents[2]
+CHILD = """
+import logging
+from actors.generator.failure_notes import note_failures
+note_failures()
+note_failures()
+log = logging.getLogger("vllm.v1.engine.core")
+for text, why in [
+    ("Invocation of hash_weights method failed", "one call"),
+    ("WorkerProc failed to start.", "no room\\nfor the cache"),
+    ("EngineCore failed to start.", "See stack trace for root cause."),
+]:
+    try:
+        raise ValueError(why)
+    except ValueError:
+        log.exception(text)
+"""
+
+
+def test_the_error_that_ended_a_process_reaches_the_one_that_started_it() -> None:
+    notes = FailureNotes()
+    assert notes.reason() is None
+    subprocess.run([sys.executable, "-c", CHILD], check=True, capture_output=True, env=os.environ, cwd=ROOT)
+    assert notes.reason() == "ValueError: no room for the cache"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_value_that_is_no_number_is_found_by_its_tensor_s_name(dtype: torch.dtype, value: float) -> None:
+    largest = torch.finfo(dtype).max
+    right = {"a": torch.full((4, 4), largest, dtype=dtype), "b": torch.zeros(0), "c": torch.arange(3)}
+    assert not_finite(right.items()) == []
+    refuse_not_finite([], "m")
+    wrong = torch.zeros(5, 7, dtype=dtype)
+    wrong[3, 2] = value
+    assert not_finite([*right.items(), ("d", wrong), ("e", wrong.T)]) == ["d", "e"]
+    with pytest.raises(ConfigError, match=r"d \(and 1 more\)"):
+        refuse_not_finite(["d", "e"], "m")
+
+
+def nan_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def another_width(folder: Path) -> None:
+    settings = json.loads((folder / "config.json").read_text())
+    settings["intermediate_size"] *= 2
+    (folder / "config.json").write_text(json.dumps(settings))
+
+
+@pytest.mark.system
+def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_path: Path) -> None:
+    from vllm.model_executor.model_loader import get_model_loader
+
+    from actors.generator.engine_args import engine_args
+
+    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
+    settings = engine_args(load("tiny", [f"model.path={folder}"])).create_engine_config()
+    loader: Any = get_model_loader(settings.load_config)
+    whole = dict(loader.get_all_weights(settings.model_config, torch.nn.Module()))
+    assert whole.keys() == load_file(folder / "model.safetensors").keys()
+    nan_weights(folder)
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
+        list(loader.get_all_weights(settings.model_config, torch.nn.Module()))
+
+
+@pytest.mark.system
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize(
+    ("breaks", "word"),
+    [(nan_weights, "model.layers.1.mlp.down_proj.weight"), (another_width, "Error: ")],
+)
+def test_an_engine_names_what_is_wrong_with_its_model(
+    tmp_path: Path, breaks: Callable[[Path], None], word: str
+) -> None:
+    from actors.generator.vllm_engine import Engine
+
+    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
+    breaks(folder)
+
+    async def start() -> None:
+        engine = Engine(load("tiny", [f"model.path={folder}"]))
+        try:
+            await engine.begin()
+        finally:
+            engine.shutdown()
+
+    with pytest.raises(RunError) as caught:
+        asyncio.run(start())
+    assert word in str(caught.value)
+    assert "root cause" not in str(caught.value)
+
+
+@pytest.mark.system
+def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    from learner.engine import Engine, set_device
+
+    folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
+    nan_weights(folder)
+    config = load("tiny", [f"model.path={folder}"])
+    set_device(config, 0)
+    with pytest.raises(ConfigError, match=r"model\.layers\.1\.mlp\.down_proj\.weight"):
+        Engine(config, 0, 1)
