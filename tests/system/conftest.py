@@ -48,12 +48,14 @@ WORKERS = {"verifier worker": ("verifier", "spawn_main")}
 class LiveRun:
     """One `hora run` of `steps` steps of `preset` in `folder`, and the processes that belong to it."""
 
-    def __init__(self, folder: Path, steps: int, preset: str = "tiny", **settings: object) -> None:
+    def __init__(
+        self, folder: Path, steps: int, preset: str = "tiny", log: Path | None = None, **settings: object
+    ) -> None:
         self.steps, self.run = steps, folder / "live"
         own = SMALL if preset == "tiny" else {"telemetry.http_port": 0}
         every = {**own, **settings, "learner.steps": steps, "run.folder": folder, "run.name": "live"}
         self._command = [HORA, "run", preset, *(p for k, v in every.items() for p in ("-s", f"{k}={v}"))]
-        self._log = folder / "live.log"
+        self._log = log or folder / "live.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.family: set[psutil.Process] = set()
 
@@ -88,6 +90,26 @@ class LiveRun:
             assert time.monotonic() < deadline, f"{self.trained()} of {steps} steps\n{self.output()}"
             self.processes()
             time.sleep(0.1)
+
+    def progressed(self, steps: int) -> bool:
+        """Wait for `steps` more steps: False where the run has few left, or none."""
+        wanted = self.trained() + steps
+        if wanted > self.steps - 2:
+            return False
+        self.until(wanted, 900.0)
+        return True
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def signal_group(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        os.killpg(self._process.pid, number)
+
+    def redis_url(self) -> str:
+        """Of the embedded Redis, once it is there."""
+        self.until_there(self.run / "redis" / "url")
+        return (self.run / "redis" / "url").read_text().strip()
 
     def processes(self) -> list[psutil.Process]:
         """The launcher and all that descends from it; remembered, so that none can be left unseen."""

@@ -1,0 +1,110 @@
+"""A learner dies, and files that it or a killed one left are damaged: what can be used is used, the rest is
+named. `test_chaos.py` meets whole runs with everything else.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learner import extensions
+
+SOME_STEPS, FEW_STEPS = 10, 8
+
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    seed = int(os.environ.get("DAMAGE_SEED") or random.randrange(10_000))
+    print(f"seed of the moment: DAMAGE_SEED={seed}")  # shown when the test fails
+    return random.Random(seed)
+
+
+def noise(folder: Path) -> None:
+    """4 KiB inside the largest file: a tensor's values, which load without a word."""
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        file.write(os.urandom(4096))
+
+
+def cut(folder: Path) -> None:
+    largest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
+def lose(folder: Path) -> None:
+    next(folder.rglob("*_model_states.pt")).unlink()
+
+
+def steps_of(run: Path) -> list[int]:
+    return sorted(int(p.name.removeprefix("step-")) for p in (run / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("damage", [cut, lose])
+def test_a_learner_that_finds_its_newest_checkpoint_damaged_takes_the_one_before(
+    damage: Callable[[Path], None], live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(6, 7))
+    newest = steps_of(run.run)[-1]
+    damage(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.kill("learner", chance, within_s=0.0)
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    run.assert_exact()
+
+
+def test_noise_in_the_newest_checkpoint_is_found_when_the_run_is_resumed(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 8))
+    run.kill_everything()
+    before, newest = steps_of(run.run)
+    noise(run.run / "checkpoints" / f"step-{newest:08d}")
+    run.start("--resume")
+    run.finish()
+    assert [p.name for p in (run.run / "checkpoints").glob("refused-*")] == [f"refused-step-{newest:08d}"]
+    assert f"step-{newest:08d}: " in run.said()
+    assert f"the run continues after step {before}" in run.said()
+    run.assert_exact()
+
+
+def test_when_both_checkpoints_are_damaged_the_run_ends_once_and_says_so(
+    live_run: Callable[..., Any], chance: random.Random
+) -> None:
+    run = live_run(SOME_STEPS)
+    run.until(chance.randint(7, 8))
+    run.kill_everything()
+    for step in steps_of(run.run):
+        noise(run.run / "checkpoints" / f"step-{step:08d}")
+    run.start("--resume")
+    last = run.fail().splitlines()[-1]
+    assert last.startswith(
+        "hora: the learner stopped: the newest checkpoint here that can be used contains 0 steps"
+    )
+    assert "Traceback" not in run.said()
+    assert json.loads((run.run / "run.json").read_text())["state"] == "failed"
+
+
+def test_a_learner_killed_while_it_compiles_keeps_no_later_one_waiting(
+    live_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
+    foreign = tmp_path / "builds" / "py311_cpu" / "deepspeed_shm_comm" / "lock"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()  # what a killed learner of another program, or of an older version, leaves behind
+    lock = extensions.build_folder() / "deepspeed_shm_comm" / "lock"
+    run = live_run(FEW_STEPS)
+    run.until_there(lock)
+    run.kill("learner", random.Random(0), within_s=0.0)
+    assert lock.exists(), "it was killed while it compiled"
+    run.finish()
+    run.assert_exact()
+    assert not lock.exists()
