@@ -8,7 +8,7 @@ allocation, wire, queue (the embedded Redis, every write synced), ledger, claim 
 answer has `--tokens` tokens. For the first step and for the median of those after it, printed are the
 processor seconds of each part over the wall time that the simulated fleet needs for a step: a part at 100%
 would be what the step waits for. The first step touches memory that the later ones use again. Serve's own
-hops are not in it; `benchmarks.generation` measures them.
+hops are not in it; `benchmarks.language_model` measures them.
 """
 
 from __future__ import annotations

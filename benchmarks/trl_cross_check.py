@@ -1,18 +1,19 @@
-"""The `uniform` rule through the whole system beside TRL's GRPOTrainer: same learning curves? And rollouts
-per second.
+"""HORA's `uniform` rule beside TRL's GRPOTrainer: same learning curves, rollouts per second, and success by
+wall-clock.
 
-    python -m benchmarks.trl_cross_check OUT [--seeds 3] [--cell ours-0] [-s learner.steps=30 …]
+    python -m benchmarks.trl_cross_check OUT [--preset smollm2] [--seeds 3] [--cell async-0] [-s KEY=VALUE …]
 
-One cell is one side with one seed: `ours-N` is `hora run` (Redis, Serve, vLLM, verifier, DeepSpeed) with
-allocation.rule uniform and max_staleness 0, `trl-N` is GRPOTrainer with transformers' generate. Cells that
-OUT holds are not run again, so that the comparison can be made piece by piece; when none is missing the
+One cell is one side with one seed, in a process of its own, and the sides take turns: `ours-N` is `hora run`
+(Redis, Serve, vLLM, verifier, DeepSpeed) with max_staleness 0, `async-N` the same with 1, `trl-N` is
+GRPOTrainer with transformers' generate. Cells that OUT holds are not run again. When all are there the
 figures are written.
 
-What is equal on both sides: initial weights, prompts and their order (`common.order.batch_rows`), Γ, G,
-temperature, the longest response, rewards and their weights, advantages (R - mean)/(std + 1e-4), TRL's
-`dr_grpo` loss, which at equal group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its betas,
-ε, weight decay and clipping, the learning rate of every step, float32, one CPU thread that computes (ours:
-vLLM's or the learner's; synchronous, they take turns). What differs: the random numbers of sampling.
+What is equal on all sides: initial weights, prompts and their order (`common.order.batch_rows`), Γ, G,
+temperature, the longest response, rollout.stop, rewards, their weights, advantages (R - mean)/(std + 1e-4),
+TRL's `dr_grpo` loss, which at equal group sizes is ours (1/Γ · 1/G · 1/max_response_tokens), AdamW with its
+betas, ε, weight decay and clipping, the learning rate of every step, precision (TRL's bfloat16 is autocast
+over float32 weights, ours bfloat16 weights with a float32 master copy), and all processors, which
+`run.resources: auto` divides. What differs: the random numbers of sampling.
 """
 
 from __future__ import annotations
@@ -30,30 +31,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trl_cross_check_report import Cell, write_report
-from common.answers import extract_tags, format_reward
+from common.answers import format_reward, load_extract
 from common.config import Config
 from common.datasets import Row, load_dataset
 from common.equality import math_equal, quick_verdict
 from common.load import dump_yaml, load
 from common.order import batch_rows
+from common.pretrained import model_folder
+from common.processes import processors
 from common.prompts import load_tokenizer, render, render_text
 from common.rewards import gold_test
+from common.stop_tokens import stop_tokens
 
 SETTINGS = (
-    "data.path=arithmetic:2-5",
-    "rollout.prompts_per_batch=16",
-    "rollout.group_size=8",
-    "rollout.pre_rollouts=4",
     "rollout.shards=1",
     "rollout.max_staleness=0",
     "allocation.rule=uniform",
-    "learner.steps=30",
+    "allocation.warmup.enabled=false",
     "learner.checkpoint_every=1000",
-    "learner.optimizer.learning_rate=1.0e-4",
     "evaluation.path=null",
     "telemetry.http_port=0",
 )
-SIDES = ("ours", "trl")
+SIDES = ("ours", "async", "trl")
+STALENESS = {"ours": 0, "async": 1}
 
 
 def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
@@ -65,10 +65,10 @@ def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
             raise SystemExit(f"{out} has its settings already: leave out -s, or choose another folder")
         return load(str(path))
     config = load(preset, [*SETTINGS, *overrides])
-    if config.allocation.rule != "uniform" or config.rollout.max_staleness or config.model.dtype != "float32":
-        raise SystemExit("the comparison needs allocation.rule uniform, rollout.max_staleness 0 and float32")
+    if config.allocation.rule != "uniform" or config.rollout.max_staleness:
+        raise SystemExit("the comparison needs allocation.rule uniform and rollout.max_staleness 0")
     out.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(config.model.path, out / "model", dirs_exist_ok=True)
+    shutil.copytree(model_folder(config.model.path), out / "model", dirs_exist_ok=True)
     rows = load_dataset(config.data, gold_test(config.reward)).rows
     lines = [json.dumps({"problem": r.problem, "answer": r.answer}) for r in rows]
     (out / "prompts.jsonl").write_text("\n".join(lines) + "\n")
@@ -76,24 +76,26 @@ def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
     data = data.model_copy(update={"answer_field": "answer"})
     model = config.model.model_copy(update={"path": str(out / "model")})
     run = config.run.model_copy(update={"folder": str(out / "runs")})
-    path.write_text(dump_yaml(config.model_copy(update={"data": data, "model": model, "run": run})))
+    config = config.model_copy(update={"data": data, "model": model, "run": run})
+    path.write_text(dump_yaml(config, written=True))
     return load(str(path))
 
 
-def run_ours(out: Path, config: Config, seed: int) -> Cell:
+def run_ours(out: Path, config: Config, side: str, seed: int) -> Cell:
     """`hora run` to its end; its records are the cell."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    name, began = f"seed-{seed}", time.time()
+    name, began = f"{side}-{seed}", time.time()
     hora = str(Path(sys.executable).with_name("hora"))
     settings = ["-s", f"run.seed={seed}", "-s", f"run.name={name}"]
+    settings += ["-s", f"rollout.max_staleness={STALENESS[side]}"]
     subprocess.run([hora, "run", str(out / "config.yaml"), "--fresh", *settings], check=True)
     wall, folder = time.time() - began, out / "runs" / name
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
     return Cell(
-        side="ours",
+        side=side,
         seed=seed,
         reward=[s["reward"] for s in steps],
         accuracy=[s["reward/accuracy"] for s in steps],
@@ -106,15 +108,17 @@ def run_ours(out: Path, config: Config, seed: int) -> Cell:
 
 
 def run_trl(out: Path, config: Config, seed: int) -> Cell:
-    """GRPOTrainer in this process, with the learner's number of CPU threads."""
+    """GRPOTrainer in this process, on all processors."""
     began = time.time()
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, TrainerCallback
     from trl import GRPOTrainer
 
-    torch.set_num_threads(config.learner.threads)
+    torch.set_num_threads(processors())
     tokenizer = load_tokenizer(config.model.path)
+    if config.rollout.stop:  # TRL ends a completion at one token
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stop_tokens(config, tokenizer)[-1])
     ended: list[float] = []
 
     class Clock(TrainerCallback):
@@ -127,7 +131,7 @@ def run_trl(out: Path, config: Config, seed: int) -> Cell:
         assert tokenizer(text)["input_ids"] == render(tokenizer, row.problem, config.data).tolist(), text
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(config.model.path, dtype=torch.float32),
-        reward_funcs=_rewards(tokenizer),
+        reward_funcs=_rewards(config, tokenizer),
         args=_arguments(out, config, seed),
         train_dataset=Dataset.from_dict({"prompt": texts, "gold": [row.answer for row in rows]}),
         processing_class=tokenizer,
@@ -156,21 +160,23 @@ def _ordered(config: Config, seed: int) -> list[Row]:
     return [rows[row] for batch in batches for _, row in batch]
 
 
-def _rewards(tokenizer: Any) -> list[Any]:
-    """Format and accuracy as our verifier judges them, from the token ids: TRL's own text lacks special
-    tokens."""
+def _rewards(config: Config, tokenizer: Any) -> list[Any]:
+    """The rewards with a weight, of format and accuracy, as our verifier judges them, from the token ids:
+    TRL's own text lacks special tokens."""
+    extract = load_extract(config.reward.answer)
 
     def texts(completion_ids: list[list[int]]) -> list[str]:
         ends = tokenizer.eos_token_id
         return [tokenizer.decode(ids[:-1] if ids[-1:] == [ends] else ids) for ids in completion_ids]
 
     def format(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        return [format_reward(text) for text in texts(completion_ids)]
+        return [format_reward(text, config.reward.answer) for text in texts(completion_ids)]
 
     def accuracy(completion_ids: list[list[int]], gold: list[str], **_: Any) -> list[float]:
-        return [_correct(g, extract_tags(t)) for g, t in zip(gold, texts(completion_ids), strict=True)]
+        return [_correct(g, extract(t)) for g, t in zip(gold, texts(completion_ids), strict=True)]
 
-    return [format, accuracy]
+    known = {"format": format, "accuracy": accuracy}
+    return [known[name] for name in config.reward.weights]
 
 
 def _correct(gold: str, answer: str | None) -> float:
@@ -198,7 +204,7 @@ def _arguments(out: Path, config: Config, seed: int) -> Any:
         top_k=0,
         loss_type="dr_grpo",
         scale_rewards="group",
-        reward_weights=[config.reward.weights["format"], config.reward.weights["accuracy"]],
+        reward_weights=list(config.reward.weights.values()),
         beta=objective.kl,
         epsilon=objective.clip_low,
         epsilon_high=objective.clip_high,
@@ -213,7 +219,7 @@ def _arguments(out: Path, config: Config, seed: int) -> Any:
         max_grad_norm=optimizer.max_grad_norm,
         gradient_checkpointing=False,
         use_cpu=True,
-        bf16=False,
+        bf16=config.model.dtype == "bfloat16",
         fp16=False,
         logging_steps=1,
         save_strategy="no",
@@ -229,8 +235,9 @@ def run_cell(out: Path, config: Config, name: str) -> None:
         return
     side, _, seed = name.partition("-")
     if side not in SIDES or not seed.isdigit():
-        raise SystemExit(f"no cell {name!r}: write ours-0 or trl-0")
-    cell = (run_ours if side == "ours" else run_trl)(out, config, int(seed))
+        raise SystemExit(f"no cell {name!r}: write ours-0, async-0 or trl-0")
+    number = int(seed)
+    cell = run_trl(out, config, number) if side == "trl" else run_ours(out, config, side, number)
     if len(cell.reward) != config.learner.steps:
         raise SystemExit(f"{name}: {len(cell.reward)} of {config.learner.steps} steps were recorded")
     path.parent.mkdir(exist_ok=True)
@@ -242,7 +249,7 @@ def run_cell(out: Path, config: Config, name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder of cells and figures")
-    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--preset", default="smollm2")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--cell", help="run this cell alone")
     parser.add_argument("-s", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
@@ -257,11 +264,9 @@ def main() -> None:
             command = [sys.executable, "-m", "benchmarks.trl_cross_check", str(out), "--cell", name]
             subprocess.run(command, check=True)
     cells = [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))]
-    both = {c["seed"] for c in cells if c["side"] == "ours"} & {
-        c["seed"] for c in cells if c["side"] == "trl"
-    }
-    if len(both) >= 2:
-        print(write_report(out, config, [Cell(**c) for c in cells if c["seed"] in both]))
+    seeds = set.intersection(*({c["seed"] for c in cells if c["side"] == side} for side in SIDES))
+    if len(seeds) >= 2:
+        print(write_report(out, config, [Cell(**c) for c in cells if c["seed"] in seeds]))
 
 
 if __name__ == "__main__":

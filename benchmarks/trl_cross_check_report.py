@@ -23,8 +23,10 @@ from common.config import Config
 
 Array = NDArray[np.float64]
 WINDOWS, CONFIDENCE = 5, 0.95
-NAMES = {"ours": "HORA, uniform", "trl": "TRL GRPOTrainer"}
-COLORS = {"ours": "#0072B2", "trl": "#E69F00"}
+NAMES = {"ours": "HORA, uniform", "async": "HORA, one step ahead", "trl": "TRL GRPOTrainer"}
+TIMES = (0.25, 0.5, 0.75, 1.0)
+RECENT = 3
+COLORS = {"ours": "#0072B2", "async": "#009E73", "trl": "#E69F00"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,17 @@ def rates(cells: Sequence[Cell], side: str, per_step: int) -> tuple[float, float
     return float(np.mean(steady)), float(np.mean([per_step * len(c.ended) / c.wall for c in mine]))
 
 
+def success_by(cells: Sequence[Cell], side: str, second: float) -> float | None:
+    """Success of the `RECENT` newest steps that ended by `second` of the command, mean over seeds; None where
+    a seed has none yet."""
+    found = [
+        [a for a, end in zip(c.accuracy, c.ended, strict=True) if end <= second][-RECENT:]
+        for c in cells
+        if c.side == side
+    ]
+    return float(np.mean([np.mean(each) for each in found])) if all(found) else None
+
+
 def write_report(out: Path, config: Config, cells: Sequence[Cell]) -> str:
     """trl-cross-check.{json,md,png,svg} in `out`; returns the Markdown."""
     per_step = config.rollout.prompts_per_batch * config.rollout.group_size
@@ -139,7 +152,7 @@ def _markdown(
     parts: Sequence[Difference],
     speed: dict[str, tuple[float, float]],
 ) -> str:
-    rollout, seeds = config.rollout, len(cells) // 2
+    rollout, seeds = config.rollout, len({c.seed for c in cells})
     lines = [
         f"Γ = {rollout.prompts_per_batch}, G = {rollout.group_size}, {config.learner.steps} steps, "
         f"learning rate {config.learner.optimizer.learning_rate:g}, {seeds} seeds a side, paired.",
@@ -153,24 +166,27 @@ def _markdown(
             f"| {name} | {d.ours:.3f} | {d.trl:.3f} | {d.value:+.4f} | {d.low:+.4f} to {d.high:+.4f} "
             f"| {'yes' if d.agrees else 'no'} |"
         )
-    lines += ["", "| mean over steps and seeds | HORA, uniform | TRL |", "|---|---:|---:|"]
+    heads = " | ".join(NAMES.values())
+    lines += ["", f"| mean over steps and seeds | {heads} |", "|---|---:|---:|---:|"]
     for name, title, digits in (
         ("accuracy", "accuracy", 3),
         ("length", "tokens of a completion", 1),
         ("grad_norm", "gradient norm before clipping", 4),
         ("learning_rate", "learning rate", 8),
     ):
-        a, b = (stacked(cells, side, name).mean() for side in NAMES)
-        lines.append(f"| {title} | {a:.{digits}f} | {b:.{digits}f} |")
-    lines.append(
-        f"| rollouts/s after the first step, training included | {speed['ours'][0]:.0f} | "
-        f"{speed['trl'][0]:.0f} |"
-    )
-    lines.append(
-        f"| rollouts/s of the whole command, start-up included | {speed['ours'][1]:.1f} | "
-        f"{speed['trl'][1]:.1f} |"
-    )
+        lines.append(_row(title, [stacked(cells, side, name).mean() for side in NAMES], digits))
+    steady, whole_command = zip(*(speed[side] for side in NAMES), strict=True)
+    lines.append(_row("rollouts/s after the first step, training included", steady, 1))
+    lines.append(_row("the same, of TRL's", [rate / speed["trl"][0] for rate in steady], 2))
+    lines.append(_row("rollouts/s of the whole command, start-up included", whole_command, 1))
+    longest = max(c.wall for c in cells if c.side == "trl")
+    for second in (part * longest for part in TIMES):
+        lines.append(_row(f"success after {second:.0f} s", [success_by(cells, s, second) for s in NAMES], 3))
     return "\n".join(lines) + "\n"
+
+
+def _row(title: str, values: Sequence[float | None], digits: int) -> str:
+    return f"| {title} | {' | '.join('–' if v is None else f'{v:.{digits}f}' for v in values)} |"
 
 
 def _figure(cells: Sequence[Cell]) -> Figure:

@@ -3,6 +3,7 @@ differed."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from benchmarks.trl_cross_check import _arguments, _ordered, _rewards, prepare
-from benchmarks.trl_cross_check_report import Cell, compare, rates, t_quantile, write_report
+from benchmarks.trl_cross_check_report import Cell, compare, rates, success_by, t_quantile, write_report
 from common.config import Objective
 from common.order import batch_rows
 from common.prompts import load_tokenizer
@@ -36,7 +37,7 @@ def cells(shift: float) -> list[Cell]:
     """Rising curves with the noise of 128 rollouts a step; ours is `shift` higher in the second half."""
     rng = np.random.default_rng(0)
     found = []
-    for side in ("ours", "trl"):
+    for side in ("ours", "async", "trl"):
         for seed in range(SEEDS):
             reward = np.linspace(0.5, 0.9, STEPS) + rng.normal(0, 0.03, STEPS)
             reward += shift * (np.arange(STEPS) >= STEPS // 2) * (side == "ours")
@@ -72,8 +73,16 @@ def test_rates_leave_out_the_first_step_or_count_everything() -> None:
     assert rates(cells(0.0), "trl", per_step=128) == (pytest.approx(64.0), pytest.approx(128 * STEPS / 80))
 
 
+def test_success_by_wall_clock_is_of_the_newest_steps_that_had_ended() -> None:
+    one = cells(0.0)[0]
+    rising = Cell(**{**asdict(one), "accuracy": [0.1 * step for step in range(STEPS)]})
+    assert success_by([rising], "ours", 29.9) is None
+    assert success_by([rising], "ours", 30.0 + 2.0 * 5) == pytest.approx(0.4)
+
+
 def test_both_sides_get_the_same_prompts_rewards_and_settings(tmp_path: Path) -> None:
-    config = prepare(tmp_path / "out", "tiny", ["learner.steps=3"])
+    small = ["rollout.prompts_per_batch=16", "rollout.group_size=8", "rollout.pre_rollouts=4"]
+    config = prepare(tmp_path / "out", "tiny", ["learner.steps=3", *small])
     assert prepare(tmp_path / "out", "tiny", []) == config
     rows = _ordered(config, seed=5)
     indices = [row for b in range(3) for _, row in batch_rows(b, 16, 2000, 5)]
@@ -85,7 +94,7 @@ def test_both_sides_get_the_same_prompts_rewards_and_settings(tmp_path: Path) ->
     tokenizer = load_tokenizer(config.model.path)
     texts = ["<think>x</think><answer>7</answer><eos>", "<answer>7.0</answer><eos>", "<answer>8</answer>"]
     ids = [tokenizer(text)["input_ids"] for text in texts]
-    judged = [f(completion_ids=ids, gold=["7"] * 3) for f in _rewards(tokenizer)]
+    judged = [f(completion_ids=ids, gold=["7"] * 3) for f in _rewards(config, tokenizer)]
     assert judged == [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
     with pytest.raises(SystemExit, match="has its settings already"):
         prepare(tmp_path / "out", "tiny", ["learner.steps=4"])
