@@ -118,6 +118,8 @@ class Engine:
                 await self._llm.collective_rpc("load_adapter", args=(folder, self._adapter))
             self._base_checksum = await self._digest("model")
         await self.label(0)
+        # vLLM compiles a part of its sampler at the first token, which takes seconds.
+        await self.generate(np.zeros(1, np.int32), 1, seed=0, temperature=1.0, max_tokens=1)
 
     async def generate(
         self, tokens: Tokens, n: int, seed: int, temperature: float, priority: int = 0, max_tokens: int = 0

@@ -11,6 +11,7 @@ from common.answers import format_reward
 from common.config import Config
 from common.errors import UnhealthyError
 from common.load import load
+from common.malloc import KEEP_FREED_MEMORY
 from common.prompts import load_tokenizer, render
 from common.types import Completion
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
@@ -29,6 +30,11 @@ def test_every_completion_says_where_and_when_it_was_sampled() -> None:
     async def run() -> None:
         engine = Engine(config, "a1b2")
         try:
+            await engine.begin()
+            assert engine.load.prefix_queries, "what the first token prepares is done"
+            cores = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("VLLM")]
+            assert all(KEEP_FREED_MEMORY.items() <= core.environ().items() for core in cores)
+            assert cores
             await engine.label(3)
             began = time.time()
             whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
