@@ -66,6 +66,7 @@ def literal(command: str) -> None:
 HOW: dict[str, Callable[[str], None]] = {
     "make demo": dry,
     "make test": dry,
+    ".venv/bin/hora run smollm2": known_options,  # tests/system/test_pretrained_run.py trains its model
     "hora check mine.yaml": known_options,  # its file is checked below, on the demo's model
     "hora run mine.yaml": known_options,  # a model of 1.5B parameters from the hub
     "export RAY_AUTH_MODE=token": literal,

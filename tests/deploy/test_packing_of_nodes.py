@@ -40,11 +40,11 @@ def ranks_that_fit(free: list[AvailableNodeResources]) -> int:
 
 
 @pytest.mark.parametrize("cpus", [64, 96, 192])
-def test_generators_fill_six_machines_and_the_learner_has_two_to_itself(cpus: int) -> None:
+def test_generators_fill_two_machines_and_the_learner_has_six_to_itself(cpus: int) -> None:
     free = packed(cpus)
-    assert sorted(node.get("GPU") for node in free) == [0] * 6 + [8] * 2
-    assert ranks_that_fit(free) == load(str(FILE)).learner.workers == 16
+    assert sorted(node.get("GPU") for node in free) == [0] * 2 + [8] * 6
+    assert ranks_that_fit(free) == load(str(FILE)).learner.workers == 48
 
 
 def test_generators_that_take_all_cpus_of_their_machines_would_leave_the_learner_too_few() -> None:
-    assert ranks_that_fit(packed(64, ("generator.cpus=8",))) < 16
+    assert ranks_that_fit(packed(64, ("generator.cpus=8",))) < 48

@@ -15,7 +15,8 @@ import yaml
 from rich.console import Console
 
 from common.errors import ConfigError
-from common.load import dump_yaml
+from common.load import dump_yaml, load
+from deploy.preflight.memory import run_target
 from deploy.runs.record import RunFile
 from deploy.study import cell_runner
 from deploy.study.cell_runner import is_finished, run_cells
@@ -132,4 +133,6 @@ def test_the_cells_of_a_study_share_this_machines_cards_as_a_run_does(
     with pytest.raises(SystemExit):
         cell_runner.study(written(tmp_path), tmp_path / "out", None)
     [cell] = seen
-    assert (cell.config.generator.replicas, cell.config.learner.workers) == (4, 4)
+    run = run_target(load("tiny", ["allocation.rule=uniform"])).config
+    assert cell.config.generator.replicas + cell.config.learner.workers == 8
+    assert cell.config.generator.replicas == run.generator.replicas

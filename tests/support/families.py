@@ -49,8 +49,9 @@ def write_model(family: str, folder: Path) -> Path:
     """Such a model as a folder with the demo's tokenizer."""
     from deploy.demo.tokenizer import make_tokenizer
 
-    model_of(family).save_pretrained(folder)
-    make_tokenizer(512).save_pretrained(folder)
+    tokenizer = make_tokenizer(512)
+    model_of(family, vocab_size=len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 
