@@ -105,6 +105,7 @@ def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object
     try:
         yield engine
     finally:
+        engine._engine.destroy()  # its hooks would keep optimizer and model alive
         del engine
         gc.collect()
         if torch.cuda.is_available():
