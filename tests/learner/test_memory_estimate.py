@@ -43,7 +43,7 @@ def small_bucket(config):  # its full size is taken in address space alone
 
 learner.engine.deepspeed_config = small_bucket
 with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, logit_chunk=512) as engine:
-    micro, _ = micro_batches(ragged_samples(8, 8192, 900)[:8], 2048, False)
+    micro, _ = micro_batches([[s] for s in ragged_samples(8, 8192, 900)], 2048)
     engine.step(micro)
     kept = alive()
     with torch.profiler.profile(
