@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from common.adapter_names import WEIGHTS
@@ -29,17 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTIZED = {
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Of weights: torch's name by that of safetensors."""
 DAMAGE = "copy the model again"
 CONVERSION = re.compile(r"^(\S+)\s*\|.*CONVERSION", re.MULTILINE)
 """The row of a parameter in transformers' report."""
@@ -140,10 +130,11 @@ def _more(names: Any) -> str:
 
 def _loaded(own: PreTrainedConfig, found: Tensors, trusted: bool) -> dict[str, Any] | None:
     """What transformers says of loading tensors like these; None for a model that it cannot make."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     tensors = {
-        name: torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+        name: torch.empty(shape, dtype=getattr(torch, DTYPES[dtype]), device="meta")
         for name, (_, dtype, shape) in found.items()
     }
     try:
