@@ -115,10 +115,15 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
     client = serve(redis_url, "unread")
     address = (client.base_url.host, client.base_url.port)
     held = [socket.create_connection(address) for _ in range(20)]
+
+    def asked() -> httpx.Response:
+        with client.stream("GET", "/events") as stream:  # one that is served does not end
+            return stream
+
     try:
         for each in held:
             each.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        refused = until(lambda: (answer := client.get("/events")).status_code == 503 and answer)
+        refused = until(lambda: (answer := asked()).status_code == 503 and answer)
         assert refused.headers["connection"] == "close"
         assert "EventSource" in client.get("/").text
         assert client.get("/status").json()["run"] == "unread"
@@ -128,11 +133,7 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
         for each in held:
             each.close()
 
-    def free() -> bool:
-        with client.stream("GET", "/events") as stream:
-            return stream.status_code == 200
-
-    until(free)
+    until(lambda: asked().status_code == 200)
 
 
 def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, monkeypatch):

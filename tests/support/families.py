@@ -45,13 +45,12 @@ def model_of(family: str, **more: Any) -> Any:
     return AutoModelForCausalLM.from_config(config).eval()
 
 
-def write_model(family: str, folder: Path) -> Path:
+def write_model(family: str, folder: Path, **more: Any) -> Path:
     """Such a model as a folder with the demo's tokenizer."""
     from deploy.demo.tokenizer import make_tokenizer
 
-    tokenizer = make_tokenizer(512)
-    model_of(family, vocab_size=len(tokenizer)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model_of(family, **more).save_pretrained(folder)
+    make_tokenizer(512).save_pretrained(folder)
     return folder
 
 
