@@ -62,7 +62,8 @@ def test_an_adapter_under_the_chat_template_is_stopped_and_resumed(
     model: Path, live_run: Callable[..., LiveRun], tmp_path: Path
 ) -> None:
     chat = {"data.chat": True, "data.template": "'{problem} ='", "rollout.stop": [], "learner.lora.rank": 8}
-    live = live_run(4, **SHORT, **chat, **{"rollout.max_response_tokens": 12, "learner.lora.alpha": 16})
+    chat |= {"data.path": "arithmetic:1-1:spaced", "data.limit": 60, "reward.answer": "lenient"}  # has hits
+    live = live_run(4, **SHORT, **chat, **{"rollout.max_response_tokens": 24, "learner.lora.alpha": 16})
     live.until(2)
     live.interrupt()
     live.fail(GRACE_S, status=130)
