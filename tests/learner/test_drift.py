@@ -69,7 +69,7 @@ def test_a_learner_fed_by_another_policy_stops_in_its_first_step(
     tmp_path: Path, config: Config, redis_server: RedisServer
 ) -> None:
     # Recorded log-probs are random numbers: nats away from those of the tiny model.
-    fill(config, redis_server, recorded(config, [[60, 70]] * 2, per_batch=2))
+    fill(config, redis_server, recorded(config, [[60, 70, 60, 70]] * 2, per_batch=2))
     process = start(config, redis_server, tmp_path, drift_limit=0.5)
     try:
         assert process.wait(200) != 0
