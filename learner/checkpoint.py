@@ -60,7 +60,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a rank wrote, [bytes, SHA-256] by path, and what is wrong with its share of older checkpoints, by
+    """What a rank wrote, [bytes, BLAKE3] by path, and what is wrong with its share of older checkpoints, by
     step."""
 
     digests: dict[str, tuple[int, str]]
@@ -242,7 +242,7 @@ class Checkpoints:
         self._barrier()
 
     def _own_digests(self, folder: Path) -> dict[str, tuple[int, str]]:
-        """[bytes, SHA-256] of each file in `folder` that this rank wrote, by its path there."""
+        """[bytes, BLAKE3] of each file in `folder` that this rank wrote, by its path there."""
         own = {}
         for path in (p for p in folder.rglob("*") if p.is_file()):
             writer = WRITER.search(path.name)

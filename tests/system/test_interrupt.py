@@ -191,6 +191,7 @@ def test_a_terminal_stops_hora_while_it_measures_the_initial_policy(tmp_path: Pa
     os.close(terminal.screen)
 
 
+@pytest.mark.core
 def test_a_stopped_run_leaves_nothing_and_is_resumed_without_a_gap(tmp_path: Path) -> None:
     run = tmp_path / "stopped"
     stopped(tmp_path, "SIGTERM")
