@@ -143,9 +143,9 @@ def check(
     from deploy.preflight.checks import check as run_check
     from deploy.preflight.checks import check_all
 
-    if all_ and not check_all(config, set_ or ()):
-        raise typer.Exit(1)
     if all_:
+        if not check_all(config, set_ or ()):
+            raise typer.Exit(1)
         return
     run_check(config, set_ or (), elsewhere=elsewhere, estimate=estimate)
 
