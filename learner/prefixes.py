@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig
 
     from learner.batch import Sample
@@ -104,6 +103,8 @@ def mask_of(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     each layer anew. Lines begin at multiples of 8 numbers, which CUDA's memory-efficient kernel asks for:
     otherwise it copies the mask in each layer. (Flash attention takes no mask.)
     """
+    import torch
+
     batch, width = segments.shape
     own = (segments[:, None, :] == 0) | (segments[:, None, :] == segments[:, :, None])
     stride = -(-width // ALIGNED) * ALIGNED

@@ -17,16 +17,18 @@ from learner import launch
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 try:
-    launch.run(load("tiny", ["learner.workers=2"]), "redis://127.0.0.1:1", sys.argv[1])
+    launch.run(load("tiny", ["learner.workers=2"]), *sys.argv[1:])
 except RunError as error:
     print(f"said: {error}")
 """
 
 
-def test_ranks_that_find_no_place_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_find_no_place_end_the_run(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     began = time.monotonic()
-    command = [sys.executable, "-c", CODE, str(tmp_path)]
+    command = [sys.executable, "-c", CODE, redis_url, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     [said] = [line for line in done.stdout.splitlines() if line.startswith("said: ")]
     assert "learner.workers = 2 need a CPU each" in said
