@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from allocator import Session
-from learner.advantages import (
+from common.advantages import (
     Values,
     centred,
     grpo,

@@ -3,34 +3,19 @@ formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
+from common.advantages import STD_FLOOR, Formula, Values, centred, formula, grpo, rloo_by_phase
 from common.config import Config, Objective
 from common.rewards import total
 from common.types import Group, Rollout
 from common.user_code import is_user_function
-from learner.advantages import (
-    STD_FLOOR,
-    Values,
-    centred,
-    grpo,
-    likelihood,
-    max_rl,
-    pass_at_k,
-    pkpo,
-    rloo,
-    rloo_by_phase,
-    weighted_reinforce,
-)
 from learner.group_weights import group_weight
 from learner.totals import Totals
 from learner.user_advantage import user_advantage
-
-Formula = Callable[[Values], Values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +59,21 @@ class Estimator:
                 self.rewards(group), group.pre_rollouts, group.pre_rollouts / self.group_size
             )
         if not self.objective.binary:
-            return _of_rewards(self.objective, self.totals)(self.rewards(group))
+            return self._of_rewards(self.rewards(group))
         others = {name: weight for name, weight in self.weights.items() if name != self.success}
         shaped = centred(_weighted(group, others) - self._overlong(group))
-        return _of_successes(self.objective, self.group_size)(successes(group)) + shaped
+        return self._formula()(successes(group)) + shaped
+
+    def _of_rewards(self, rewards: Values) -> Values:
+        scaling = self.objective.scaling
+        if self.objective.advantage != "grpo" or scaling == "group":
+            return self._formula()(rewards)
+        deviation = self.totals.deviation if self.totals else 0.0
+        return centred(rewards) / (deviation + STD_FLOOR if scaling == "batch" else 1.0)
+
+    def _formula(self) -> Formula:
+        baseline = 1.0 / self.group_size if self.objective.baseline == "wald" else 0.0
+        return formula(self.objective.advantage, self.objective.k, baseline, self.objective.lambda_)
 
     def rewards(self, group: Group) -> Values:
         """R (G_i,): the weighted sum of its rewards, or of its rewards each normalised in the group
@@ -136,33 +132,3 @@ def successes(group: Group) -> Values:
 
 def _weighted(group: Group, weights: Mapping[str, float]) -> Values:
     return np.array([total(r.rewards, weights) for r in group.rollouts])
-
-
-def _of_rewards(objective: Objective, totals: Totals | None) -> Formula:
-    by_scale: dict[str, Formula] = {
-        "group": grpo,
-        "none": centred,
-        "batch": partial(_over_deviation, deviation=totals.deviation if totals else 0.0),
-    }
-    formulas: dict[str, Formula] = {
-        "grpo": by_scale[objective.scaling],
-        "dr_grpo": centred,
-        "rloo": rloo,
-        "pkpo": partial(pkpo, k=objective.k or 2),
-    }
-    return formulas[objective.advantage]
-
-
-def _of_successes(objective: Objective, group_size: int) -> Formula:
-    formulas: dict[str, Formula] = {
-        "max_rl": max_rl,
-        "likelihood": partial(likelihood, baseline=1.0 / group_size if objective.baseline == "wald" else 0.0),
-        "pass_at_k": partial(pass_at_k, k=objective.k or 1),
-        "weighted_reinforce": partial(weighted_reinforce, positive=objective.lambda_),
-    }
-    return formulas[objective.advantage]
-
-
-def _over_deviation(rewards: Values, deviation: float) -> Values:
-    """(R - mean)/(std + 1e-4) with the deviation of the whole batch, as in TRL."""
-    return centred(rewards) / (deviation + STD_FLOOR)

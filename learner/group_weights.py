@@ -4,8 +4,7 @@ it away, or go by difficulty."""
 
 from __future__ import annotations
 
-import math
-
+from common.advantages import size_weight
 from common.config.objective import GroupWeight
 from common.errors import RunError
 from common.types import Group
@@ -15,13 +14,13 @@ def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:
     """The factor of `group`, where G is `group_size`. Raises RunError for a group without the size that as_if
     needs."""
     if weight.kind == "sqrt_size":
-        return math.sqrt(group.size / group_size)
+        return float(size_weight(group.size, group_size))
     if weight.kind == "inverse_sqrt_size":
-        return math.sqrt(group_size / group.size)
+        return 1.0 / float(size_weight(group.size, group_size))
     if weight.kind == "difficulty":
         return by_difficulty(group.hits / group.size, weight)
     if weight.kind == "as_if":
-        return math.sqrt(_size_as_if(group, weight) / group_size)
+        return float(size_weight(_size_as_if(group, weight), group_size))
     return 1.0
 
 

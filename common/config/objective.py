@@ -6,23 +6,11 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from common.advantages import BINARY, OBJECTIVES
 from common.config.allocation import Allocation
 from common.config.base import Count, Section
 from common.config.rollout import Rollout
 from common.user_code import is_user_function
-
-ADVANTAGES = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "max_rl",
-    "likelihood",
-    "pass_at_k",
-    "pkpo",
-    "weighted_reinforce",
-)
-BINARY = ("max_rl", "likelihood", "pass_at_k", "weighted_reinforce")
-"""Advantages of successes (`reward.success`); the others take rewards as they are."""
 
 
 class GroupWeight(Section):
@@ -82,7 +70,7 @@ class Objective(Section):
 
     advantage: str = Field(
         "grpo",
-        description=f"{', '.join(ADVANTAGES)}, or package.module:function of (rewards, successes, phases).",
+        description=f"{', '.join(OBJECTIVES)}, or package.module:function of (rewards, successes, phases).",
     )
     scale: Literal["group", "batch", "none"] | None = Field(
         None,
@@ -231,9 +219,9 @@ class Objective(Section):
     @model_validator(mode="after")
     def _advantage(self) -> Self:
         name = "learner.objective"
-        if self.advantage not in ADVANTAGES and not is_user_function(self.advantage):
+        if self.advantage not in OBJECTIVES and not is_user_function(self.advantage):
             raise ValueError(
-                f"{name}.advantage ({self.advantage}): none of {', '.join(ADVANTAGES)}; a function of your "
+                f"{name}.advantage ({self.advantage}): none of {', '.join(OBJECTIVES)}; a function of your "
                 "own is package.module:function"
             )
         if (self.k is None) != (self.advantage not in ("pass_at_k", "pkpo")):

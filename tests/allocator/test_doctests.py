@@ -10,7 +10,10 @@ import pytest
 
 import allocator
 
-MODULES = [m.name for m in pkgutil.walk_packages(allocator.__path__, "allocator.")]
+MODULES = [
+    "common.advantages",
+    *(m.name for m in pkgutil.walk_packages(allocator.__path__, "allocator.")),
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from common.advantages import centred, grpo, likelihood, max_rl, rloo
 from common.config import Objective
 from common.errors import ConfigError
 from common.types import Group
-from learner.advantages import centred, grpo, likelihood, max_rl, rloo
 from learner.batch import samples_of
 from learner.estimator import Estimator
 from learner.totals import Totals

@@ -14,7 +14,7 @@ import pytest
 
 from allocator import Session, allocate
 from allocator.rules import RULES
-from learner.advantages import Values, likelihood, max_rl, pkpo, rloo
+from common.advantages import Values, likelihood, max_rl, pkpo, rloo
 
 RIGHT = np.array([1.0, 1.0, 0.0])
 G0 = 2

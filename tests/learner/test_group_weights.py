@@ -9,10 +9,10 @@ import pytest
 from scipy.stats import binom
 
 from allocator import Session
+from common.advantages import rloo, rloo_by_phase
 from common.config.objective import GroupWeight
 from common.errors import RunError
 from common.types import Group
-from learner.advantages import rloo, rloo_by_phase
 from learner.group_weights import group_weight
 from tests.support.groups import group, rollout
 

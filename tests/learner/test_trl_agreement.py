@@ -17,8 +17,8 @@ from benchmarks.learner import (
     trl_pass,
     trl_trainer,
 )
+from common.advantages import centred, grpo
 from common.config import Objective
-from learner.advantages import centred, grpo
 from learner.batch import Sample, micro_batches, samples_of
 from learner.estimator import Estimator
 from learner.logprobs import Policy

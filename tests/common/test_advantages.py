@@ -1,0 +1,186 @@
+"""Each advantage against its published definition, worked out by hand or by enumerating subsets."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+from common.advantages import (
+    BINARY,
+    OBJECTIVES,
+    advantages,
+    centred,
+    formula,
+    grpo,
+    likelihood,
+    max_rl,
+    pass_at_k,
+    pkpo,
+    rloo,
+    weighted_reinforce,
+)
+
+
+def test_grpo_divides_by_the_sample_deviation() -> None:
+    rewards = np.array([1.0, 0.5, 0.0, 0.5])
+    assert grpo(rewards) == pytest.approx((rewards - 0.5) / (rewards.std(ddof=1) + 1e-4))
+
+
+def test_rloo_compares_with_the_mean_of_the_others() -> None:
+    assert rloo([1.0, 0.0, 0.0]) == pytest.approx([1.0, -0.5, -0.5])
+
+
+def test_dr_grpo_only_centres() -> None:
+    assert centred([1.0, 0.0, 0.5]) == pytest.approx([0.5, -0.5, 0.0])
+
+
+@pytest.mark.parametrize("advantage", [grpo, centred, rloo, max_rl])
+@pytest.mark.parametrize("rewards", [[0.7], [0.5] * 200, [0.1, 0.1, 0.1]])
+def test_no_comparison_is_exactly_no_signal(advantage, rewards: list[float]) -> None:  # type: ignore[no-untyped-def]
+    assert not advantage(rewards).any()
+
+
+def test_max_rl_divides_by_the_mean() -> None:
+    assert max_rl([1, 0, 0, 0]) == pytest.approx([3, -1, -1, -1])
+    assert max_rl([1, 1, 0, 0]) == pytest.approx([1, 1, -1, -1])
+
+
+def test_likelihood_takes_hits_alone_and_a_group_of_one_hit_teaches() -> None:
+    assert likelihood([1, 0, 0, 1]) == pytest.approx([2, 0, 0, 2])
+    assert likelihood([1]) == pytest.approx([1])
+    assert not likelihood([0, 0, 0]).any()
+
+
+def test_the_wald_baseline_acts_on_every_rollout_of_all_wrong_groups_too() -> None:
+    assert likelihood([0, 0, 0], 1 / 6) == pytest.approx([-0.5] * 3)
+    assert likelihood([1, 0, 0], 1 / 6) == pytest.approx([2.5, -0.5, -0.5])
+
+
+def test_weighted_reinforce_pays_little_for_hits_and_takes_misses_in_full() -> None:
+    assert weighted_reinforce([1, 0], 0.1).tolist() == [0.1, -1.0]
+
+
+def of_subsets(rewards: np.ndarray, k: int) -> np.ndarray:
+    """s_i of PKPO's sloo_minus_one, from its definition."""
+    n, s = len(rewards), np.zeros(len(rewards))
+    chosen = list(combinations(range(n), k))
+    for subset in chosen:
+        for i in subset:
+            rest = [rewards[j] for j in subset if j != i]
+            s[i] += (rewards[list(subset)].max() - max(rest)) / len(chosen)
+    return s
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 2), (5, 2), (7, 3), (8, 8), (9, 5)])
+def test_pkpo_is_the_mean_over_all_subsets(n: int, k: int) -> None:
+    rng = np.random.default_rng(n)
+    for rewards in (rng.normal(size=n), rng.integers(0, 2, n).astype(float), rng.integers(0, 3, n) / 2.0):
+        assert pkpo(rewards, k) == pytest.approx(n * of_subsets(rewards, k), abs=1e-12)
+
+
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (5, 2), (7, 3), (8, 8), (9, 5)])
+def test_pass_at_k_is_the_mean_over_all_subsets_that_hold_a_rollout(n: int, k: int) -> None:
+    for hits in range(1, n + 1):
+        successes = np.arange(n) < hits
+        chosen = list(combinations(range(n), k))
+        of_subset = np.array([successes[list(s)].any() for s in chosen], dtype=float)
+        if of_subset.std() == 0:
+            assert not pass_at_k(successes, k).any()
+            continue
+        relative = (of_subset - of_subset.mean()) / of_subset.std()
+        wanted = [np.mean([a for a, s in zip(relative, chosen, strict=True) if i in s]) for i in range(n)]
+        assert pass_at_k(successes, k) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_large_groups_neither_overflow_nor_lose_digits() -> None:
+    successes = np.zeros(5000)
+    successes[7] = 1.0
+    advantage = pkpo(successes, 2000)
+    assert advantage[7] == pytest.approx(
+        2000
+    )  # every subset that holds it gains from it: n·C(n-1, k-1)/C(n, k) = k
+    assert np.abs(np.delete(advantage, 7)).max() == 0.0
+    assert np.isfinite(pass_at_k(successes, 2000)).all()
+
+
+@pytest.mark.parametrize("advantage", [pass_at_k, pkpo])
+def test_a_group_smaller_than_k_is_refused(advantage) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=r"group of 3 rollouts.*k = 4"):
+        advantage([1.0, 0.0, 0.0], 4)
+
+
+OWNER = np.array([2, 0, 0, 2, 1, 0, 2, 0, 1, 0])
+HITS = np.array([1, 0, 1, 0, 0, 0, 1, 0, 0, 1])
+REWARDS = HITS + np.linspace(0, 0.4, 10)
+
+
+def options(objective: str) -> dict[str, int]:
+    return {"k": 2} if objective in ("pass_at_k", "pkpo") else {}
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("names", [lambda i: i, lambda i: f"prompt {7 - i}"], ids=["numbers", "names"])
+def test_a_batch_has_each_groups_advantages_in_the_order_of_its_rollouts(objective: str, names) -> None:  # type: ignore[no-untyped-def]
+    owner = [names(i) for i in OWNER]
+    found = advantages(REWARDS, owner, objective, HITS, per="group", **options(objective))
+    for i in range(3):
+        values = (HITS if objective in BINARY else REWARDS)[i == OWNER]
+        assert found[i == OWNER] == pytest.approx(formula(objective, **options(objective))(values))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("average", ["rollouts", "tokens"])
+def test_a_trainers_mean_over_rollouts_has_the_gradient_of_the_mean_over_groups(
+    objective: str, average: str
+) -> None:
+    """(1/Γ) Σ_i (1/G_i) Σ_j (1/Z) Σ_t A log π in torch, against the trainer's own average of the same."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 6, len(OWNER))
+    logits = torch.from_numpy(rng.normal(size=(int(lengths.sum()), 4))).requires_grad_()
+    logprobs = logits.log_softmax(-1)[:, 0]
+    row = torch.from_numpy(np.repeat(np.arange(len(OWNER)), lengths))
+    arguments = REWARDS, OWNER, objective, HITS
+    plain = torch.from_numpy(advantages(*arguments, per="group", **options(objective)))
+    wanted_scale = torch.from_numpy(1 / (3 * np.bincount(OWNER)[OWNER]))
+    z = float(lengths.mean()) if average == "tokens" else 7.0
+    wanted = (logprobs * (plain * wanted_scale)[row]).sum() / z
+    given = logprobs * torch.from_numpy(advantages(*arguments, **options(objective)))[row]
+    trainers = given.mean() if average == "tokens" else given.sum() / (len(OWNER) * z)
+    ours, theirs = (torch.autograd.grad(loss, logits, retain_graph=True)[0] for loss in (wanted, trainers))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_sizes_as_if_weigh_prompts_and_the_wald_baseline_takes_the_planned_size() -> None:
+    plain = advantages(HITS, OWNER, "max_rl")
+    weighed = advantages(HITS, OWNER, "max_rl", group_size=4, as_if=np.array([9, 1, 4])[OWNER])
+    assert weighed == pytest.approx(plain * np.array([1.5, 0.5, 1.0])[OWNER])
+    found = advantages(HITS, OWNER, "likelihood", wald=True, group_size=6, per="group")
+    assert found[OWNER == 1] == pytest.approx([-2 / 6] * 2)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rewards": [], "owner": []}, "rewards is empty"),
+        ({"rewards": [1, np.nan, 0]}, r"rewards\[1\] = nan must be finite"),
+        ({"owner": [0, 1]}, r"owner must be of shape \(3,\) as rewards, not \(2,\)"),
+        ({"objective": "ppo"}, "objective: 'ppo' is none of grpo"),
+        (
+            {"objective": "max_rl", "rewards": [1, 0, 0.5]},
+            r"rewards\[2\] = 0.5 must be 0 or 1: this",
+        ),
+        ({"objective": "max_rl", "successes": [1, 2, 0]}, r"successes\[1\] = 2.0 must be 0 or 1$"),
+        ({"objective": "max_rl", "successes": [1]}, r"successes must be of shape \(3,\), not \(1,\)"),
+        ({"objective": "pkpo", "k": 1}, "k must be a whole number from 2 for objective pkpo, not 1"),
+        ({"objective": "pkpo", "k": 2}, r"k \(2\) exceeds the group of owner\[1\], which has 1 rollouts"),
+        ({"k": 2}, r"k \(2\) belongs to objective pass_at_k or pkpo, not grpo"),
+        ({"wald": True}, "wald: belongs to objective likelihood, not grpo"),
+        ({"as_if": [4, 4, 0]}, r"as_if\[2\] = 0.0 must be finite and at least 1"),
+        ({"group_size": 0}, "group_size must be positive, not 0"),
+        ({"per": "token"}, "per: 'token' is neither rollout nor group"),
+    ],
+)
+def test_what_is_no_batch_is_refused_by_argument_and_index(changed: dict, message: str) -> None:  # type: ignore[type-arg]
+    with pytest.raises(ValueError, match=message):
+        advantages(**{"rewards": [1, 0, 0], "owner": [0, 1, 0], **changed})
