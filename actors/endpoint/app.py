@@ -23,6 +23,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from actors.endpoint.guard import problem
+from actors.endpoint.line import LIMIT_S
 from actors.endpoint.proxy import EngineProxy, Watched
 from actors.endpoint.requests import Kind, Refused, checked
 from common.config import Config
@@ -147,8 +148,8 @@ def refusal(error: Exception) -> Response:
     if isinstance(error, Refused):
         return JSONResponse(problem(error.status, str(error), error.field), error.status)
     if isinstance(error, NoRoom):
-        reason = "the generators have no room for more requests of this endpoint"
-        return JSONResponse(problem(429, reason), 429, {"Retry-After": "1"})
+        reason = f"no room for this request: {error}"[:300]
+        return JSONResponse(problem(429, reason), 429, {"Retry-After": f"{LIMIT_S:.0f}"})
     if isinstance(error, StaleWeights):
         return JSONResponse(problem(503, f"no such weights yet: {error}"[:300]), 503, {"Retry-After": "5"})
     if isinstance(error, ValidationError):

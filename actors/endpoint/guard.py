@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -11,6 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.access import carries
 
+HELD_S = 1.0
+"""A client that does not wait when it is told to must not cost more than one that does."""
 Digest = Callable[[], Awaitable[str]]
 """SHA-256 of the run's token. Empty: every request is refused."""
 
@@ -50,6 +53,7 @@ class Guard:
             challenge = {"www-authenticate": "Bearer"}
             await _refuse(send, 401, "send the run's token as `Authorization: Bearer ...`", challenge)
         elif wait_s := self._rate.wait_s():
+            await asyncio.sleep(HELD_S)
             await _refuse(send, 429, "too many requests", {"retry-after": str(int(wait_s) + 1)})
         elif (body := await self._body(headers, receive)) is None:
             await _refuse(send, 413, f"the request is larger than {self._max_bytes} bytes")

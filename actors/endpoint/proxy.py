@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray.exceptions import RayTaskError
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.renderers.registry import renderer_from_config
 
+from actors.endpoint.line import Line
 from actors.generator.engine_args import engine_args
 from actors.generator.vllm_engine import spans_of
 from common.config import Config
+from common.errors import NoRoom
 from common.types import VersionSpan
 
 Spans = tuple[VersionSpan, ...]
@@ -43,6 +45,7 @@ class EngineProxy:
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = None
         self.watched: dict[str, Watched] = {}
+        self._line = Line()
         self._stream = generator.options(method_name="stream", stream=True)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
@@ -56,16 +59,29 @@ class EngineProxy:
         name, _dash, number = request_id.partition("-")[2].partition("-")
         watched = self.watched[name]
         tokens = list(prompt["prompt_token_ids"])
-        stream = self._stream.remote(tokens, params, watched.version)
+
+        async def begun() -> DeploymentResponseGenerator[RequestOutput]:
+            stream = self._stream.remote(tokens, params, watched.version)
+            try:
+                await anext(stream)  # the word of a replica that has a place
+            except BaseException:
+                stream.cancel()
+                raise
+            return stream
+
+        stream = None
         try:
+            stream = await self._line.served(begun)
             async for output in stream:
                 for completion in output.outputs:
                     if completion.weight_versions:
                         watched.spans[int(number or 0), completion.index] = spans_of(completion)
                 output.request_id = request_id
                 yield output
-        except RayTaskError as error:
-            watched.failure = error.cause  # without the replica's stack trace, which clients must not see
+        except (RayTaskError, NoRoom) as error:
+            # Without the replica's stack trace, which clients must not see.
+            watched.failure = error.cause if isinstance(error, RayTaskError) else error
             raise watched.failure from None
         finally:
-            stream.cancel()  # for a client that disconnected; no effect on a finished stream
+            if stream is not None:
+                stream.cancel()  # for a client that disconnected; no effect on a finished stream

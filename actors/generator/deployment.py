@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -20,6 +20,7 @@ from actors.concurrency import all_of
 from actors.generator.held_weights import HeldWeights
 from actors.generator.pin import PINNED, keep_pin
 from actors.generator.places import Places
+from actors.generator.share import Share
 from actors.generator.sleep import keep_watch, wait_for_card
 from common import logs
 from common.config import Config
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 EXIT_S = 0.2
+PIECE_S = 0.05
+"""vLLM joins the tokens of so long into one message. For each token alone the messages would cost as much as
+its sampling."""
 
 
 class Generator:
@@ -43,6 +47,8 @@ class Generator:
     lives."""
 
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
+        from vllm.platforms import current_platform
+
         from actors.generator import vllm_engine  # it takes seconds that only a replica needs
 
         self._config = Config.model_validate(config)
@@ -59,6 +65,7 @@ class Generator:
             self._config.generator.max_requests,
             self._config.evaluation.max_sequences,
             self._config.serve.max_sequences,
+            share=Share(one_cpu=current_platform.is_cpu()),
         )
         await self._engine.begin()
         if self._config.weights.transport == "file":
@@ -101,14 +108,18 @@ class Generator:
 
     async def stream(
         self, tokens: list[int], params: SamplingParams, min_version: int
-    ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a request of the endpoint, on weights of version `min_version` or newer. Raises
-        StaleWeights and NoRoom as `generate` does."""
+    ) -> AsyncIterator[RequestOutput | None]:
+        """None as soon as there is a place for a request of the endpoint, then vLLM's outputs, on weights of
+        version `min_version` or newer. Raises StaleWeights and NoRoom as `generate` does."""
         try:
             with self._places.held_to_serve(params.n):
+                yield None
                 await self._weights.reach(min_version)
-                async for output in self._engine.stream(tokens, params):
-                    yield output
+                outputs = self._engine.stream(tokens, params, self._places.share.charge)
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        yield output
+                        await asyncio.sleep(0.0 if output.finished else PIECE_S)
         except UnhealthyError:
             exit_soon()
             raise

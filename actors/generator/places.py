@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from actors.generator.share import Share
 from common.errors import NoRoom
 from common.types import BELOW_TRAINING, SamplingRequest
 
@@ -13,8 +14,8 @@ from common.types import BELOW_TRAINING, SamplingRequest
 @dataclass(slots=True)
 class Places:
     """`requests` requests, among them at most `aside` completions that wait behind training's; and beside
-    them at most `served` completions of the endpoint's. A replica that is pinned for an evaluation gives it
-    all requests.
+    them at most `served` completions of the endpoint's, begun as `share` allows. A replica that is pinned for
+    an evaluation gives it all requests.
 
     vLLM's priority orders the waiting line alone: what runs keeps its place. Without a limit an evaluation
     could hold all places when a batch of training arrives.
@@ -26,7 +27,7 @@ class Places:
     served: int = 0
     sampling: int = 0
     sampling_aside: int = 0
-    sampling_served: int = 0
+    share: Share = field(default_factory=Share)
 
     @contextmanager
     def held(self, requests: Sequence[SamplingRequest]) -> Iterator[None]:
@@ -37,22 +38,27 @@ class Places:
         n = sum(r.n for r in requests if r.priority >= BELOW_TRAINING and r.pinned is None)
         if n and self.sampling_aside and self.sampling_aside + n > self.aside:
             raise NoRoom(f"{self.name} samples {self.sampling_aside} completions of an evaluation")
+        every = sum(r.n for r in requests)
         self.sampling += 1
         self.sampling_aside += n
+        self.share.add(rollouts=every)
         try:
             yield
         finally:
             self.sampling -= 1
             self.sampling_aside -= n
+            self.share.add(rollouts=-every)
 
     @contextmanager
     def held_to_serve(self, n: int) -> Iterator[None]:
         """Places for `n` completions of the endpoint for the length of the block. Raises NoRoom when there
         are none."""
-        if self.sampling_served + n > self.served:
-            raise NoRoom(f"{self.name} samples {self.sampling_served} completions of the endpoint")
-        self.sampling_served += n
+        if self.share.clients + n > self.served:
+            raise NoRoom(f"{self.name} samples {self.share.clients} completions of the endpoint")
+        if not self.share.is_open:
+            raise NoRoom(f"{self.name} samples for training, and clients have had their share")
+        self.share.add(clients=n)
         try:
             yield
         finally:
-            self.sampling_served -= n
+            self.share.add(clients=-n)

@@ -14,8 +14,8 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -33,7 +33,7 @@ from actors.generator.engine_args import adapter_settings, engine_args, set_envi
 from actors.generator.failure_notes import ELSEWHERE, FailureNotes
 from actors.generator.held_weights import Installed
 from actors.generator.stall import Progress
-from actors.generator.timeline import Sequences, origin_of
+from actors.generator.timeline import Sequences, origin_of, prompt_s
 from common.config import Config
 from common.errors import RunError, UnhealthyError
 from common.prompts import load_tokenizer
@@ -161,15 +161,23 @@ class Engine:
             for o in sorted(final.outputs, key=lambda o: o.index)
         ]
 
-    async def stream(self, tokens: list[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
-        """vLLM's own outputs for a request that is not training's, behind all that are."""
+    async def stream(
+        self, tokens: list[int], params: SamplingParams, charge: Callable[[float], None]
+    ) -> AsyncGenerator[RequestOutput]:
+        """vLLM's own outputs for a request that is not training's, behind all that are. Calls `charge` with
+        the seconds that the engine took for its prompt."""
         name = uuid.uuid4().hex
         prompt: object = {"prompt_token_ids": tokens}
-        with self._progress.request(), self._named_when_dead():
-            async for output in self._llm.generate(
+        with self._progress.request(), self._named_when_dead(), self._sequences.ended(name) as stats:
+            outputs = self._llm.generate(
                 prompt, params, request_id=name, priority=BELOW_TRAINING, lora_request=self._request
-            ):
-                yield output
+            )
+            try:
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        yield output
+            finally:
+                charge(max(map(prompt_s, stats.values()), default=0.0))
 
     async def check_health(self) -> None:
         """Raise UnhealthyError when the engine is dead or hung."""

@@ -84,8 +84,7 @@ class RunState:
     `status` is running, paused, finished or stopped (by the error in `error`). `step` of `steps` optimizer
     steps are done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last
     step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
-    `controls`: whether a token for pause and resume was issued. `endpoint`: whether the run serves its
-    policy. `gate`: the warm-up gate while it is shut.
+    `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
     `unplaced`: which parts find no place on the cluster. `redis_full`: the memory of a Redis at its limit,
     in words. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds

@@ -4,17 +4,21 @@ import asyncio
 import hashlib
 import json
 import random
+import time
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from actors.endpoint import guard
 from actors.endpoint.guard import Guard, Rate
+from actors.endpoint.line import Line
 from actors.endpoint.requests import FIELDS, Refused, checked
 from actors.generator.places import Places
 from common.config import Serve
 from common.errors import NoRoom
-from common.types import BELOW_TRAINING
+from common.types import BELOW_TRAINING, Prompt, SamplingRequest
 
 LIMITS = Serve()
 CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}
@@ -212,13 +216,17 @@ def test_a_request_that_is_too_large_is_cut_off_whatever_its_length_says() -> No
     assert [len(body) for body in inner.bodies] == [1024, 1024]
 
 
-def test_too_many_requests_are_told_when_to_come_again() -> None:
+def test_too_many_requests_are_told_when_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "HELD_S", 0.05)
+    began = time.monotonic()
+
     async def inside() -> list[httpx.Response]:
         client = guarded(Inner(), per_minute=60)
         return [await client.post("/completions", headers=KEY, content=b"{}") for _ in range(9)]
 
     found = asyncio.run(inside())
     assert [r.status_code for r in found] == [200] * 6 + [429] * 3
+    assert time.monotonic() - began > 3 * 0.05, "a client that comes again at once is held"
     assert found[-1].headers["retry-after"] == "2"
     assert json.loads(found[-1].text)["error"]["type"] == "rate_limit_error"
 
@@ -239,6 +247,61 @@ def test_the_endpoint_has_places_of_its_own_on_a_replica() -> None:
         assert places.sampling == 0, "none of training's is taken"
     with places.held_to_serve(4):
         pass
+    rollouts = SamplingRequest(Prompt(0, "1+1", "2", np.zeros(3, np.int32)), 12, 0, 0)
+    with places.held([rollouts]):
+        with places.held_to_serve(4):
+            assert (places.share.rollouts, places.share.clients) == (12, 4)
+        places.share.charge(60.0)
+        with pytest.raises(NoRoom, match="clients have had their share"), places.held_to_serve(1):
+            pass
+    with places.held_to_serve(4):  # nothing is sampled for training
+        pass
+
+
+class Replicas:
+    """Replicas with `places` places; `asked` counts how often they were asked."""
+
+    def __init__(self, places: int) -> None:
+        self.places, self.asked = places, 0
+
+    async def ask(self) -> int:
+        self.asked += 1
+        if not self.places:
+            raise NoRoom("full")
+        self.places -= 1
+        return self.asked
+
+
+def test_requests_wait_in_line_and_are_served_in_order() -> None:
+    async def inside() -> list[int]:
+        line, replicas, served = Line(5.0, 8, again_s=0.01), Replicas(0), list[int]()
+
+        async def client(number: int) -> None:
+            await line.served(replicas.ask)
+            served.append(number)
+
+        clients = [asyncio.create_task(client(i)) for i in range(6)]
+        await asyncio.sleep(0.1)
+        assert replicas.asked < 15, "one asks for all"
+        clients[0].cancel()
+        replicas.places = 5
+        await asyncio.gather(*clients, return_exceptions=True)
+        return served
+
+    assert asyncio.run(inside()) == [1, 2, 3, 4, 5]
+
+
+def test_a_line_is_bounded_in_length_and_in_time() -> None:
+    async def inside() -> list[object]:
+        line, replicas = Line(0.2, 2, again_s=0.01), Replicas(0)
+        asks = [line.served(replicas.ask) for _ in range(3)]
+        found = await asyncio.gather(*asks, return_exceptions=True)
+        replicas.places = 1
+        return [*map(str, found), await line.served(replicas.ask)]
+
+    *refused, served = asyncio.run(inside())
+    assert refused == ["no generator had room for 0 s"] * 2 + ["2 requests wait for a generator"]
+    assert served
 
 
 @pytest.mark.parametrize("stop", ["\ud800", ["x", "\ud800"]])

@@ -104,7 +104,7 @@ def test_openais_client_talks_to_the_policy(served: Served) -> None:
     assert "<answer>" in said
     events = client.chat.completions.create(model="tiny", seed=1, stream=True, **CHAT)
     pieces = [c.delta.content or "" for event in events for c in event.choices]
-    assert len(pieces) > 5
+    assert len(pieces) > 1
     assert "".join(pieces) == said, "one seed, one answer"
     cut = client.chat.completions.create(model="tiny", seed=1, stop=["<answer>"], **CHAT).choices[0]
     assert (cut.message.content, cut.finish_reason) == (said.partition("<answer>")[0], "stop")
@@ -144,15 +144,18 @@ def test_what_is_refused_is_refused_by_its_status(served: Served) -> None:
     assert "priority" in ours.json()["error"]["message"]
 
 
-def test_no_room_is_429_and_training_keeps_its_places(served: Served) -> None:
-    async def many() -> list[int]:
-        async with httpx.AsyncClient(timeout=120, headers=_key(served)) as client:
-            body = {"prompt": TEXT, "max_tokens": 100, "n": 8}
-            asks = [client.post(f"{served.url}/v1/completions", json=body) for _ in range(24)]
-            return [r.status_code for r in await asyncio.gather(*asks)]
+def test_requests_beyond_the_places_wait_and_those_beyond_the_line_are_429(served: Served) -> None:
+    async def many(n: int) -> list[httpx.Response]:
+        limits = httpx.Limits(max_connections=n)
+        async with httpx.AsyncClient(timeout=120, headers=_key(served), limits=limits) as client:
+            body = {"prompt": TEXT, "max_tokens": 100, "n": 8}  # 8 of them have places
+            asks = [client.post(f"{served.url}/v1/completions", json=body) for _ in range(n)]
+            return await asyncio.gather(*asks)
 
-    found = asyncio.run(many())
-    assert set(found) == {200, 429}, found
+    assert {r.status_code for r in asyncio.run(many(24))} == {200}
+    found = asyncio.run(many(200))
+    assert {r.status_code for r in found} == {200, 429}
+    assert {r.headers.get("retry-after") for r in found} == {None, "30"}
 
 
 def test_odd_requests_never_end_a_replica(served: Served) -> None:

@@ -33,8 +33,16 @@ class Stream:
 
     def __init__(self, tokens: list[int], params: Any) -> None:
         self._tokens, self._params = tokens, params
+        self._outputs = self._said()
 
-    async def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> RequestOutput | None:
+        return await anext(self._outputs)
+
+    async def _said(self) -> AsyncIterator[RequestOutput | None]:
+        yield None  # a place
         spans = [WeightVersionSpan("3", 0, len(SAID))]
         likely = None if self._params.logprobs is None else [{t: Logprob(-0.1, 1, "x")} for t in SAID]
         outputs = [

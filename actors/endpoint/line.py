@@ -1,0 +1,42 @@
+"""Requests that wait for a place on a generator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from common.errors import NoRoom
+
+LIMIT_S = 30.0
+MOST = 64
+AGAIN_S = 0.5
+T = TypeVar("T")
+
+
+class Line:
+    """The first in line asks the replicas again and again; the others wait behind it and cost nothing. A
+    client that is refused at once would come back at once, and its requests alone would slow a run."""
+
+    def __init__(self, limit_s: float = LIMIT_S, most: int = MOST, again_s: float = AGAIN_S) -> None:
+        self._limit_s, self._most, self._again_s = limit_s, most, again_s
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def served(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` returns once it does not raise NoRoom. Raises NoRoom when `most` requests wait, and
+        after `limit_s` seconds."""
+        if self._waiting >= self._most:
+            raise NoRoom(f"{self._waiting} requests wait for a generator")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._limit_s), self._turn:
+                while True:
+                    try:
+                        return await ask()
+                    except NoRoom:
+                        await asyncio.sleep(self._again_s)
+        except TimeoutError:
+            raise NoRoom(f"no generator had room for {self._limit_s:.0f} s") from None
+        finally:
+            self._waiting -= 1

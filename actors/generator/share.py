@@ -1,0 +1,67 @@
+"""How much of an engine's time clients of the endpoint get while a run trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SHARE = 0.05
+SAVED_S = 5.0
+QUIET_S = 300.0  # longer than the learner's step on a machine without a GPU usually takes
+
+
+@dataclass(slots=True)
+class Share:
+    """Clients' credit, in seconds of the engine: time adds SHARE of itself, up to SAVED_S.
+
+    A client's sequence costs its part of all sequences, k of n for each second, and the whole engine until
+    its first token, because a prompt holds up every other sequence. Without credit no further request is
+    admitted; those that run are completed, and their debt is paid by waiting. So a run loses about SHARE of
+    its rate whatever a step of the engine costs, and many clients get no more than a few.
+
+    Between rollouts the engine is free. With `one_cpu` it is not: there it takes the cores of the learner's
+    step, until no rollout came for QUIET_S, as in a run that is paused.
+    """
+
+    one_cpu: bool = False
+    clock: Callable[[], float] = time.monotonic
+    rollouts: int = 0
+    clients: int = 0
+    _credit: float = SAVED_S
+    _at: float = field(default=0.0)
+    _trained_at: float = -QUIET_S
+
+    def __post_init__(self) -> None:
+        self._at = self.clock()
+        self._trained_at = self._at - QUIET_S
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a client's request may begin."""
+        self._settle()
+        return self._credit > 0.0 or self._free
+
+    def add(self, rollouts: int = 0, clients: int = 0) -> None:
+        """Note so many sequences more, or fewer where it is negative."""
+        self._settle()
+        self.rollouts += rollouts
+        self.clients += clients
+
+    def charge(self, seconds: float) -> None:
+        """Take the time of a prompt off the credit."""
+        self._settle()
+        if not self._free:
+            self._credit -= seconds
+
+    @property
+    def _free(self) -> bool:
+        return not self.rollouts and not (self.one_cpu and self._at - self._trained_at < QUIET_S)
+
+    def _settle(self) -> None:
+        now = self.clock()
+        passed, self._at = now - self._at, now
+        if self.rollouts:
+            self._trained_at = now
+        spent = 0.0 if self._free or not self.clients else self.clients / (self.clients + self.rollouts)
+        self._credit = min(SAVED_S, self._credit + passed * (SHARE - spent))
