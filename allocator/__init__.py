@@ -4,10 +4,11 @@ alone.
     from allocator import allocate
     extra = allocate(successes=[0, 3, 8], trials=8, budget=72)
 
-`Session` does the same in rounds.
+`Session` does the same in rounds, `plan` says what each rule would find on recorded counts.
 """
 
+from allocator.planning.forecast import plan
 from allocator.session import Session
 from allocator.solver import allocate
 
-__all__ = ["Session", "allocate"]
+__all__ = ["Session", "allocate", "plan"]

@@ -6,36 +6,28 @@ python -m examples.plan_a_run [COUNTS.jsonl]     counts as `hora sample` writes 
 import json
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evaluation.plan.counts import Counts, read_counts
-from evaluation.plan.forecast import ARMS, Plan, arms, forecast
-from evaluation.plan.show import name_of
+from hora_rl import plan
 
 
-def made_up(path: Path, prompts: int = 300, trials: int = 64) -> Path:
-    """Counts of prompts of which many always or never succeed, as `hora sample` writes them."""
+def made_up(prompts: int = 300, trials: int = 64) -> tuple[NDArray[np.int64], int]:
+    """Successes and trials of prompts of which many always or never succeed."""
     rng = np.random.default_rng(0)
-    counts = rng.binomial(trials, rng.beta(0.323, 0.143, prompts))
-    rows = ({"id": i, "successes": int(c), "trials": trials} for i, c in enumerate(counts))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return rng.binomial(trials, rng.beta(0.323, 0.143, prompts)), trials
 
 
-def planned(counts: Counts) -> Plan:
-    """The rules that `hora plan` looks at, in one round and in four."""
-    return forecast(counts, arms(ARMS, rounds=[1, 4], pre_rollouts=[4], group_sizes=[16, 32]))
+def recorded(path: Path) -> tuple[list[int], list[int]]:
+    """Successes and trials of the lines of `path`."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row["successes"] for row in rows], [row["trials"] for row in rows]
 
 
 def main(source: str | None = None) -> None:
-    with TemporaryDirectory() as folder:
-        counts = read_counts(Path(source) if source else made_up(Path(folder) / "counts.jsonl"))
-    plan = planned(counts)
-    for row in plan.rows:
-        print(f"{name_of(row):40} G {row.group_size:3}  hit {row.hits:.1%}  signal {row.signal:.1%}")
-    print(f"recommended: {name_of(plan.recommended)}")
+    counts = recorded(Path(source)) if source else made_up()
+    print(plan(*counts, group_sizes=[16, 32], pre_rollouts=[4]))
 
 
 if __name__ == "__main__":

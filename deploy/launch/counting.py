@@ -10,6 +10,7 @@ from rich.console import Console
 
 from actors.coordinator.deployment import render_prompts
 from actors.coordinator.identity import mixture_of
+from allocator.planning.forecast import LEAST_PROMPTS
 from common.config import Config
 from common.errors import ConfigError
 from common.order import mixed_rows
@@ -23,7 +24,7 @@ from deploy.preflight.findings import Target
 from deploy.preflight.machine import check_writable
 from deploy.preflight.processors import on_processors
 from evaluation.plan.collect import collect
-from evaluation.plan.counts import LEAST_PROMPTS, CountsError
+from evaluation.plan.counts import CountsError
 
 
 def count_local(config: Config, number: int, samples: int, out: Path) -> None:

@@ -14,8 +14,6 @@ from common.errors import ConfigError
 from evaluation.results import read_result
 from evaluation.run_folders import records
 
-LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
-
 
 class CountsError(ConfigError):
     """Counts that no plan can be made from: names the file, the line and what is wrong."""
@@ -32,16 +30,11 @@ class Counts:
     tokens: Float | None
     notes: tuple[str, ...] = ()
 
-    @property
-    def reach(self) -> int:
-        """The largest group size that can be foretold: nine prompts in ten have as many trials."""
-        return int(np.quantile(self.trials, 0.1, method="lower"))
-
 
 def read_counts(source: Path) -> Counts:
     """Counts in `source`: a .jsonl file, the folder of a run, a result of `hora eval` (.json) or its folder.
 
-    Raises CountsError for a line that is no count and for fewer than 100 prompts.
+    Raises CountsError for a line that is no count.
     """
     if not source.exists():
         raise CountsError(f"{source}: no such file or folder")
@@ -49,17 +42,6 @@ def read_counts(source: Path) -> Counts:
         counts = _of_run(source) if (source / "groups.jsonl").exists() else _of_result(_only_result(source))
     else:
         counts = _of_result(source) if source.suffix == ".json" else _of_lines(source)
-    if len(counts.trials) < LEAST_PROMPTS:
-        raise CountsError(
-            f"{source}: {len(counts.trials)} prompts say too little about how rates are distributed: "
-            f"a plan needs {LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
-        )
-    if len(counts.trials) < ENOUGH_PROMPTS:
-        note = (
-            f"{len(counts.trials)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built "
-            "on"
-        )
-        return Counts(counts.successes, counts.trials, counts.tokens, (*counts.notes, note))
     return counts
 
 

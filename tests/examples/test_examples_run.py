@@ -37,11 +37,10 @@ def python(*words: str, limit_s: float = 60.0) -> str:
 
 @pytest.mark.system
 def test_a_plan_recommends_a_rule_that_finds_more_than_uniform() -> None:
-    *rows, recommended = python("-m", "examples.plan_a_run").splitlines()
-    found = {row[:40].strip(): float(row.split("hit ")[-1].split("%")[0]) for row in rows if "G  32" in row}
-    chosen = recommended.removeprefix("recommended: ")
-    assert chosen != "uniform"
-    assert found[chosen] > found["uniform"]
+    first, *_ = python("-m", "examples.plan_a_run").splitlines()
+    rule, _, rest = first.partition(" at G = 32 equals uniform sampling at G ")
+    assert rule != "Most hits: uniform"
+    assert rest.startswith("beyond") or int(rest.split()[0]) > 32
 
 
 def test_the_notebook_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch) -> None:

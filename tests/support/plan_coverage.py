@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from allocator.mixture import GRID
+from allocator.planning.forecast import forecast
+from allocator.planning.outcome import Arm, outcome
+from allocator.planning.table import Row
 from allocator.posterior import Float
-from evaluation.plan.counts import Counts
-from evaluation.plan.forecast import Row, forecast
-from evaluation.plan.outcome import Arm, outcome
 
 Draw = Callable[[np.random.Generator, int], Float]
 
@@ -37,27 +37,30 @@ def chosen(trials: int) -> list[Arm]:
     return [Arm(rule, stop, rounds, 4, g) for rule, stop, rounds in kinds]
 
 
-def study(draw: Draw, m: int, trials: int, repeats: int) -> tuple[float, ...]:
-    """Coverage of hits, of the gain over uniform and of signal; mean width and bias of hits, in points."""
+def study(draw: Draw, m: int, trials: int, repeats: int) -> tuple[Float, float, float]:
+    """Coverage (arms, 4) of hits, of the gain over uniform, of the equal uniform G and of signal; mean width
+    and bias of hits, in points."""
     truth = on_grid(draw(np.random.default_rng(99), 400_000))
     rng, arms = np.random.default_rng(7), chosen(trials)
     true = [(float(truth @ o.hits), float(truth @ o.signal)) for o in (outcome(arm, truth) for arm in arms)]
+    uniform = 1 - truth @ (1 - GRID[:, None]) ** np.arange(1, trials + 1)
     inside, width, bias = [], [], []
     for _ in range(repeats):
         counts = rng.binomial(trials, draw(rng, m))
-        rows = forecast(Counts(counts, np.full(m, trials), None), arms).rows
-        inside.append([holds(row, *t, true[0][0]) for row, t in zip(rows, true, strict=True)])
+        rows = forecast(counts, np.full(m, trials), arms).rows
+        inside.append([holds(row, *t, uniform) for row, t in zip(rows, true, strict=True)])
         width.append([row.hits_high - row.hits_low for row in rows])
         bias.append([row.hits - hit for row, (hit, _) in zip(rows, true, strict=True)])
-    held = np.array(inside)  # (repeats, arms, 3); the gain of uniform over itself is no test
-    hits, signal, gain = held[:, :, 0].mean(), held[:, :, 1].mean(), held[:, 1:, 2].mean()
-    return float(hits), float(gain), float(signal), 100 * float(np.mean(width)), 100 * float(np.mean(bias))
+    return np.mean(inside, axis=0), 100 * float(np.mean(width)), 100 * float(np.mean(bias))
 
 
-def holds(row: Row, hits: float, signal: float, uniform: float) -> tuple[bool, bool, bool]:
-    """Whether the intervals of hits, of signal and of the gain over uniform hold."""
+def holds(row: Row, hits: float, signal: float, uniform: Float) -> tuple[bool, ...]:
+    """Whether each interval holds. `uniform` (trials,): true hits of uniform sampling at G = 1, 2, …"""
+    same = int(np.searchsorted(uniform, hits - 1e-6)) + 1
+    least, most = (g or len(uniform) + 1 for g in (row.uniform_group_size_low, row.uniform_group_size_high))
     return (
         row.hits_low <= hits <= row.hits_high,
+        row.gain_low <= hits - uniform[row.group_size - 1] <= row.gain_high,
+        least <= same <= most,
         row.signal_low <= signal <= row.signal_high,
-        row.gain_low <= hits - uniform <= row.gain_high,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from allocator import Session
 from allocator.mixture import GRID
+from allocator.planning.outcome import Arm, Outcome
 from allocator.posterior import Float
-from evaluation.plan.outcome import Arm, Outcome
+from allocator.session import Session
 
 PROMPTS = 6000  # simulated for an arm: a standard error of about 0.3 points
 

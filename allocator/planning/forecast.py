@@ -11,15 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from allocator.arguments import check_counts, check_trials
 from allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
-from allocator.posterior import Float
+from allocator.planning.outcome import Arm, Outcome, outcome
+from allocator.planning.shards import shift
+from allocator.planning.table import Class, Plan, Row
+from allocator.posterior import Float, Int
 from allocator.rules import get_rule
 from allocator.rules.base import Division
-from evaluation.plan.counts import Counts, CountsError
-from evaluation.plan.outcome import Arm, Outcome, outcome
-from evaluation.plan.shards import shift
+from allocator.session import STOPS
 
+LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
+SIZES = (8, 16, 32, 64, 128)
 SAMPLES = 120
 WIDEN = 1.25
 """Factor on the bootstrap's deviations, and PAD in addition: the bootstrap alone is too narrow.
@@ -28,67 +33,112 @@ PAD = 0.003
 DIFFICULTY = (0.01, 0.05, 0.2, 0.8, 1.0)
 """Upper ends of the classes of success rate."""
 ARMS = (
-    ("uniform", "none"),
-    ("hit_utility", "none"),
-    ("hit_utility", "hit"),
-    ("mixed", "mixed"),
-    ("hit_or_miss", "none"),
-    ("hard_first", "none"),
-    ("variance", "none"),
-    ("knapsack", "none"),
+    "uniform",
+    "hit_utility",
+    "hit_utility/hit",
+    "mixed/mixed",
+    "hit_or_miss",
+    "hard_first",
+    "variance",
+    "knapsack",
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Class:
-    """Prompts with a rate up to `up_to`: their share, what becomes of them, and their update over uniform's
-    at equal G.
+def plan(
+    successes: ArrayLike,
+    trials: ArrayLike,
+    group_sizes: Sequence[int] | None = None,
+    pre_rollouts: Sequence[int] | None = None,
+    rules: Sequence[str] = ARMS,
+    rounds: Sequence[int] = (1, 4),
+    tokens: ArrayLike | None = None,
+    shard: int | None = None,
+) -> Plan:
+    """What each rule would find on prompts like these; `print` shows it.
 
-    `hits` is also the share of the likelihood's gradient Σ ∇log p that a batch realises there.
+    successes: (m,) among `trials`, an int or (m,), of m >= 100 prompts, better 300. group_sizes: G, by
+    default every power of two from 16 that the trials reach. pre_rollouts: G0, by default 4 and 8. rules: as
+    for `allocate`, a stop behind a slash: `first_hit/hit`. rounds: R. tokens: (m,) of all trials of each
+    prompt. shard: prompts that are allocated together; None: a large batch.
+
+    >>> rates = np.random.default_rng(0).beta(0.3, 0.9, 400)
+    >>> found = plan(np.random.default_rng(1).binomial(64, rates), 64, [16], [4], ["first_hit/hit"], [4])
+    >>> found.recommended.uniform_group_size
+    38
+
+    Raises ValueError naming the argument and the first offending index; for a group size beyond the trials.
     """
-
-    up_to: float
-    prompts: float
-    hits: float
-    size: float
-    update: float
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One arm. Shares of prompts with a hit and of groups with signal, with 90% intervals; per prompt
-    rollouts and tokens.
-
-    `gain`: hits less those of uniform sampling at equal G.
-    `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit; None beyond the
-    counts' reach.
-    """
-
-    rule: str
-    rounds: int
-    stop: str
-    group_size: int
-    pre_rollouts: int
-    hits: float
-    hits_low: float
-    hits_high: float
-    gain: float
-    gain_low: float
-    gain_high: float
-    signal: float
-    signal_low: float
-    signal_high: float
-    rollouts: float
-    tokens: float | None
-    uniform_group_size: int | None
-    by_difficulty: tuple[Class, ...]
+    c, n, lengths = _counts(successes, trials, tokens)
+    sizes = _sizes(group_sizes, n)
+    pre = (
+        [g for g in (4, 8) if g < max(sizes)]
+        if pre_rollouts is None
+        else _whole("pre_rollouts", pre_rollouts)
+    )
+    chosen = arms([_rule(i, rule) for i, rule in enumerate(rules)], _whole("rounds", rounds), pre, sizes)
+    few = f"{len(c)} prompts are few; {ENOUGH_PROMPTS} make intervals that a plan can be built on"
+    return forecast(c, n, chosen, shard, lengths, (few,) if len(c) < ENOUGH_PROMPTS else ())
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    rows: tuple[Row, ...]
-    recommended: Row
-    notes: tuple[str, ...]
+def reach(trials: Int) -> int:
+    """The largest group size that can be foretold: nine prompts in ten have as many trials (m,)."""
+    return int(np.quantile(trials, 0.1, method="lower"))
+
+
+def _counts(
+    successes: ArrayLike, trials: ArrayLike, tokens: ArrayLike | None
+) -> tuple[Int, Int, Float | None]:
+    c = check_counts("successes", successes)
+    n = np.broadcast_to(check_trials("trials", trials, c), c.shape)
+    if not n.all():
+        raise ValueError(f"trials[{int(np.argmin(n))}] = 0 must be positive")
+    if len(c) < LEAST_PROMPTS:
+        raise ValueError(
+            f"successes: {len(c)} prompts say too little about how rates are distributed: a plan needs "
+            f"{LEAST_PROMPTS}, better {ENOUGH_PROMPTS}, training prompts"
+        )
+    if tokens is None:
+        return c, n, None
+    lengths = np.asarray(tokens, dtype=np.float64)
+    if lengths.shape != c.shape:
+        raise ValueError(f"tokens must be of shape {c.shape}, not {lengths.shape}")
+    bad = np.flatnonzero(~(np.isfinite(lengths) & (lengths >= 0)))
+    if bad.size:
+        raise ValueError(f"tokens[{bad[0]}] = {lengths[bad[0]]} must be finite and not negative")
+    return c, n, lengths
+
+
+def _sizes(given: Sequence[int] | None, trials: Int) -> list[int]:
+    if given is not None:
+        return _whole("group_sizes", given)
+    within = [g for g in SIZES if 8 < g <= reach(trials)]
+    if not within:
+        raise ValueError(
+            f"trials: {reach(trials)} trials a prompt are too few to plan with: sample 16 or more, or give "
+            "group_sizes and pre_rollouts within them"
+        )
+    return within
+
+
+def _whole(name: str, given: Sequence[int]) -> list[int]:
+    for i, number in enumerate(given):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+            raise ValueError(f"{name}[{i}] = {number!r} must be a whole number from 1")
+    if not len(given):
+        raise ValueError(f"{name} is empty")
+    return [int(number) for number in given]
+
+
+def _rule(i: int, text: str) -> tuple[str, str]:
+    """Rule and stop of `hit_utility/hit`."""
+    rule, _, stop = text.partition("/")
+    if (stop or "none") not in STOPS:
+        raise ValueError(f"rules[{i}] = {text!r}: stop {stop!r} is none of {', '.join(STOPS)}")
+    try:
+        get_rule(rule)
+    except ValueError as error:
+        raise ValueError(f"rules[{i}] = {text!r}: {error}") from None
+    return rule, stop or "none"
 
 
 def arms(
@@ -124,26 +174,30 @@ class Basis:
     reach: int
 
 
-def forecast(counts: Counts, chosen: Sequence[Arm], shard: int | None = None) -> Plan:
-    """The plan of these arms, for a large batch or for shards of `shard` prompts.
-
-    Raises CountsError for a group size beyond the counts' reach.
-    """
-    check(counts, chosen, shard)
-    weights = fit_mixture(counts.successes, counts.trials)
+def forecast(
+    successes: Int,
+    trials: Int,
+    chosen: Sequence[Arm],
+    shard: int | None = None,
+    tokens: Float | None = None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of these arms, for a large batch or for shards of `shard` prompts, from counts (m,)."""
+    _check(reach(trials), chosen, shard)
+    weights = fit_mixture(successes, trials)
     basis = Basis(
         weights,
-        resampled_mixtures(counts.successes, counts.trials, SAMPLES),
-        _lengths(counts, weights),
+        resampled_mixtures(successes, trials, SAMPLES),
+        None if tokens is None else _lengths(successes, trials, tokens, weights),
         {g: outcome(Arm("uniform", "none", 1, 1, g), weights) for g in {a.group_size for a in chosen}},
-        counts.reach,
+        reach(trials),
     )
     outcomes = {arm: outcome(arm, weights) for arm in chosen}
     rows = tuple(
         _row(arm, found, _worth(arm, outcomes, weights), basis, _shift(arm, found, weights, shard))
         for arm, found in outcomes.items()
     )
-    return Plan(rows, recommend(rows), counts.notes)
+    return Plan(rows, recommend(rows), notes)
 
 
 def _shift(arm: Arm, found: Outcome, weights: Float, shard: int | None) -> tuple[float, float]:
@@ -151,24 +205,24 @@ def _shift(arm: Arm, found: Outcome, weights: Float, shard: int | None) -> tuple
     return (0.0, 0.0) if shard is None or arm.rule == "uniform" else shift(arm, found, weights, shard)
 
 
-def check(counts: Counts, chosen: Sequence[Arm], shard: int | None) -> None:
-    """Raise CountsError for an arm that cannot be foretold from these counts, or cannot be at all."""
+def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
+    """Raise ValueError for an arm that `most` trials a prompt cannot foretell, or that cannot be."""
     if not chosen:
-        raise CountsError("no arm to plan: every --pre-rollouts must leave some --group-size above it")
+        raise ValueError("no arm to plan: every pre_rollouts must leave some group_sizes above it")
     for arm in chosen:
-        if arm.group_size > counts.reach:
-            raise CountsError(
-                f"group size {arm.group_size} is beyond these counts: of {counts.reach} trials a prompt "
-                f"nothing is known beyond {counts.reach}; sample more, or ask for --group-size {counts.reach}"
+        if arm.group_size > most:
+            raise ValueError(
+                f"group size {arm.group_size} is beyond these counts: of {most} trials a prompt nothing is "
+                f"known beyond {most}; sample more, or ask for group size {most}"
             )
         budget = None if shard is None else shard * (arm.group_size - arm.pre_rollouts)
         if budget is not None and arm.rounds > budget:
-            raise CountsError(
-                f"{arm.rounds} rounds exceed Phase B's {budget} rollouts of a shard of {shard} prompts"
+            raise ValueError(
+                f"rounds ({arm.rounds}) exceed Phase B's {budget} rollouts of a shard of {shard} prompts"
             )
         rule = get_rule(arm.rule)
         if not isinstance(rule, Division) and arm.pre_rollouts < rule.least_trials:
-            raise CountsError(
+            raise ValueError(
                 f"rule {arm.rule} needs {rule.least_trials} pre-rollouts, not {arm.pre_rollouts}"
             )
 
@@ -197,7 +251,11 @@ def _row(
     (hit, hit_low, hit_high), (more, more_low, more_high), (mix, mix_low, mix_high) = (
         _interval(value, weights, basis.resampled) for value in (hits, gain, signal)
     )
-    lengths = basis.lengths
+    lengths, uniform = basis.lengths, basis.uniform[arm.group_size].hits
+    same, fewest, most = (
+        arm.group_size if arm.rule == "uniform" else _same_as_uniform(float(weights @ uniform) + g, basis)
+        for g in (more, more_low, more_high)
+    )
     return Row(
         rule=arm.rule,
         rounds=arm.rounds,
@@ -215,7 +273,9 @@ def _row(
         signal_high=mix_high,
         rollouts=float(arm.group_size),
         tokens=None if lengths is None else float(weights @ ((found.size - weights @ over) * lengths)),
-        uniform_group_size=_same_as_uniform(hit, weights, basis.reach),
+        uniform_group_size=same,
+        uniform_group_size_low=fewest,
+        uniform_group_size_high=most,
         by_difficulty=_classes(found, basis.uniform[arm.group_size], weights),
     )
 
@@ -231,19 +291,18 @@ def _interval(value: Float, weights: Float, resampled: Float) -> tuple[float, fl
     )
 
 
-def _same_as_uniform(hits: float, weights: Float, reach: int) -> int | None:
-    sizes = np.arange(1, reach + 1)
-    uniform = 1 - weights @ (1 - GRID[:, None]) ** sizes
+def _same_as_uniform(hits: float, basis: Basis) -> int | None:
+    """The least G at which uniform sampling has this share of prompts with a hit."""
+    sizes = np.arange(1, basis.reach + 1)
+    uniform = 1 - basis.weights @ (1 - GRID[:, None]) ** sizes
     enough = np.flatnonzero(uniform >= hits - 1e-9)
     return int(sizes[enough[0]]) if enough.size else None
 
 
-def _lengths(counts: Counts, weights: Float) -> Float | None:
+def _lengths(successes: Int, trials: Int, tokens: Float, weights: Float) -> Float:
     """(K,) expected tokens of one completion at each rate, from the prompts that may have it."""
-    if counts.tokens is None:
-        return None
-    belongs = responsibilities(counts.successes, counts.trials, weights)
-    mean = counts.tokens / counts.trials
+    belongs = responsibilities(successes, trials, weights)
+    mean = tokens / trials
     total = belongs.sum(0)
     return np.asarray(np.where(total > 0, belongs.T @ mean / np.maximum(total, 1e-12), mean.mean()))
 

@@ -1,0 +1,139 @@
+"""What a plan says, and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Prompts with a rate up to `up_to`: their share, what becomes of them, and their update over uniform's
+    at equal G.
+
+    `hits` is also the share of the likelihood's gradient Σ ∇log p that a batch realises there.
+    """
+
+    up_to: float
+    prompts: float
+    hits: float
+    size: float
+    update: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One arm. Shares of prompts with a hit and of groups with signal, with 90% intervals; per prompt
+    rollouts and tokens.
+
+    `gain`: hits less those of uniform sampling at equal G.
+    `uniform_group_size`: the G at which uniform sampling has as many prompts with a hit, with its interval;
+    None beyond the counts' reach.
+    """
+
+    rule: str
+    rounds: int
+    stop: str
+    group_size: int
+    pre_rollouts: int
+    hits: float
+    hits_low: float
+    hits_high: float
+    gain: float
+    gain_low: float
+    gain_high: float
+    signal: float
+    signal_low: float
+    signal_high: float
+    rollouts: float
+    tokens: float | None
+    uniform_group_size: int | None
+    uniform_group_size_low: int | None
+    uniform_group_size_high: int | None
+    by_difficulty: tuple[Class, ...]
+
+    @property
+    def name(self) -> str:
+        """`hit_utility, stop at hit, 4 rounds`."""
+        stop = f", stop at {self.stop}" if self.stop != "none" else ""
+        return f"{self.rule}{stop}" + (f", {self.rounds} rounds" if self.rounds > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All arms, and the recommended one; `str` is what `hora plan` prints."""
+
+    rows: tuple[Row, ...]
+    recommended: Row
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        best, most = self.recommended, max(self.rows, key=lambda row: (row.group_size, row.hits))
+        heads = (
+            "rule",
+            "G",
+            "G0",
+            "equals uniform G",
+            "prompts with a hit",
+            "over uniform",
+            "groups with signal",
+        )
+        tokens = best.tokens is not None
+        lines = [
+            f"Most hits: {most.name} at G = {most.group_size} equals uniform sampling at G {_same(most)}.",
+            "Shares in %, with 90% intervals:",
+            *_columns([(*heads, "tokens") if tokens else heads, *(_cells(row) for row in self.rows)]),
+            "",
+            f"{best.name}, G = {best.group_size}, G0 = {best.pre_rollouts}, by success rate:",
+            *_columns(
+                [("rate up to", "prompts", "with a hit", "mean group", "GRPO update / uniform's")]
+                + [
+                    (
+                        f"{c.up_to:g}",
+                        f"{100 * c.prompts:.1f}",
+                        f"{100 * c.hits:.1f}",
+                        f"{c.size:.1f}",
+                        f"{c.update:.2f}",
+                    )
+                    for c in best.by_difficulty
+                ]
+            ),
+            *(f"note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    cells = (
+        row.name,
+        str(row.group_size),
+        str(row.pre_rollouts),
+        _same(row),
+        _share(row.hits, row.hits_low, row.hits_high),
+        _share(row.gain, row.gain_low, row.gain_high, "+"),
+        _share(row.signal, row.signal_low, row.signal_high),
+    )
+    return cells if row.tokens is None else (*cells, f"{row.tokens:.0f}")
+
+
+def _same(row: Row) -> str:
+    same, low, high = (
+        "beyond" if g is None else str(g)
+        for g in (row.uniform_group_size, row.uniform_group_size_low, row.uniform_group_size_high)
+    )
+    return same if low == high else f"{same} ({low} to {high})"
+
+
+def _share(value: float, low: float, high: float, sign: str = "") -> str:
+    return f"{100 * value:{sign}.1f} ({100 * low:{sign}.1f} to {100 * high:{sign}.1f})"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns as wide as their widest cell, the first one to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
