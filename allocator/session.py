@@ -1,4 +1,4 @@
-"""Phase B in rounds: what one round finds decides where the next one's rollouts go.
+"""Phase B in rounds, or one rollout at a time: what was found decides where the next rollouts go.
 
     session = Session(prompts=15, budget=360, rounds=4, stop="hit")
     session.tell(successes, trials)             # Phase A
@@ -6,13 +6,21 @@
         extra = session.ask()                   # the next round
         session.tell(*sample(extra))
 
-A session is what it was told and nothing else: a process that starts anew tells the same again and asks for
-the round that comes next.
+The same for rollouts that come back in any order; `start` samples one rollout of a prompt in the background:
+
+    session = Session(prompts=15, budget=360, rounds=4, stop="hit", pre_rollouts=8)
+    while not session.done:
+        while (prompt := session.next()) is not None:
+            start(prompt)
+        session.tell(*arrived())                # (prompt, success), of whichever comes first
+
+A session is what it was told and nothing else: a process that starts anew tells the same again and goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,22 +45,28 @@ class Session:
     with a success get no more; `mixed`, those with a success and a failure; `none`. max_group_size: cap on
     G_i. least_extra: how many Phase B rollouts every prompt gets at least, all in the first round; the rule
     must be a marginal gain, and nothing may stop. Where a round does not divide, later rounds are larger by
-    one.
+    one. pre_rollouts: G0, for `next`. in_flight: instead of rounds, `next` has at most so many Phase B
+    rollouts out at a time, and each goes where all results so far say; `hit_utility` needs a stop there.
 
     What the prompts that are still served cannot take goes to prompts without a failure, where the first
     failure is most probable, and then by the rule's own gain to all others. So the rounds sum to `budget`
     exactly.
 
     >>> session = Session(prompts=3, budget=60, rounds=2, stop="hit")
-    >>> session.tell([0, 0, 8], 8)
+    >>> told = session.tell([0, 0, 8], 8)
     >>> session.ask()
     array([15, 15,  0])
-    >>> session.tell([0, 1, 0], [15, 15, 0])
+    >>> told = session.tell([0, 1, 0], [15, 15, 0])
     >>> session.ask()
     array([30,  0,  0])
-    >>> session.tell([0, 0, 0], [30, 0, 0])
+    >>> told = session.tell([0, 0, 0], [30, 0, 0])
     >>> session.done
     True
+    >>> session = Session(prompts=2, budget=2, rule="first_hit", pre_rollouts=1, in_flight=1)
+    >>> session.next(), session.next(), session.next()
+    (0, 1, None)
+    >>> session.tell(1, True), session.next(), session.tell(0, False), session.next()
+    (True, None, True, 0)
 
     Raises ValueError naming the argument, here and in every method.
     """
@@ -67,6 +81,8 @@ class Session:
         stop: str = "none",
         max_group_size: int | None = None,
         least_extra: int = 0,
+        pre_rollouts: int | None = None,
+        in_flight: int | None = None,
     ) -> None:
         _check_whole("prompts", prompts, 1)
         _check_whole("budget", budget, 0)
@@ -84,13 +100,103 @@ class Session:
         self._told = 0
         zeros = np.zeros(prompts, dtype=np.int64)
         self._sampled = Sampled(zeros, zeros, zeros)
+        self._pre, self._in_flight = _check_next(pre_rollouts, in_flight, rounds, least_extra), in_flight
+        if pre_rollouts is not None:
+            check_budget(self._budget, zeros, zeros + pre_rollouts, max_group_size)
+            check_least_trials(self._rule, zeros + pre_rollouts)
+        self._out, self._due = zeros.copy(), zeros.copy()
+        self._known: dict[Hashable, tuple[int, bool]] = {}
 
-    def tell(self, successes: ArrayLike, trials: ArrayLike) -> None:
-        """Add what was sampled: `successes` (n,) among `trials`, an int or (n,). First Phase A, then each
-        round.
+    @overload
+    def tell(self, prompt: int, success: bool, rollout: Hashable = None, /) -> bool: ...
 
-        A round may have lost rollouts; what it did not spend is given by the next ones.
+    @overload
+    def tell(self, successes: ArrayLike, trials: ArrayLike, /) -> bool: ...
+
+    def tell(self, first: Any, second: Any, rollout: Hashable = None, /) -> bool:
+        """Add what was sampled; returns whether it counts.
+
+        (prompt, success, rollout): one rollout, whether or not `next` asked for it. Of more than the budget
+        or `max_group_size` the last to arrive do not count, nor does one whose name `rollout` was told
+        before.
+
+        (successes, trials): (n,) and an int or (n,), of all prompts; first Phase A, then each round. A round
+        may have lost rollouts; what it did not spend is given by the next ones.
         """
+        if np.ndim(first) == 0:
+            return self._tell_one(first, second, rollout)
+        self._tell_round(first, second)
+        return True
+
+    def lost(self, prompt: int) -> None:
+        """Wait no longer for one rollout of `prompt`: `next` gives it again. Should it still arrive, it
+        counts."""
+        at = self._place(prompt)
+        self._out[at] = max(0, self._out[at] - 1)
+
+    def next(self) -> int | None:
+        """The prompt to sample once more now. None: wait for a result, or all is sampled.
+
+        Phase A comes first; Phase B begins when all of it was told.
+        """
+        if not self._due.any():
+            self._due = self._ready()
+        prompt = int(np.argmax(self._due))
+        if not self._due[prompt]:
+            return None
+        self._due[prompt] -= 1
+        self._out[prompt] += 1
+        return prompt
+
+    def _ready(self) -> Int:
+        """(n,) rollouts that nothing has to be waited for."""
+        if self._pre is None:
+            raise ValueError("pre_rollouts: `next` needs it, the rollouts that each prompt begins with")
+        trials, out, none = self._sampled.trials, self._out, np.zeros_like(self._out)
+        if bool((trials < self._pre).any()):
+            return np.maximum(self._pre - trials - out, 0)
+        waiting = int(out.sum())
+        if self._in_flight is None:
+            return none if waiting else self.ask()
+        if waiting >= min(self._in_flight, self._budget - self.spent):
+            return none
+        # What is out counts as given: the optimum of one rollout more has one prompt that lacks it.
+        problem = Problem(self._sampled, self._prior, self._cap)
+        lacks = serve(problem, tiers(self._rule, self._stop, self._sampled), waiting + 1) - out
+        none[np.argmax(lacks)] = int(lacks.max() > 0)
+        return none
+
+    def _tell_one(self, prompt: int, success: bool, rollout: Hashable) -> bool:
+        before = self._sampled
+        told = (self._place(prompt), bool(success))
+        if success not in (0, 1):
+            raise ValueError(f"success must be true or false, not {success!r}")
+        if self._pre is None:
+            raise ValueError("pre_rollouts: needed to tell one rollout, which may be of Phase A")
+        if rollout is not None:
+            if (known := self._known.get(rollout, told)) != told:
+                raise ValueError(f"rollout {rollout!r} was told as {known} before, and now as {told}")
+            if rollout in self._known:
+                return False
+            self._known[rollout] = told
+        self.lost(prompt)
+        one = np.zeros_like(self._out)
+        one[prompt] = 1
+        of_b = one * (before.trials >= self._pre)
+        full = self._cap is not None and before.trials[prompt] >= self._cap
+        if full or self.spent + of_b.sum() > self._budget:
+            return False
+        self._sampled = Sampled(before.successes + one * told[1], before.trials + one, before.extra + of_b)
+        self._told = max(self._told, int((self._sampled.trials >= self._pre).all()))
+        return True
+
+    def _place(self, prompt: int) -> int:
+        n = len(self._sampled)
+        if isinstance(prompt, bool) or not isinstance(prompt, int | np.integer) or not 0 <= prompt < n:
+            raise ValueError(f"prompt must be a whole number in 0..{n - 1}, not {prompt!r}")
+        return int(prompt)
+
+    def _tell_round(self, successes: ArrayLike, trials: ArrayLike) -> None:
         c, before = check_counts("successes", successes), self._sampled
         if len(c) != len(before):
             raise ValueError(f"successes must be of shape ({len(before)},), not ({len(c)},)")
@@ -114,7 +220,8 @@ class Session:
         left = self._budget - self.spent
         if left == 0:
             return np.zeros(len(self._sampled), dtype=np.int64)
-        share = max(1, left // max(1, self._rounds - self._told + 1))
+        over = max(self._told - 1, ((self.spent + 1) * self._rounds - 1) // self._budget)
+        share = max(1, left // max(1, self._rounds - over))
         problem = Problem(self._sampled, self._prior, self._cap)
         if self._least and self._told == 1:
             return divide_at_least(self._least, self._rule, problem, share)
@@ -161,6 +268,20 @@ def _check_least(least: int, rule: Rule, stop: str, prompts: int, first_round: i
             f"least_extra ({least}) for {prompts} prompts exceeds the first round's {first_round} rollouts"
         )
     return int(least)
+
+
+def _check_next(pre_rollouts: int | None, in_flight: int | None, rounds: int, least: int) -> int | None:
+    if pre_rollouts is not None:
+        _check_whole("pre_rollouts", pre_rollouts, 0)
+    if in_flight is None:
+        return pre_rollouts
+    _check_whole("in_flight", in_flight, 1)
+    if pre_rollouts is None or rounds > 1 or least:
+        raise ValueError(
+            f"in_flight ({in_flight}) goes one rollout at a time: it needs pre_rollouts, and neither "
+            "rounds nor least_extra"
+        )
+    return pre_rollouts
 
 
 def _check_whole(name: str, value: int, least: int) -> None:

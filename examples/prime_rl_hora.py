@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from examples.shard import Shard
+from allocator import Session
 
 
 @dataclass
@@ -34,28 +35,33 @@ class Division:
     rule: str = "hit_utility"
     rounds: int = 1
     stop: str = "none"
-    _open: dict[str, tuple[Shard, list[str]]] = field(default_factory=dict)
-    _of: dict[str, tuple[Shard, list[str]]] = field(default_factory=dict)
+    _open: dict[str, tuple[Session, list[str]]] = field(default_factory=dict)
+    _of: dict[str, tuple[Session, list[str]]] = field(default_factory=dict)
 
     def arrived(self, env: str, group: str, success: bool) -> tuple[dict[str, int], list[str]]:
         """One episode of `group`: (episodes granted by group, groups that are whole)."""
-        shard, members = self._shard_of(env, group)
-        extra = shard.arrived(members.index(group), success)
-        if extra is None:
-            return {}, []
-        if not extra.any():
+        session, members = self._shard_of(env, group)
+        session.tell(members.index(group), success)
+        if session.done:
             for member in members:
                 del self._of[member]
             return {}, list(members)
-        return {m: int(n) for m, n in zip(members, extra, strict=True) if n}, []
+        return {members[i]: n for i, n in Counter(iter(session.next, None)).items()}, []
 
-    def _shard_of(self, env: str, group: str) -> tuple[Shard, list[str]]:
+    def _shard_of(self, env: str, group: str) -> tuple[Session, list[str]]:
         if group not in self._of:
             if env not in self._open:
-                shard = Shard(
-                    self.prompts, self.group_size, self.pre_rollouts, self.rule, self.rounds, self.stop
+                budget = self.prompts * (self.group_size - self.pre_rollouts)
+                session = Session(
+                    self.prompts,
+                    budget,
+                    self.rule,
+                    rounds=self.rounds,
+                    stop=self.stop,
+                    pre_rollouts=self.pre_rollouts,
                 )
-                self._open[env] = (shard, [])
+                Counter(iter(session.next, None))  # Phase A, which the dispatcher opens groups with
+                self._open[env] = (session, [])
             self._of[group] = self._open[env]
             self._open[env][1].append(group)
             if len(self._open[env][1]) == self.prompts:

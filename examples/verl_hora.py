@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import Any
 
 import ray
 import transfer_queue as tq
-from numpy.typing import NDArray
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from examples.shard import Shard
+from allocator import Session
 
 logger = logging.getLogger(__name__)
 SETTINGS = {"pre_rollouts": 8, "rule": "hit_utility", "rounds": 1, "stop": "none"}
@@ -31,13 +31,15 @@ SETTINGS = {"pre_rollouts": 8, "rule": "hit_utility", "rounds": 1, "stop": "none
 class OpenShard:
     """A shard whose prompts wait for each other at the end of each round."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self.following: asyncio.Future[NDArray[Any]] = asyncio.get_running_loop().create_future()
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.following: asyncio.Future[Counter[int]] = asyncio.get_running_loop().create_future()
+        Counter(iter(session.next, None))  # Phase A, which every prompt begins with
 
     def arrived(self, place: int, success: bool) -> None:
-        extra = self._shard.arrived(place, success)
-        if extra is not None:
+        self._session.tell(place, success)
+        extra = Counter(iter(self._session.next, None))
+        if extra or self._session.done:
             whole, self.following = self.following, asyncio.get_running_loop().create_future()
             whole.set_result(extra)
 
@@ -53,7 +55,8 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
         validate = batch["validate"] if "validate" in batch else False  # noqa: SIM401, a TensorDict
         if not validate:
             uids, settings = list(batch["uid"]), {**SETTINGS, **self.config.get("hora", {})}
-            shard = OpenShard(Shard(len(uids), self.config.actor_rollout_ref.rollout.n, **settings))
+            n, first = self.config.actor_rollout_ref.rollout.n, settings["pre_rollouts"]
+            shard = OpenShard(Session(len(uids), len(uids) * (n - first), **settings))
             self.places |= {uid: (shard, place) for place, uid in enumerate(uids)}
         await super().generate_sequences(batch)
 
@@ -81,9 +84,9 @@ class HoraWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ig
             ]
             failed |= not all(await asyncio.gather(*sessions))
             extra, first = await following, first + n
-            if not extra.any():
+            if not extra:
                 break
-            n = int(extra[place])
+            n = extra[place]
         status = "failure" if failed else "finished"
         await tq.async_kv_put(key=uid, partition_id="train", tag={"status": status})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import doctest
 import importlib
 import inspect
 import uuid
@@ -15,9 +14,7 @@ import numpy as np
 import pytest
 
 from allocator import Session
-from examples import shard as shard_module
 from examples.prime_rl_hora import Division, classes, install, succeeded
-from examples.shard import Shard
 
 RATES = np.array([0.0, 0.1, 0.5, 1.0])
 G, G0, ROUNDS = 16, 4, 3
@@ -41,31 +38,6 @@ def expected(outcomes: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
 @pytest.fixture
 def outcomes() -> np.ndarray:
     return np.random.default_rng(5).random((len(RATES), len(RATES) * G)) < RATES[:, None]
-
-
-def test_the_docstring_of_a_shard_is_true() -> None:
-    result = doctest.testmod(shard_module)
-    assert result.attempted
-    assert not result.failed
-
-
-def test_a_shard_divides_as_a_session_whatever_the_order_of_arrival(outcomes: np.ndarray) -> None:
-    sizes, rounds = expected(outcomes)
-    rng, used = np.random.default_rng(0), np.zeros(len(RATES), dtype=np.int64)
-    shard, asked, found = Shard(len(RATES), G, G0, **SETTINGS), np.full(len(RATES), G0), []
-    while asked.any():
-        for place in rng.permutation(np.repeat(np.arange(len(RATES)), asked)):
-            extra = shard.arrived(int(place), bool(outcomes[place, used[place]]))
-            used[place] += 1
-        assert extra is not None
-        asked = extra
-        found.append(extra)
-    assert [r.tolist() for r in found] == [r.tolist() for r in rounds]
-    assert used.tolist() == sizes.tolist()
-    assert used.sum() == len(RATES) * G
-    assert len(set(used.tolist())) > 1
-    with pytest.raises(ValueError, match="prompt 0: more than the 0 rollouts of this round"):
-        shard.arrived(0, True)
 
 
 def test_prime_rls_groups_form_shards_by_environment_and_end_when_the_budget_is_spent(
