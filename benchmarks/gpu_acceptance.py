@@ -1,10 +1,11 @@
 """Does HORA's learner do on this GPU what it should? One line a check, in about ten minutes.
 
-    python -m benchmarks.gpu_acceptance            # one NVIDIA GPU
+    python -m benchmarks.gpu_acceptance            # one NVIDIA GPU of 80 GB
     python -m benchmarks.gpu_acceptance --small    # tiny shapes, on CPU too: that the program runs
 
-Needs torch, transformers, deepspeed and pydantic (Python 3.11 and 3.12); with peft the LoRA step too. Each
-line says PASS, FAIL or SKIP, the figure, and what is expected. The exit status is 1 where a check failed.
+Needs torch, transformers, deepspeed and pydantic (Python 3.11 and 3.12); peft for the LoRA step, liger-kernel
+for the comparison with it. Each line says PASS, FAIL or SKIP, the figure, and what is expected. The exit
+status is 1 where a check failed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -33,11 +35,14 @@ from benchmarks.gpu_step import (
     measure,
     ragged_samples,
 )
+from learner.batch import micro_batches
 
 GIB = 2**30
 EXPECTED_MFU = "25 to 35% with checkpointing"
-LIMIT_S = 120.0
+LIMIT_S = 180.0
 """Of one check."""
+SPARE = 1.05
+FUSED = ("flash", "fmha", "efficient_attention", "cudnn_attention")
 MARK = "LINE "
 
 
@@ -58,9 +63,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured on: shapes, samples and steps."""
+    """What is measured on: shapes, samples and steps. `judged`: at full size on a card, so speeds mean
+    something."""
 
     device: torch.device
+    judged: bool
     dtype: str
     whole: dict[str, Any]
     wide: dict[str, Any]
@@ -75,8 +82,8 @@ class Sizes:
         cuda = torch.cuda.is_available()
         device = torch.device("cuda" if cuda else "cpu")
         if small:
-            return cls(device, "bfloat16" if cuda else "float32", SMALL, SMALL, 64, 8, 1, 512, 2**20)
-        return cls(device, "bfloat16", SHAPE_1_5B, WIDE_7B, 2048, 128, 3, 16384, 2**30)
+            return cls(device, False, "bfloat16" if cuda else "float32", SMALL, SMALL, 64, 8, 1, 512, 2**20)
+        return cls(device, cuda, "bfloat16", SHAPE_1_5B, WIDE_7B, 2048, 128, 3, 16384, 2**30)
 
 
 def rate(work: Callable[[], object], size: int, device: torch.device) -> float:
@@ -90,23 +97,32 @@ def rate(work: Callable[[], object], size: int, device: torch.device) -> float:
     return size / 1e9 / max(seconds, 1e-9)
 
 
+def pinned(sizes: Sizes) -> torch.Tensor:
+    return torch.empty(sizes.copied // 4, pin_memory=sizes.device.type == "cuda")
+
+
+def copy_rate(sizes: Sizes) -> float:
+    """GB/s of a plain copy to pinned memory: what this machine's link can do."""
+    kept, source = pinned(sizes), torch.ones(sizes.copied // 4, device=sizes.device)
+    return rate(lambda: kept.copy_(source), sizes.copied, sizes.device)
+
+
 def ceilings(sizes: Sizes) -> Iterator[Line]:
     """What copies and hashes can reach at all; nothing is expected of them but the order."""
     from common.weight_hash import TensorHash
 
     source = torch.ones(sizes.copied // 4, device=sizes.device)
-    kept = torch.empty(sizes.copied // 4, pin_memory=sizes.device.type == "cuda")
-    own = TensorHash()
+    own, kept = TensorHash(), pinned(sizes)
     raw = kept.view(torch.uint8)[: min(sizes.copied, 2**28)].numpy().tobytes()
     rates = {
         "new memory": rate(lambda: source.cpu().clone(), sizes.copied, sizes.device),
-        "kept memory": rate(lambda: kept.copy_(source), sizes.copied, sizes.device),
+        "kept memory": copy_rate(sizes),
         "SHA-256": rate(lambda: hashlib.sha256(raw).digest(), len(raw), torch.device("cpu")),
         "hash in place": rate(lambda: own.digest([("w", source)]), sizes.copied, sizes.device),
     }
     figure = ", ".join(f"{name} {value:.1f} GB/s" for name, value in rates.items())
     yield Line("ceilings", True, figure)
-    if sizes.device.type == "cuda":
+    if sizes.judged:
         seconds = 15.2 / rates["hash in place"]
         yield Line("checksum of 7B", seconds < 0.2, f"{seconds:.3f} s", "below 0.2 s")
 
@@ -139,7 +155,7 @@ def attention(sizes: Sizes) -> Iterator[Line]:
         with torch.no_grad(), torch.profiler.profile(activities=activities) as profile:
             engine.hf(input_ids=ids, use_cache=False)
         names = {event.key for event in profile.key_averages()}
-    fused = sorted(n for n in names if any(w in n.lower() for w in ("flash", "fmha", "efficient_attention")))
+    fused = sorted(n for n in names if any(kind in n.lower() for kind in FUSED))
     yield Line("attention kernel", bool(fused), (fused[0] if fused else "none")[:60], "a fused one")
 
 
@@ -149,7 +165,8 @@ def steps(sizes: Sizes) -> Iterator[Line]:
     yield from speed("step of the whole model, ZeRO-2", two, sizes)
     if peak := two.peak_bytes / GIB:
         figure = f"{peak:.1f} GiB allocated, {need:.1f} estimated"
-        yield Line("memory", peak <= need, figure, "no more than the estimate")
+        expected = f"at most {SPARE:.2f} of the estimate: `hora check` keeps that free"
+        yield Line("memory", peak <= SPARE * need, figure, expected)
     three, _ = stage_step(sizes, 3)
     apart = abs(three.norm / two.norm - 1)
     yield Line("ZeRO-3 on one rank, norm", apart < 1e-2, f"{apart:.1e} apart", "below 1e-2")
@@ -187,9 +204,9 @@ def wide(sizes: Sizes) -> Iterator[Line]:
         yield from speed("four layers of a 7B's width", result, sizes)
         copy = HostCopy(engine, 0)
         size = sum(t.nbytes for _, t in copy.take())
-        per_gb = 1 / rate(copy.take, size, sizes.device)
-    fast = per_gb * 15.2 < 1.0 if sizes.device.type == "cuda" else True
-    yield Line("gather", fast, f"{per_gb:.3f} s per GB", "7B below 1 s: 0.066")
+        found, plain = rate(copy.take, size, sizes.device), copy_rate(sizes)
+    figure = f"{found:.1f} GB/s, a plain copy {plain:.1f}"
+    yield Line("gather", found > plain / 2 or not sizes.judged, figure, "at least half of a plain copy")
 
 
 def adapter(sizes: Sizes) -> Iterator[Line]:
@@ -209,6 +226,33 @@ def adapter(sizes: Sizes) -> Iterator[Line]:
     yield Line("LoRA step", still and result.norm > 0, figure, "the base stands still")
 
 
+def kernels(sizes: Sizes) -> Iterator[Line]:
+    """Liger's kernels against the model's own."""
+    name = "Liger's kernels"
+    if find_spec("liger_kernel") is None or sizes.device.type != "cuda":
+        why = "liger-kernel is not installed" if find_spec("liger_kernel") is None else "needs a GPU"
+        yield Line(name, None, why)
+        return
+    own, own_logprobs = step_with("torch", sizes)  # first: Liger's stay in the process
+    liger, logprobs = step_with("liger", sizes)
+    gap = float((logprobs - own_logprobs).abs().mean())
+    yield Line(f"{name}, log-probs", gap <= 0.02, f"{gap:.1e} nats apart in the mean", "at most 0.02")
+    apart = abs(liger.norm / own.norm - 1)
+    yield Line(f"{name}, norm", apart < 2e-2, f"{apart:.1e} apart", "below 2e-2")
+    speed_up, memory = own.seconds / liger.seconds, (own.peak_bytes - liger.peak_bytes) / GIB
+    yield Line(f"{name}, time", True, f"{speed_up:.2f} times as fast, {memory:.1f} GiB less", "1.05 to 1.3")
+
+
+def step_with(kind: str, sizes: Sizes) -> tuple[Result, torch.Tensor]:
+    """A step of the wide shape with these kernels, and the log-probs before it."""
+    samples = ragged_samples(sizes.samples // 2, sizes.wide["vocab_size"], sizes.longest)
+    micro, _ = micro_batches([[s] for s in samples[:8]], sizes.budget)
+    settings = {"gradient_checkpointing": True, "tokens_per_microbatch": sizes.budget, "kernels": kind}
+    with engine_of(sizes.wide, sizes.dtype, sizes.longest, **settings) as engine:
+        found = [engine._frozen(engine._engine, m.to(sizes.device))[0] for m in micro]
+        return measure(engine, samples, sizes.budget, sizes.steps), torch.cat(found)
+
+
 def engine_side(sizes: Sizes) -> Iterator[Line]:
     """vLLM's part, where it is installed."""
     name, expected = "vLLM's packed transfer", "every tensor as it was"
@@ -222,15 +266,18 @@ def engine_side(sizes: Sizes) -> Iterator[Line]:
     yield Line("vLLM's sleep and wake", None, "run `make test-gpu`, which starts engines")
 
 
-CHECKS = (ceilings, head, attention, steps, wide, adapter, engine_side)
+CHECKS = (ceilings, head, attention, steps, wide, kernels, adapter, engine_side)
 
 
 def lines_of(check: str, *, small: bool) -> Iterator[Line]:
     """The lines of one check, which runs in a process of its own: what it leaves in memory ends with it, and
     a check that fails or is killed is one FAIL with its reason."""
     command = [sys.executable, "-m", "benchmarks.gpu_acceptance", "--check", check, *["--small"] * small]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1"}  # all that is read was made here
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=offline
+        )
     except subprocess.TimeoutExpired:
         yield Line(check, False, f"not done after {LIMIT_S:g} s", "an end")
         return
@@ -243,12 +290,18 @@ def lines_of(check: str, *, small: bool) -> Iterator[Line]:
 
 
 def run_check(name: str, sizes: Sizes) -> None:
-    """In the process of one check: its lines as JSON."""
-    from learner.engine import set_device
+    """In the process of one check: its lines as JSON. What it raises is its last line; on stderr the
+    libraries' own words at the end would follow the reason."""
+    from learner.device import set_device
 
     join_alone(set_device(configuration(".", "float32", 64), 0))
-    for line in {check.__name__: check for check in CHECKS}[name](sizes):
-        print(MARK + json.dumps(asdict(line)), flush=True)
+    try:
+        for line in {check.__name__: check for check in CHECKS}[name](sizes):
+            print(MARK + json.dumps(asdict(line)), flush=True)
+    except Exception as error:  # noqa: BLE001  the next checks run all the same
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        print(MARK + json.dumps(asdict(Line(name, False, why, "an end"))), flush=True)
+        os._exit(0)  # a card in an error state may keep the group from ending
     torch.distributed.destroy_process_group()
 
 

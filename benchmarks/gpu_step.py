@@ -100,7 +100,8 @@ def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object
 
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
-        Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).save_pretrained(folder)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):  # 1.5B numbers take a CPU long
+            Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).save_pretrained(folder)
         engine = Engine(configuration(folder, dtype, longest, **learner), rank=0, world=1)
     try:
         yield engine

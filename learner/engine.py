@@ -11,7 +11,6 @@ every forward.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from learner.agreement import check_agreement
 from learner.batch import MicroBatch, empty_micro_batch
 from learner.entropy import EntropyControl, threshold
 from learner.flops import Shape
+from learner.kernels import use_liger
 from learner.load_by_part import load_by_part
 from learner.logprobs import Policy, without_dropout
 from learner.lora import add_adapter, without_adapter
@@ -125,6 +125,8 @@ class Engine:
             refuse_to_train(config)
             hf = load_by_part(config, DTYPES[config.model.dtype], deepspeed_config(config), self.device)
         hf = load_model(config) if hf is None else for_training(hf, config)
+        if config.learner.kernels == "liger":
+            use_liger(hf, self.device)
         # Under ZeRO-3 every rank looks at its own part.
         own = ((name, getattr(p, "ds_tensor", p)) for name, p in hf.named_parameters())
         refuse_not_finite(not_finite(own), config.model.path)
@@ -392,25 +394,3 @@ def deepspeed_config(config: Config) -> dict[str, object]:
         "steps_per_print": 2**31,
         **precision,
     }
-
-
-def set_device(config: Config, local_rank: int) -> str:
-    """Choose this rank's device and threads; returns the backend of its process group."""
-    torch.manual_seed(config.run.seed)
-    torch.set_num_threads(config.learner.threads)
-    if torch.cuda.is_available():
-        if config.learner.offload_optimizer:  # the host computes its step
-            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", config.learner.workers))
-            torch.set_num_threads(max(config.learner.threads, len(os.sched_getaffinity(0)) // ranks))
-        expand_segments()
-        torch.cuda.set_device(local_rank)
-        return "nccl"
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    return "gloo"
-
-
-def expand_segments() -> None:
-    """Let CUDA's allocator grow its blocks: micro-batches of changing shape would leave gaps between them.
-    The user's own settings stay. To be called before the first allocation."""
-    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")

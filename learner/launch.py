@@ -142,7 +142,7 @@ def _worker(arguments: dict[str, Any]) -> str | None:
     """One rank. Returns the reason where another attempt would fail as the one before."""
     from ray import train as ray_train
 
-    from learner.engine import set_device
+    from learner.device import set_device
     from learner.train import train
 
     config, redis_url = Config.model_validate(arguments["config"]), arguments["redis_url"]

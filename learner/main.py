@@ -19,7 +19,7 @@ import torch
 from common.config import Config
 from common.errors import ConfigError, HoraError
 from common.load import load
-from learner.engine import set_device
+from learner.device import set_device
 from learner.ray_job import job_of
 from learner.train import train
 

@@ -44,6 +44,10 @@ class Learner(Section):
     attention: Literal["sdpa", "eager"] = Field(
         "sdpa", description="Attention implementation of the learner's model."
     )
+    kernels: Literal["torch", "liger"] = Field(
+        "torch",
+        description="liger: RMSNorm, SwiGLU and rotary embedding from liger-kernel, which the GPU set holds.",
+    )
     lora: Lora | None = Field(
         None, description="Train a low-rank adapter in place of the full weights; null: full weights."
     )

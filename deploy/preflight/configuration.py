@@ -30,8 +30,9 @@ from common.rewards import gold_test, group_functions
 from common.user_code import is_user_function, working_folder
 from common.user_rewards import load_reward
 from deploy.preflight.findings import Finding, Target, must, ok, plural, should
-from deploy.preflight.machine import model_gib
+from deploy.preflight.machine import gpus, model_gib
 from deploy.preflight.rounds import rounds
+from learner.kernels import check_liger_family, check_liger_here
 from learner.user_advantage import try_advantage
 
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
@@ -156,6 +157,8 @@ def family(target: Target) -> Iterator[Finding]:
 
     if target.trains:
         name, unshared = check_family(target.config)
+        if target.config.learner.kernels == "liger":
+            check_liger_family(own_configuration(target.config))
         prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
 
@@ -179,6 +182,8 @@ def packages(target: Target) -> Iterator[Finding]:
         from actors.generator.engine_args import check_engine_args  # imports vLLM, which takes seconds
 
         check_engine_args(engine)
+    if learner.kernels == "liger" and target.trains:
+        check_liger_here(cards=target.on_cluster or bool(gpus()))
     hook = target.config.telemetry.on_alert
     if hook and not hook.startswith("http") and target.trains:
         program = shlex.split(hook)[0]

@@ -40,7 +40,8 @@ from deploy.study.local_sampler import LocalSampler
 from deploy.study.merging import merged
 from deploy.tasks.recall import TRAINED, RecallTask, load_task
 from learner.batch import micro_batches, samples_at
-from learner.engine import Engine, set_device
+from learner.device import set_device
+from learner.engine import Engine
 from learner.estimator import estimator_of
 from learner.extensions import compile_extensions
 from learner.records import group_record

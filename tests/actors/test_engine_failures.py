@@ -116,7 +116,8 @@ def test_an_engine_names_what_is_wrong_with_its_model(
 
 @pytest.mark.system
 def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None:
-    from learner.engine import Engine, set_device
+    from learner.device import set_device
+    from learner.engine import Engine
 
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
     nan_weights(folder)

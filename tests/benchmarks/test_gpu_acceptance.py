@@ -82,6 +82,25 @@ def test_a_check_that_raises_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no_such_check" in line.figure
 
 
+LOUD = """
+import atexit, sys
+
+sys.modules["learner.head"] = None
+atexit.register(lambda: print("a library's last words", file=sys.stderr))
+"""
+
+
+def test_the_reason_is_what_the_check_raised_and_not_what_a_library_says_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(LOUD)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    [line] = gpu_acceptance.lines_of("head", small=True)
+    assert (line.name, line.passed) == ("head", False)
+    assert line.figure.startswith("ModuleNotFoundError: ")
+
+
 def _kill(check: str) -> None:
     """The process of this check, as soon as it is there."""
     while True:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from common.load import load
 from learner.batch import Sample, make_micro_batch
-from learner.engine import Engine, set_device
+from learner.device import set_device
+from learner.engine import Engine
 
 stage, rank = sys.argv[1], int(os.environ["RANK"])
 config = load("tiny", [f"learner.zero_stage={stage}", "learner.workers=2"])

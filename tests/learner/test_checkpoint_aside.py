@@ -19,7 +19,8 @@ import torch
 from common.load import load
 from learner.batch import Sample, make_micro_batch
 from learner.checkpoint import Checkpoints
-from learner.engine import Engine, set_device
+from learner.device import set_device
+from learner.engine import Engine
 
 folder = Path(sys.argv[1])
 

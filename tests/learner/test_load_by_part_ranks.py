@@ -24,7 +24,8 @@ from deepspeed.utils import safe_get_full_grad
 from common.load import load
 from learner import engine as module
 from learner.batch import Sample, make_micro_batch
-from learner.engine import Engine, set_device
+from learner.device import set_device
+from learner.engine import Engine
 from learner.load_by_part import _Files
 
 rank, made, by_part = int(os.environ["RANK"]), module.deepspeed_config, module.load_by_part

@@ -28,7 +28,8 @@ from safetensors.torch import save_file
 from common.load import load
 from learner import engine as module
 from learner.batch import Sample, make_micro_batch
-from learner.engine import Engine, set_device
+from learner.device import set_device
+from learner.engine import Engine
 
 folder, tokens, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 rank, made = int(os.environ["RANK"]), module.deepspeed_config

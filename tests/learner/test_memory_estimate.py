@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
 from deploy.preflight.estimate import GIB, RANK_GIB, ModelShape, rank_need
 import learner.engine
-from learner.engine import set_device
+from learner.device import set_device
 
 shape = SHAPE_1_5B | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024,
                       "num_hidden_layers": 4, "num_attention_heads": 4}

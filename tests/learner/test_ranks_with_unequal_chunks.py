@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from common.load import load
 from learner.batch import Sample, make_micro_batch
-from learner.engine import Engine, set_device
+from learner.device import set_device
+from learner.engine import Engine
 
 tokens, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 rank = int(os.environ["RANK"])

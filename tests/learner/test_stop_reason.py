@@ -10,7 +10,7 @@ from ray import train as ray_train
 from common import redis as connections
 from common.errors import RunError
 from common.load import load
-from learner import engine, launch, train
+from learner import device, launch, train
 from tests.support.ranks import cases_of, run_ranks
 
 
@@ -35,7 +35,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         raise RunError("step 0 has waited 1 s for groups")
 
     monkeypatch.setattr(train, "train", fail)
-    monkeypatch.setattr(engine, "set_device", lambda config, local_rank: "gloo")
+    monkeypatch.setattr(device, "set_device", lambda config, local_rank: "gloo")
     monkeypatch.setattr(launch.logs, "configure", lambda form, run, part: None)
     monkeypatch.setattr(ray_train, "get_context", OneRank)
     monkeypatch.setenv("LOCAL_RANK", "0")

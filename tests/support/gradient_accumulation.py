@@ -27,7 +27,8 @@ from common.config import Config
 from common.load import load
 from learner import engine as engines
 from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.engine import DTYPES, Engine, load_model, set_device
+from learner.device import set_device
+from learner.engine import DTYPES, Engine, load_model
 from learner.extensions import compile_extensions
 from learner.logprobs import Policy
 from learner.objective import policy_loss

@@ -1,0 +1,31 @@
+"""This rank's device, threads and allocator."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from common.config import Config
+
+
+def set_device(config: Config, local_rank: int) -> str:
+    """Choose this rank's device and threads; returns the backend of its process group."""
+    torch.manual_seed(config.run.seed)
+    torch.set_num_threads(config.learner.threads)
+    if torch.cuda.is_available():
+        if config.learner.offload_optimizer:  # the host computes its step
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", config.learner.workers))
+            torch.set_num_threads(max(config.learner.threads, len(os.sched_getaffinity(0)) // ranks))
+        expand_segments()
+        torch.cuda.set_device(local_rank)
+        return "nccl"
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    return "gloo"
+
+
+def expand_segments() -> None:
+    """Let CUDA's allocator grow its blocks: micro-batches of changing shape would leave gaps between them.
+    The user's own settings stay. To be called before the first allocation."""
+    if not any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
