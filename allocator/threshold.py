@@ -20,7 +20,7 @@ TABLE_PROMPTS = 512
 
 def allocate_each(rule: Marginal, post: Posterior, budget: int, room: Int) -> Int:
     """Δ (n,) for posteriors that differ. `room` (n,) bounds each; it must hold the budget."""
-    if len(post) <= TABLE_PROMPTS:
+    if len(post) <= TABLE_PROMPTS or (rule.guess is None and rule.table is not None):
         return _by_table(rule, post, budget, room)
     open_ = np.flatnonzero(room)
     if len(open_) < len(post):  # or a sample might hold no prompt that can take a rollout

@@ -10,14 +10,15 @@ shapes broadcast. The result is what one more rollout is worth, finite and not n
 with the
 level: otherwise giving the next rollout to the highest gain is not optimal, and the rule is refused.
 
-A name may carry a parameter: `hit_or_miss(3)`, `first_hit(hit_utility)`, `variance(dr_grpo,prior)`,
-`reinforce_ada(16)`.
+A name may carry a parameter: `expected_worth(10)`, `first_hit(4)`, `first_hit(hit_utility)`,
+`hit_or_miss(3)`, `variance(dr_grpo,prior)`, `reinforce_ada(16)`.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -30,14 +31,16 @@ from allocator.rules.hard_first import HARD_FIRST
 from allocator.rules.hit_utility import HIT_UTILITY
 from allocator.rules.knapsack import KNAPSACK
 from allocator.rules.outcomes import FIRST_HIT, HIT_OR_MISS, MIXED, first_hit, hit_or_miss
+from allocator.rules.probe_aware import PROBE_AWARE
 from allocator.rules.reinforce_ada import AR3PO, REINFORCE_ADA, reinforce_ada
 from allocator.rules.uniform import UNIFORM
 from allocator.rules.variance import OPTIONS, VARIANCE, variance
+from allocator.rules.worth import expected_worth, first_hits
 
 RULES: dict[str, Rule] = {
     r.name: r
     for r in (
-        *(HIT_UTILITY, FIRST_HIT, MIXED, HIT_OR_MISS),
+        *(HIT_UTILITY, PROBE_AWARE, FIRST_HIT, MIXED, HIT_OR_MISS),
         *(UNIFORM, HARD_FIRST, EVEN_SIZES),
         *(VARIANCE, KNAPSACK, COBA_RL, REINFORCE_ADA, AR3PO),
     )
@@ -65,7 +68,7 @@ def get_rule(rule: str | Rule | Gain) -> Rule:
 
 @lru_cache(maxsize=64)
 def _load(name: str) -> Rule:
-    if found := re.fullmatch(r"(hit_or_miss|first_hit|variance|reinforce_ada)\((.*)\)", name):
+    if found := re.fullmatch(r"(hit_or_miss|first_hit|expected_worth|variance|reinforce_ada)\((.*)\)", name):
         return _with_parameter(name, *found.groups())
     module, colon, function = name.partition(":")
     if not colon:
@@ -80,7 +83,7 @@ def _load(name: str) -> Rule:
 
 
 def _with_parameter(name: str, rule: str, parameter: str) -> Rule:
-    if rule == "first_hit":
+    if rule == "first_hit" and not parameter.isdecimal():
         return first_hit(get_rule(parameter))
     if rule == "variance":
         options = frozenset(part.strip() for part in parameter.split(","))
@@ -88,9 +91,7 @@ def _with_parameter(name: str, rule: str, parameter: str) -> Rule:
             raise ValueError(f"rule: {name!r}: options are {' and '.join(sorted(OPTIONS))}, with a comma")
         return variance(options)
     try:
-        return (
-            hit_or_miss(_number(parameter)) if rule == "hit_or_miss" else reinforce_ada(_from_one(parameter))
-        )
+        return PARAMETERS[rule](parameter)
     except ValueError as error:
         raise ValueError(f"rule: {name!r}: {error}") from None
 
@@ -99,15 +100,21 @@ def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"needs a number, the weight of a hit against a miss, not {text!r}") from None
+        raise ValueError(f"needs a number, not {text!r}") from None
 
 
 def _from_one(text: str) -> int:
     if not (text.isdecimal() and int(text) > 0):
-        raise ValueError(
-            f"needs a whole number from 1, the successes and failures to leave with, not {text!r}"
-        )
+        raise ValueError(f"needs a whole number from 1, the successes to leave with, not {text!r}")
     return int(text)
+
+
+PARAMETERS: dict[str, Callable[[str], Rule]] = {
+    "hit_or_miss": lambda text: hit_or_miss(_number(text)),
+    "expected_worth": lambda text: expected_worth(_number(text)),
+    "first_hit": lambda text: first_hits(_from_one(text)),
+    "reinforce_ada": lambda text: reinforce_ada(_from_one(text)),
+}
 
 
 def from_gain(name: str, gain: Gain) -> OwnRule:

@@ -55,6 +55,32 @@ def hit_or_miss(weight: Fraction) -> Gain:
     return gain
 
 
+def of_worth(worth: Callable[[int], Fraction], done: Callable[[int], bool] = lambda c: False) -> Gain:
+    """E[w(hits after one more) - w(hits)] by the Beta-binomial of `level` rollouts, one outcome at a time."""
+
+    def gain(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tuple[int, Fraction]:
+        if done(c):
+            return first_hit(a, b, c, n, extra, level)
+        chance = {c: Fraction(1)}
+        for i in range(level):
+            moved: dict[int, Fraction] = {}
+            for hits, part in chance.items():
+                right = (a + hits - c) / (a + b + i)
+                moved[hits + 1] = moved.get(hits + 1, Fraction(0)) + part * right
+                moved[hits] = moved.get(hits, Fraction(0)) + part * (1 - right)
+            chance = moved
+        return 0, sum(
+            (part * (a + h - c) / (a + b + level) * (worth(h + 1) - worth(h)) for h, part in chance.items()),
+            Fraction(0),
+        )
+
+    return gain
+
+
+def probe_aware(a: Fraction, b: Fraction, c: int, n: int, extra: int, level: int) -> tuple[int, Fraction]:
+    return hit(a, b, c, n, extra, n + level)
+
+
 GAINS: dict[str, Gain] = {
     "hit_utility": hit,
     "uniform": uniform,
@@ -64,6 +90,9 @@ GAINS: dict[str, Gain] = {
     "mixed": hit_or_miss(Fraction(1)),
     "hit_or_miss": hit_or_miss(Fraction(2)),
     "hit_or_miss(0.75)": hit_or_miss(Fraction(3, 4)),
+    "expected_worth(2.5)": of_worth(lambda c: Fraction(2 * c, 2 * c + 5)),
+    "first_hit(2)": of_worth(lambda c: Fraction(min(c, 2)), lambda c: c >= 2),
+    "probe_aware": probe_aware,
 }
 SERVED = {"none": lambda c, n: True, "hit": lambda c, n: c == 0, "mixed": lambda c, n: c in (0, n)}
 

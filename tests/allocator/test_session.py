@@ -187,7 +187,7 @@ def test_a_round_takes_in_what_the_last_one_found() -> None:
         ({"rounds": 11}, r"rounds \(11\) exceeds the budget \(10\)"),
         ({"stop": "first"}, "stop: 'first' is none of none, hit, mixed"),
         ({"rule": "nope"}, "rule: 'nope' is none of"),
-        ({"rule": "hit_or_miss(x)"}, "needs a number, the weight of a hit"),
+        ({"rule": "hit_or_miss(x)"}, "needs a number, not 'x'"),
         ({"rule": "hit_or_miss(-1)"}, "must be positive and finite, not -1"),
         ({"budget": -1}, "budget must be a whole number from 0, not -1"),
         ({"prompts": 0}, "prompts must be a whole number from 1, not 0"),

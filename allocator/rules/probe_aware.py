@@ -1,0 +1,31 @@
+"""Hit utility that counts the probes: E[p(1-p)^(n+l)], n the rollouts that a prompt has already.
+
+The pre-rollouts are part of the group, so the next rollout is worth the probability that it hits where n+l
+others miss, under the posterior that their outcomes gave (the mass-aware marginal of the repository
+linjiw/curriculum-maxrl, where n is G0). It leaves prompts that are often right sooner than hit utility does.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from allocator.posterior import Float, Int, Posterior
+from allocator.rules.base import Marginal
+from allocator.rules.hit_utility import HIT_UTILITY
+
+
+def _log_gain(posterior: Posterior, level: Int) -> Float:
+    return HIT_UTILITY.log_gain(posterior, posterior.trials + level)
+
+
+def _guess(posterior: Posterior, x: float | Float) -> Float:
+    assert HIT_UTILITY.guess is not None
+    return HIT_UTILITY.guess(posterior, x) - posterior.trials
+
+
+def _exact(alpha: Fraction, beta: Fraction, successes: int, trials: int, level: int) -> Fraction:
+    assert HIT_UTILITY.exact is not None
+    return HIT_UTILITY.exact(alpha, beta, successes, trials, trials + level)
+
+
+PROBE_AWARE = Marginal("probe_aware", _log_gain, _exact, guess=_guess)
