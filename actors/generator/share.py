@@ -28,9 +28,9 @@ class Share:
     clock: Callable[[], float] = time.monotonic
     rollouts: int = 0
     clients: int = 0
-    _credit: float = SAVED_S
-    _at: float = field(default=0.0)
-    _trained_at: float = -QUIET_S
+    _credit: float = field(default=SAVED_S, init=False)
+    _at: float = field(init=False)
+    _trained_at: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._at = self.clock()
