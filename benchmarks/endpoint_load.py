@@ -36,7 +36,7 @@ SETTLE_S = 5.0
 WARM_STEPS = 5
 SETTINGS = {
     "serve.endpoint": "true",
-    "learner.steps": 1_000_000,
+    "learner.steps": 20_000,
     "learner.optimizer.learning_rate": 1e-12,
     "learner.checkpoint_every": 1_000,
     "evaluation.path": "null",
