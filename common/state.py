@@ -69,6 +69,8 @@ class SharedState:
     """Parts that find no place on the cluster, in words; written by the launcher of the learner."""
     folder: str = ""
     """Absolute folder of the run's records; written by learner rank 0, on whose machine it is."""
+    device: str = ""
+    """The learner's GPU by its maker's name, or `cpu`; written by learner rank 0."""
 
     @classmethod
     def parse(cls, raw: Mapping[Answer, Answer]) -> SharedState:
@@ -90,6 +92,7 @@ class SharedState:
             prompts=_used(json.loads(prompts)) if prompts else None,
             unplaced=text.get("unplaced", ""),
             folder=text.get("folder", ""),
+            device=text.get("device", ""),
         )
 
 
@@ -111,6 +114,7 @@ class Changes(TypedDict, total=False):
     token_sha256: str
     unplaced: str
     folder: str
+    device: str
 
 
 def changed(**changes: Unpack[Changes]) -> dict[Value, Value]:

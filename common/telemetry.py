@@ -26,6 +26,8 @@ HEARTBEAT_S = 1.0
 
 HISTORY = 100_000
 FLOWS = ("groups_in", "groups_out", "rollouts_in", "rollouts_out", "tokens_in", "tokens_out")
+LOOKS = ("generator_looks", "generator_looks_idle")
+"""Counters: once a second the living generators, and those among them that had no request."""
 SILENT_S = 10.0
 """A part without a heartbeat for this long counts as down."""
 LEADER = "learner/0"

@@ -16,7 +16,7 @@ from common.keys import Keys
 from common.records import GroupRecord
 from common.rewards import total
 from common.state import changed
-from common.telemetry import count_now, record_step
+from common.telemetry import LOOKS, count_now, record_step
 from common.types import Group
 from learner.rollout_writer import RolloutFiles
 from learner.trackers import trackers
@@ -39,6 +39,16 @@ class Records:
         for path in (self._groups, self._steps):
             cut_from(path, start)
         self._trackers = trackers(config, run_dir, start)
+        self._looks: tuple[int, int] | None = None
+
+    def idle(self) -> dict[str, float]:
+        """`generators/idle`: the share of time in which generators had no request since the call before;
+        nothing at the first call."""
+        found = self._redis.hmget(Keys(self._config.run.name).counters, LOOKS)
+        before, self._looks = self._looks, (int(found[0] or 0), int(found[1] or 0))
+        if before is None or self._looks[0] == before[0]:
+            return {}
+        return {"generators/idle": (self._looks[1] - before[1]) / (self._looks[0] - before[0])}
 
     def step(
         self,

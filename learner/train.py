@@ -211,6 +211,7 @@ def _record(
             drift=metrics["drift"],
             tokens=metrics["drift/tokens"],
         )
+    metrics |= parts.records.idle()
     known = {k: v for k, v in metrics.items() if not math.isnan(v)}
     parts.records.step(step, trained, known, groups)
     _beat(parts, step + 1, STEPPING)
@@ -302,9 +303,10 @@ def _plan_and_records(
         lambda group: math.ceil(cost(group) / 1e6),
     )
     rollouts = RolloutFiles(config, tokenizer, run_dir, start)
-    device = {"device": engine.device_name, "ranks": torch.distributed.get_world_size()}
-    replace_text(run_dir / "learner.json", json.dumps(device))
-    client.hset(Keys(config.run.name).state, mapping=changed(step=start, folder=str(run_dir.resolve())))
+    device, ranks = engine.device_name, torch.distributed.get_world_size()
+    replace_text(run_dir / "learner.json", json.dumps({"device": device, "ranks": ranks}))
+    begun = changed(step=start, folder=str(run_dir.resolve()), device=device)
+    client.hset(Keys(config.run.name).state, mapping=begun)
     return planner, Records(config, client, run_dir, start, rollouts)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -20,7 +21,7 @@ from common.keys import Keys
 from common.queue import depth_of
 from common.redis import Answer, text_of
 from common.state import SharedState
-from common.telemetry import FLOWS, HISTORY, SILENT_S, beats
+from common.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats
 
 log = structlog.get_logger(__name__)
 SAMPLE_S = 1.0
@@ -59,7 +60,12 @@ async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) 
         "oldest_replica": oldest_replica(parts, now),
         **{flow: int(total or 0) for flow, total in zip(FLOWS, totals, strict=True)},
     }
-    await client.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.xadd(keys.history, {"sample": json.dumps(sample)}, maxlen=HISTORY, approximate=True)
+        # An operator's pause is nobody's idleness.
+        for counter, n in zip(LOOKS, (0, 0) if state.paused else looked_at(parts, now), strict=True):
+            pipe.hincrby(keys.counters, counter, n)
+        await pipe.execute()
     if gone := long_gone(parts, now):
         await client.hdel(keys.parts, *gone)
 
@@ -74,5 +80,15 @@ def long_gone(parts: Mapping[Answer, Answer], now: float) -> list[Answer]:
 def oldest_replica(parts: Mapping[Answer, Answer], now: float) -> int | None:
     """The oldest weight version that a living generator holds, except one that an evaluation keeps there;
     None while there is none."""
-    living = (b for b in beats(parts, "generator") if now - b["seen"] < SILENT_S and "pinned" not in b)
+    living = (b for b in _living(parts, now) if "pinned" not in b)
     return min((beat.get("version", 0) for beat in living), default=None)
+
+
+def looked_at(parts: Mapping[Answer, Answer], now: float) -> tuple[int, int]:
+    """Living generators, and those among them without a request."""
+    load = [beat.get("running", 0) + beat.get("waiting", 0) for beat in _living(parts, now)]
+    return len(load), load.count(0)
+
+
+def _living(parts: Mapping[Answer, Answer], now: float) -> list[dict[str, Any]]:
+    return [beat for beat in beats(parts, "generator") if now - beat["seen"] < SILENT_S]

@@ -21,6 +21,7 @@ from deploy.launch.best import read_best
 from deploy.launch.evaluation import read_run_results
 from deploy.launch.examples import read_examples, show_examples
 from deploy.monitor.pace import Pace
+from deploy.runs.prediction import idle_side
 from evaluation.phase_b import PhaseB, counted
 from evaluation.results import Result
 
@@ -47,6 +48,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
         "plain_grpo": _never_allocated(config, groups),
+        "balance": idle_side(config, run_dir, steps),
         "model": str(run_dir / "model"),
     }
     _write(run_dir / "summary.json", summary)
@@ -119,10 +121,8 @@ def _show(summary: dict[str, Any], console: Console) -> None:
             f"{summary['tokens_per_second']:.0f} tokens/s, training included"
         )
     console.print(f"{summary['steps']} steps, {summary['rollouts']} rollouts{rate}", soft_wrap=True)
-    if summary["plain_grpo"]:
-        console.print(
-            f"! {summary['plain_grpo']}", style="yellow", markup=False, highlight=False, soft_wrap=True
-        )
+    for warning in filter(None, (summary["plain_grpo"], summary["balance"])):
+        console.print(f"! {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
     console.print(f"checkpoint (Hugging Face folder): {summary['model']}", markup=False, soft_wrap=True)
     run_dir = Path(summary["model"]).parent
     console.print(

@@ -25,8 +25,6 @@ EVERY_S = 1.0
 QUIET_S = 300.0
 BESIDE = 46
 """Columns of state, bar, step and time left for the longest runs."""
-FIGURES = {Kind.LEARNER_STARVING}
-"""Warnings that the line of progress shows as a figure."""
 
 
 @contextmanager
@@ -138,7 +136,7 @@ class Teller:
 
     def __call__(self, state: RunState) -> None:
         for warning in state.warnings:
-            if warning.kind in FIGURES or _starting(state, warning.kind):
+            if _starting(state, warning.kind):
                 continue
             key = warning.text if warning.kind == Kind.NOTICE else warning.kind
             if state.time - self._told.get(key, -QUIET_S) >= QUIET_S:

@@ -68,7 +68,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("replica",),
     ),
     "hora_parts_alive": ("Parts seen in the last ten seconds, by kind.", ("kind",)),
-    "hora_learner_starving": ("1 while the learner waits for groups.", ()),
+    "hora_learner_starving": ("1 while the learner waits for groups a quarter of its time or more.", ()),
     "hora_weights_disagree": (
         "1 while generators and learner, or replicas of one version, hold different weights.",
         (),

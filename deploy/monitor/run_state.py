@@ -19,7 +19,8 @@ from common.config import Config
 from common.keys import Keys
 from common.queue import depth_of
 from common.state import SharedState, read_config
-from common.telemetry import FLOWS, TELEMETRY
+from common.telemetry import FLOWS, SILENT_S, TELEMETRY
+from deploy.monitor.balance import KEPT, Balance, Split, balance, split_of
 from deploy.monitor.warnings import Kind, Warning, warnings
 from evaluation.phase_b import PhaseB, Share, total
 
@@ -85,6 +86,7 @@ class RunState:
     steps are done, the last one `last_step_s` ago (None before the first); `idle_s` counts from the last
     step, the learner's start or the end of a pause, whichever was last (None where no learner was seen).
     `controls`: whether a token for pause and resume was issued. `gate`: the warm-up gate while it is shut.
+    `balance`: the side that idles, while one does.
     `unplaced`: which parts find no place on the cluster. `redis_full`: the memory of a Redis at its limit,
     in words. `phase_a[c]` prompts had c of `pre_rollouts` correct
     and `phase_b[c]` rollouts went to them, over the cycles that `evaluation.phase_b` counts; `shares` holds
@@ -123,6 +125,7 @@ class RunState:
     phase_b: dict[int, int]
     shares: tuple[Share, ...]
     learner: dict[str, Any]
+    balance: Balance | None
     evaluations: dict[int, dict[str, float]]
     parts: tuple[Part, ...]
     sparks: dict[str, list[float]] = field(default_factory=dict)
@@ -164,7 +167,7 @@ class _Raw:
     parts: dict[bytes, bytes]
     length: int
     taken: int
-    last: list[tuple[bytes, dict[bytes, bytes]]]
+    steps: list[tuple[bytes, dict[bytes, bytes]]]
     history: list[tuple[bytes, dict[bytes, bytes]]]
     oldest: bytes | None
     evaluations: dict[bytes, bytes]
@@ -181,8 +184,9 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     depth = depth_of(raw.length, raw.taken, raw.state.durable_step, config.rollout.prompts_per_batch)
     samples = _samples(raw.history)
     version, parts = raw.state.version, _parts(raw.parts, now)
-    learner = numbers(raw.last[0][1][b"metrics"]) if raw.last else {}
-    last_step_s = _age(raw.last[0][0], now) if raw.last else None
+    records = [numbers(fields[b"metrics"]) for _, fields in raw.steps]
+    learner = records[0] if records else {}
+    last_step_s = _age(raw.steps[0][0], now) if raw.steps else None
     snapshot = RunState(
         run=run,
         time=now,
@@ -200,6 +204,7 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
         **_allocation(totals, config.rollout.pre_rollouts),
         learner=learner,
+        balance=balance(records[::-1], config, _split(config, raw.state, parts)),
         evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
         parts=parts,
         sparks=_sparks(samples),
@@ -216,13 +221,20 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
         pipe.hgetall(keys.parts)
         pipe.xlen(keys.groups)
         pipe.hlen(keys.ledger)
-        pipe.xrevrange(keys.steps, count=1)
+        pipe.xrevrange(keys.steps, count=KEPT)
         pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
         pipe.eval(OLDEST, 3, keys.groups, keys.ledger, keys.state)
         pipe.hgetall(keys.evaluations)
         pipe.info("memory")
         config, state, *rest = pipe.execute()
     return _Raw(config, SharedState.parse(state), *rest)
+
+
+def _split(config: Config, state: SharedState, parts: Sequence[Part]) -> Split | None:
+    """What can be moved between the sides; nothing while another number of generators is there than the
+    configuration has."""
+    alive = sum(p.kind == "generator" and p.silent_s < SILENT_S for p in parts)
+    return split_of(config, state.device) if alive == config.generator.replicas else None
 
 
 def _full(memory: Mapping[str, Any]) -> str:

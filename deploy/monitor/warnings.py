@@ -10,11 +10,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from common.telemetry import SILENT_S, TELEMETRY
+from deploy.monitor.balance import IDLES, LEAST_S
 
 if TYPE_CHECKING:
     from deploy.monitor.run_state import Part, RunState
 
-STARVING = 0.2
 MOST = 0.5
 PATIENCE = 3
 """A gate that stays shut for this many times the least number of cycles is worth a warning."""
@@ -34,7 +34,7 @@ class Kind(StrEnum):
     NOT_ALIVE = "not_alive"
     SILENT = "silent"
     LEARNER_STARVING = "learner_starving"
-    QUEUE_FULL = "queue_full"
+    GENERATORS_IDLE = "generators_idle"
     DEAD_LETTERS = "dead_letters"
     REPLICA_BEHIND = "replica_behind"
     STALLED = "stalled"
@@ -195,13 +195,7 @@ def _away(state: RunState) -> list[Warning]:
 
 
 def _flow(state: RunState) -> list[Warning]:
-    found: list[Warning] = []
-    if _starving(state):
-        found.append(
-            Warning(Kind.LEARNER_STARVING, f"learner starving: {_bottleneck(state)}{_lacking(state)}")
-        )
-    if state.queue_depth >= state.queue_capacity:
-        found.append(Warning(Kind.QUEUE_FULL, "queue full: the learner is the bottleneck"))
+    found = _idle(state)
     if state.dead_letters:
         found.append(Warning(Kind.DEAD_LETTERS, f"{state.dead_letters} dead letters"))
     behind = [p for p in _alive(state, "generator") if p.behind(state.version) > state.max_staleness]
@@ -212,6 +206,22 @@ def _flow(state: RunState) -> list[Warning]:
         )
         for p in behind
     ]
+
+
+def _idle(state: RunState) -> list[Warning]:
+    """The side that waits by habit, and a learner that waits much longer than for a step."""
+    balance = None if state.paused else state.balance
+    remedy = f"; {balance.remedy}" if balance and balance.remedy else ""
+    if balance and balance.side == "generators":
+        cause = "the learner is the bottleneck" if balance.learner < IDLES else _bottleneck(state)
+        return [Warning(Kind.GENERATORS_IDLE, f"{balance.says}: {cause}{remedy}")]
+    now = _starves(state)
+    if balance is None and not now:
+        return []
+    busy = balance is not None and balance.generators is not None and balance.generators < IDLES
+    cause = "generators are the bottleneck" if busy and not now else _bottleneck(state)
+    says = balance.says if balance else "learner waits longer than for two steps"
+    return [Warning(Kind.LEARNER_STARVING, f"{says}: {cause}{_lacking(state)}{remedy}")]
 
 
 def _bottleneck(state: RunState) -> str:
@@ -258,13 +268,12 @@ def _waits(state: RunState) -> str:
     )
 
 
-def _starving(state: RunState) -> bool:
-    """The learner waits longer than normal: a fifth of its time or more."""
+def _starves(state: RunState) -> bool:
+    """Whether the learner has waited for longer than the last two steps would have taken."""
     waiting = any(p.state.get("state") == "waiting" for p in _alive(state, "learner"))
     if not waiting or state.paused or state.last_step_s is None:
         return False
-    step, wait = state.learner.get("time/step") or 0.0, state.learner.get("time/wait") or 0.0
-    return wait >= STARVING * step or (state.idle_s or 0.0) >= 2 * step
+    return (state.idle_s or 0.0) >= max(LEAST_S, 2 * (state.learner.get("time/step") or 0.0))
 
 
 def _stalled(state: RunState, stall_s: float) -> list[Warning]:

@@ -6,8 +6,11 @@ which a part is divided by n:
     always    weights 2 · P (3), master copy and Adam's moments 12 · A (1; on the host with
               offload_optimizer), with ZeRO-1 and 3 float32 gradients 4 · A
     backward  float32 gradients 4 · A (2), gradients in 16 bits 2 · A, a bucket of them, activations, logits,
-              with ZeRO-3 the parameters of the layers at work
+              the head's gradient and its float32 sum, with ZeRO-3 the parameters of the layers at work
     update    float32 gradients 4 · A, and without a fused optimizer its temporaries 8 · A
+
+Completions of one prompt share rows of T tokens, as `learner.prefixes` cuts them. A micro-batch of such rows
+has a mask, T numbers a token, and every key and value is repeated for all query heads of its group.
 
 Backward pass and update follow each other, so the larger of the two counts. A generator's: weights 2 · P over
 its tensor-parallel ranks, KV cache, activations of `max_batched_tokens`, the sampler's logits, graphs.
@@ -19,6 +22,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from common.config import Config
+from learner.flops import Shape
+from learner.prefixes import ALIGNED, divide, window_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +56,9 @@ REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Parameters of a model, those of an adapter (0 without one), and the sizes that activations follow.
-    `kv_width` is the number of key elements of a token and layer."""
+    `kv_width` is the number of key elements of a token and layer, `query_width` that of its queries (0: as
+    many as `hidden`). `body` are the weights that act on one token, without embeddings and head (0: all but
+    these). `window`: longest sequence that may share a prompt."""
 
     parameters: int
     adapter: int
@@ -60,6 +67,20 @@ class ModelShape:
     intermediate: int
     kv_width: int
     vocabulary: int
+    query_width: int = 0
+    body: int = 0
+    window: int | None = None
+
+    @property
+    def queries(self) -> int:
+        return self.query_width or self.hidden
+
+    @property
+    def even(self) -> float:
+        """Tokens of a row whose attention costs as much as all else, as `learner.flops` has it."""
+        body = self.body or self.parameters - self.vocabulary * self.hidden
+        trained = self.adapter or body
+        return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
 
     @classmethod
     def of(cls, hf: PreTrainedModel, config: Config) -> ModelShape:
@@ -75,6 +96,9 @@ class ModelShape:
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
             kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head,
             vocabulary=text.vocab_size,
+            query_width=heads * head,
+            body=Shape.of(hf).body,
+            window=window_of(hf.config),
         )
 
 
@@ -130,8 +154,9 @@ def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
         "gradients as computed": width * trained / (world if stage == 3 else 1) if stage else 0.0,
         "bucket": bucket,
         "live parameters": width * min(shape.parameters, LIVE) if stage == 3 and world > 1 else 0.0,
-        "activations": activation_bytes(shape, config),
+        **micro_batch_bytes(shape, config),
         "logits": LOGIT_BYTES * learner.logit_chunk * shape.vocabulary,
+        "head's gradient": 0.0 if shape.adapter else (4 + width) * shape.vocabulary * shape.hidden,
     }
     update = {
         "gradients": 4 * at_once + (4 * min(trained, BUCKET) if not stage else 0.0),
@@ -144,17 +169,47 @@ def _in_gib(parts: dict[str, float]) -> dict[str, float]:
     return {name: size / GIB for name, size in parts.items()}
 
 
-def activation_bytes(shape: ModelShape, config: Config) -> float:
+def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
     """What a backward pass over one full micro-batch finds: in each layer about ten vectors of the hidden
-    size, four of the feed-forward's and the keys and values; with gradient checkpointing one vector per
-    layer, and one layer in full. No micro-batch has more tokens than a batch."""
-    rollout, width = config.rollout, WIDTH[config.model.dtype]
-    batch = rollout.prompts_per_batch * rollout.group_size * config.longest
-    tokens = min(config.learner.tokens_per_microbatch, batch)
-    layer = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
-    if config.learner.gradient_checkpointing:
-        return float(tokens * width * (shape.layers * shape.hidden + layer))
-    return float(tokens * width * shape.layers * layer)
+    size, four of the feed-forward's and the keys and values, repeated for all query heads where there is a
+    mask; with gradient checkpointing one vector per layer, and one layer in full. No micro-batch has more
+    tokens than a batch."""
+    rollout, learner, width = config.rollout, config.learner, WIDTH[config.model.dtype]
+    longest, row = rollout.max_response_tokens, widest_row(shape, config)
+    rows = shared_rows(shape, config, rollout.max_prompt_tokens, longest)
+    group = sum(rollout.max_prompt_tokens + n * longest for n in rows)
+    tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group)
+    layers = 1 if learner.gradient_checkpointing else shape.layers
+    kept = shape.layers * shape.hidden if learner.gradient_checkpointing else 0
+    vectors = 10 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_width
+    # In place of the keys and values that attention would keep.
+    repeated = 2 * (shape.queries - shape.kv_width) if row else 0
+    return {
+        "activations": float(tokens * width * (kept + layers * vectors)),
+        "repeated keys and values": float(tokens * width * layers * repeated),
+        "mask": float(tokens * width * -(-row // ALIGNED) * ALIGNED),
+    }
+
+
+def shared_rows(shape: ModelShape, config: Config, prompt: int, response: int) -> list[int]:
+    """The completions of each row that the learner makes of a group of `group_size` completions of this
+    length."""
+    group = [max(1, response)] * config.rollout.group_size
+    if shape.window is not None and prompt + response > shape.window:
+        return [1] * len(group)
+    budget = config.learner.tokens_per_microbatch
+    return [len(row) for row in divide(max(1, prompt), group, budget, shape.even)]
+
+
+def widest_row(shape: ModelShape, config: Config) -> int:
+    """Tokens of the longest row in which completions share the longest prompt, whole, half, a quarter or an
+    eighth as long as they may be; 0 where none do."""
+    prompt, longest = config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
+    found = 0
+    for response in (max(1, longest >> halved) for halved in range(4)):
+        most = max(shared_rows(shape, config, prompt, response))
+        found = max(found, prompt + most * response if most > 1 else 0)
+    return found
 
 
 def kv_token_bytes(shape: ModelShape, config: Config) -> float:

@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.config import Config
-from deploy.preflight.estimate import GIB, WIDTH, ModelShape, generator_need, kv_token_bytes, published_gib
+from deploy.preflight.estimate import (
+    GIB,
+    WIDTH,
+    ModelShape,
+    generator_need,
+    kv_token_bytes,
+    published_gib,
+    shared_rows,
+)
 from learner.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
@@ -35,14 +43,16 @@ COPY_BYTES = 20e9
 
 @dataclass(frozen=True, slots=True)
 class StepArithmetic:
-    """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`. `flops`
-    are model FLOPs as in `learner/flops.py`, `sampling` those of generation. `refill` are the tokens that one
-    replica recomputes after an update with `generator.clear_cache`, at most. GiB: `published` to each
-    replica, `exchanged` by each rank with the others."""
+    """Of a whole step, over all ranks and replicas. `responses` are the sampled ones of `tokens`; `computed`
+    are those that the learner computes: a prompt counts once for all completions of a row. `flops` are model
+    FLOPs as in `learner/flops.py`, `sampling` those of generation. `refill` are the tokens that one replica
+    recomputes after an update with `generator.clear_cache`, at most. GiB: `published` to each replica,
+    `exchanged` by each rank with the others."""
 
     rollouts: int
     responses: float
     tokens: float
+    computed: float
     flops: float
     sampling: float
     micro_batches: float
@@ -56,17 +66,25 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     rollout, learner = config.rollout, config.learner
     rollouts = rollout.prompts_per_batch * rollout.group_size
     response = MEAN * rollout.max_response_tokens
-    length = rollout.max_prompt_tokens / 2 + response
+    prompt = rollout.max_prompt_tokens / 2
+    length = prompt + response
     tokens = rollouts * length
-    attention = shape.layers * shape.hidden * length * tokens
+    attention = shape.layers * shape.queries * length * tokens
+    rows = shared_rows(shape, config, int(prompt), int(response))
+    again = rollout.prompts_per_batch * (
+        rollout.group_size - len(rows)
+    )  # prompts that are not computed again
+    computed = tokens - again * prompt
+    pairs = shape.layers * shape.queries * (rollouts * length**2 - again * prompt**2)
     per_weight = 4 * shape.parameters + 6 * shape.adapter if shape.adapter else 6 * shape.parameters
     running = min(config.generator.max_sequences, rollouts / config.generator.replicas)
-    micro = max(1.0, tokens / (learner.tokens_per_microbatch * learner.workers))
+    micro = max(1.0, computed / (learner.tokens_per_microbatch * learner.workers))
     return StepArithmetic(
         rollouts=rollouts,
         responses=rollouts * response,
         tokens=tokens,
-        flops=learner.objective.updates_per_batch * (per_weight * tokens + 6 * attention),
+        computed=computed,
+        flops=learner.objective.updates_per_batch * (per_weight * computed + 6 * pairs),
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
         micro_batches=micro,
         refill=running * (length - response / 2),

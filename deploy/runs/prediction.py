@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 from common.config import Config
 from common.errors import ConfigError
 from common.load import load
+from deploy.monitor.balance import KEPT, Metrics, balance, split_of
 from deploy.preflight.estimate import GIB, ModelShape
 from deploy.preflight.memory import model_shape
 from deploy.preflight.step_costs import (
@@ -21,7 +23,7 @@ from deploy.preflight.step_costs import (
     arithmetic,
 )
 from evaluation.report.predicted import Predicted, PredictedRow
-from evaluation.run_folders import Array, load_run
+from evaluation.run_folders import Array, load_run, records
 from learner.flops import peak_flops
 
 Row = PredictedRow
@@ -55,7 +57,7 @@ def predict(folder: Path) -> Predicted:
             f"Nothing is predicted: the shape of model.path ({config.model.path}) cannot be read, and "
             "RUN/model is not there."
         )
-    device = _device(folder / "learner.json")
+    device = device_of(folder)
     peak = peak_flops(device, config.model.dtype)
     found = arithmetic(config, shape)
     says = (
@@ -63,7 +65,15 @@ def predict(folder: Path) -> Predicted:
         f"of the learner: {device or 'not recorded'}"
     )
     rows = (*_work(found, measured), *_seconds(config, found, peak, measured))
-    return Predicted(f"{says}, {_speed(peak)}.", rows)
+    waits = idle_side(config, folder, records(folder / "steps.jsonl"))
+    return Predicted(f"{says}, {_speed(peak)}.{f' At the end: {waits}.' if waits else ''}", rows)
+
+
+def idle_side(config: Config, folder: Path, steps: Sequence[Metrics]) -> str:
+    """Which side of a run idled in its newest steps, and the split that would balance it; empty where neither
+    did."""
+    found = balance(steps[-KEPT:], config, split_of(config, device_of(folder)))
+    return "; ".join(filter(None, (found.says, found.remedy))) if found else ""
 
 
 def _work(found: StepArithmetic, measured: Measured) -> list[Row]:
@@ -124,6 +134,7 @@ def _shape(config: Config, exported: Path) -> ModelShape | None:
     return found
 
 
-def _device(path: Path) -> str:
-    """The name of the learner's device; empty for older runs."""
+def device_of(folder: Path) -> str:
+    """The name of the learner's device in a run's folder; empty for older runs."""
+    path = folder / "learner.json"
     return str(json.loads(path.read_text(encoding="utf-8"))["device"]) if path.exists() else ""

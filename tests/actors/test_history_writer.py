@@ -1,8 +1,16 @@
 """Heartbeats of replicas that were replaced long ago are let go of; what views show stays."""
 
+import asyncio
 import json
+import time
+from pathlib import Path
 
-from actors.coordinator.history_writer import FORGOTTEN_S, long_gone
+from actors.coordinator.history_writer import FORGOTTEN_S, long_gone, write_sample
+from common.redis import connect_async
+from common.state import changed
+from common.telemetry import heartbeat_now
+from learner.records import Records
+from tests.support.synthetic_run import SyntheticRun, config_of
 
 
 def test_a_replica_that_is_long_gone_is_forgotten_and_a_learner_is_not() -> None:
@@ -17,3 +25,34 @@ def test_a_replica_that_is_long_gone_is_forgotten_and_a_learner_is_not() -> None
     }
     parts = {name: json.dumps({"seen": at}).encode() for name, at in seen.items()}
     assert long_gone(parts, now) == [b"generator/old", b"environment/old"]
+
+
+def test_the_step_s_record_has_the_share_of_time_in_which_generators_had_no_request(
+    redis_url: str, tmp_path: Path
+) -> None:
+    run = SyntheticRun(redis_url, config_of("looked-at"))
+    records = Records(run.config, run.redis, tmp_path, 0)
+
+    def look(*running: int, paused: bool = False) -> None:
+        run.redis.hset(run.keys.state, mapping=changed(paused=paused))
+        for i, n in enumerate(running):
+            heartbeat_now(run.redis, "looked-at", f"generator/{i}", {"running": n, "waiting": 0})
+        run.redis.delete(f"{run.keys.history}:lock")
+
+        async def write() -> None:
+            client = connect_async(redis_url)
+            try:
+                await write_sample(client, run.config, time.time())
+            finally:
+                await client.aclose()
+
+        asyncio.run(write())
+
+    look(0, 0)
+    assert records.idle() == {}, "there was no step before"
+    look(3, 0)
+    look(1, 2)
+    look(0, 0, paused=True)
+    assert records.idle() == {"generators/idle": 0.25}
+    assert records.idle() == {}, "nobody has looked since"
+    records.close()

@@ -84,12 +84,12 @@ def test_each_cause_of_a_warning_reaches_the_server_once(
     state = read_run(run.redis, "alerting")
     alerts = Alerts(config(server.url), tmp_path, console())
     tell = progress_of.Teller(console(), alerts)
-    full = (Warning(Kind.QUEUE_FULL, "queue full"), Warning(Kind.LEARNER_STARVING, "a figure"))
+    idle = (Warning(Kind.GENERATORS_IDLE, "generators idle"),)
     for second in range(5):
-        tell(replace(state, time=1000.0 + second, step=second, warnings=full))
+        tell(replace(state, time=1000.0 + second, step=second, warnings=idle))
     alerts.ended("failed", "no reward today")
     first, last = server.bodies
-    assert (first["run"], first["kind"], first["text"]) == ("watched", "queue_full", "queue full")
+    assert (first["run"], first["kind"], first["text"]) == ("watched", "generators_idle", "generators idle")
     assert (last["kind"], last["text"], last["folder"]) == ("run_failed", "no reward today", str(tmp_path))
 
 

@@ -102,21 +102,17 @@ def test_the_first_minute_says_what_is_starting_and_no_more_is_a_warning(state):
 
 
 def test_a_warning_that_comes_and_goes_is_told_again_only_after_a_while(state):
-    full = (Warning(Kind.QUEUE_FULL, "queue full"),)
+    idle = (Warning(Kind.GENERATORS_IDLE, "generators idle"),)
     pipe = io.StringIO()
     tell = progress_of.Teller(Console(file=pipe))
     for time in (0, 1, 2, 40, 41, 600):
-        here = full if time != 2 else ()
+        here = idle if time != 2 else ()
         tell(replace(state, time=1000.0 + time, warnings=here))
-    assert pipe.getvalue().count("queue full") == 2
+    assert pipe.getvalue().count("generators idle") == 2
 
 
-def test_a_starving_learner_is_a_figure(state):
-    starving = Warning(Kind.LEARNER_STARVING, "learner starving: generators are the bottleneck")
+def test_the_learner_s_wait_is_a_figure(state):
     learner = {**state.learner, "time/step": 10.0, "time/wait": 4.0}
-    pipe = io.StringIO()
-    progress_of.Teller(Console(file=pipe))(replace(state, warnings=(starving,)))
-    assert pipe.getvalue() == ""
     assert "learner waits 40%" in progress_of.figures(replace(state, learner=learner))
 
 

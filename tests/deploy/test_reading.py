@@ -14,7 +14,7 @@ from common.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
 from deploy.monitor.progress import Teller
 from deploy.monitor.prometheus import gauges
 from deploy.monitor.run_state import RunState, read_run
-from deploy.monitor.screen import screen
+from deploy.monitor.screen import line, screen
 from deploy.monitor.warnings import Kind, Warning
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
@@ -283,25 +283,59 @@ def test_a_part_of_another_version_is_named_and_the_rest_still_shown(redis_url):
         assert len(state.of("generator")) == 3
 
 
-def test_the_learner_starves_when_waiting_takes_its_time_and_the_bottleneck_is_named(redis_url):
+def waited(run, share: float, idle: float, seconds: float = 10.0) -> None:
+    """Two more steps of `run`, in which the learner waited and the generators idled for these shares."""
+    for step in (1, 2):
+        figures = {"step": step, "time/step": seconds, "time/wait": share * seconds, "generators/idle": idle}
+        record_step(run.redis, run.config.run.name, figures)
+
+
+def test_the_side_that_idles_is_on_every_view_with_the_split_that_would_balance_it(redis_url):
+    config = config_of("split", generator={"replicas": 2}, learner={"workers": 6, "steps": 40})
+    run = SyntheticRun(redis_url, config)
+    run.redis.hset(run.keys.state, mapping=changed(device="NVIDIA H100"))
+    run.beat(2, learner="training")
+    waited(run, 0.5, 0.0)
+    state = read_run(run.redis, "split")
+    text = (
+        "learner waits 50% of its time (5.0 of 10.0 s a step): generators are the bottleneck; "
+        "generator.replicas 3 and learner.workers 5 would balance them, with steps of about 6.7 s"
+    )
+    assert text_of(state, Kind.LEARNER_STARVING) == text
+    assert state.to_dict()["balance"]["split"]["values"] == (3, 5)
+    assert "waits 50% of its time" in line(state)
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(screen(state, 400))
+    assert f"! {text}" in console.export_text()
+    assert exported(state)["hora_learner_starving"] == 1
+    told = io.StringIO()
+    tell = Teller(Console(file=told, width=400))
+    for _ in range(3):
+        tell(state)
+    assert told.getvalue().count("would balance them") == 1
+
+    heartbeat_now(run.redis, "split", "generator/third", {"version": 2, "running": 1})
+    assert "would balance" not in text_of(read_run(run.redis, "split"), Kind.LEARNER_STARVING)
+    waited(run, 0.0, 0.7)
+    assert text_of(read_run(run.redis, "split"), Kind.GENERATORS_IDLE).startswith("generators idle")
+    run.redis.hset(run.keys.state, mapping=changed(paused=True))
+    assert not read_run(run.redis, "split").warns(Kind.GENERATORS_IDLE)
+
+
+def test_where_both_sides_wait_the_bottleneck_is_named(redis_url):
     run = SyntheticRun(redis_url, config_of("starving"))
-    play(run, 2)
+    waited(run, 0.5, 0.5)
 
-    def told(wait: float, running: int, answers: int = 0) -> list[str]:
-        record_step(run.redis, "starving", {"step": 1, "time/step": 10.0, "time/wait": wait})
+    def told(running: int, answers: int = 0) -> str:
         run.beat(2, running=running, learner="waiting", answers=answers)
-        state = read_run(run.redis, "starving")
-        return [w.text for w in state.warnings if w.kind == Kind.LEARNER_STARVING]
+        return text_of(read_run(run.redis, "starving"), Kind.LEARNER_STARVING).partition("a step): ")[2]
 
-    assert told(wait=0.5, running=5) == []
-    assert told(wait=4.0, running=5) == ["learner starving: generators are the bottleneck"]
-    verifiers = "learner starving: verifiers are the bottleneck ({} answers wait)"
-    assert told(wait=4.0, running=0, answers=7) == [verifiers.format(7)]
-    assert told(wait=4.0, running=5, answers=60) == ["learner starving: generators are the bottleneck"]
-    assert told(wait=4.0, running=5, answers=90) == [verifiers.format(90)], "over two seconds' work at 40/s"
-    (idle,) = told(wait=4.0, running=0)
-    assert idle.startswith(
-        "learner starving: neither generators nor verifiers report work; the coordinator waits"
+    verifiers = "verifiers are the bottleneck ({} answers wait)"
+    assert told(running=0, answers=7) == verifiers.format(7)
+    assert told(running=5, answers=60) == "generators are the bottleneck"
+    assert told(running=5, answers=90) == verifiers.format(90), "over two seconds' work at 40/s"
+    assert told(running=0).startswith(
+        "neither generators nor verifiers report work; the coordinator waits for weights of version 3"
     )
 
 
@@ -309,18 +343,20 @@ def test_the_learner_starves_for_one_group_though_newer_ones_fill_the_queue(redi
     run = SyntheticRun(redis_url, config_of("straggler"))
     play(run, 2)
     asyncio.run(run.generate(2))
-    record_step(run.redis, "straggler", {"step": 1, "time/step": 10.0, "time/wait": 4.0})
-    run.beat(2, learner="waiting", missing=1, batch=1)
-    state = read_run(run.redis, "straggler")
+    now = time.time()
+    for later, warns in ((5, False), (15, True)):
+        monkeypatch.setattr(time, "time", lambda at=now + later: at)
+        run.beat(2, learner="waiting", missing=1, batch=1)
+        state = read_run(run.redis, "straggler")
+        assert state.warns(Kind.LEARNER_STARVING) == warns
     assert state.queue_depth >= state.prompts_per_batch
     text = (
-        "learner starving: generators are the bottleneck; step 2 lacks 1 of 8 groups, the oldest of batch 1"
+        "learner waits longer than for two steps: generators are the bottleneck; step 2 lacks 1 of 8 groups, "
+        "the oldest of batch 1"
     )
     assert state.warnings == (Warning(Kind.LEARNER_STARVING, text),)
-    now = time.time()
-    with monkeypatch.context() as later:
-        later.setattr(time, "time", lambda: now + 20)
-        assert not read_run(run.redis, "straggler").warns(Kind.LEARNER_STARVING), "it is dead"
+    monkeypatch.setattr(time, "time", lambda: now + 35)
+    assert not read_run(run.redis, "straggler").warns(Kind.LEARNER_STARVING), "it is dead"
     run.beat(2, learner="training")
     assert read_run(run.redis, "straggler").warnings == ()
 

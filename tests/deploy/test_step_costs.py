@@ -31,15 +31,16 @@ BASE = (
 def test_tokens_flops_and_what_travels() -> None:
     config = load("tiny", [*BASE, "learner.workers=2", "learner.zero_stage=2"])
     found = arithmetic(config, FULL)
-    tokens = 32 * (50 + 50)
+    tokens, computed = 32 * (50 + 50), 8 * (50 + 4 * 50)
     attention = 2 * 64 * 100 * tokens
-    assert (found.rollouts, found.tokens) == (32, tokens)
-    assert found.flops == pytest.approx(6e6 * tokens + 6 * attention)
+    pairs = 2 * 64 * 8 * (4 * 100**2 - 3 * 50**2)
+    assert (found.rollouts, found.tokens, found.computed) == (32, tokens, computed)
+    assert found.flops == pytest.approx(6e6 * computed + 6 * pairs), "a prompt once for its four completions"
     assert found.sampling == pytest.approx(2e6 * tokens + 2 * attention)
-    assert found.micro_batches == tokens / 800
+    assert found.micro_batches == computed / 800
     assert found.refill == 32 * (50 + 25), "all sequences of the batch run on the one replica, half done"
     assert found.published * GIB == pytest.approx(4e6)
-    assert found.exchanged * GIB == pytest.approx(0.5 * 4e6 * (tokens / 800 + 1))
+    assert found.exchanged * GIB == pytest.approx(0.5 * 4e6 * (computed / 800 + 1))
 
 
 def test_an_adapter_costs_less_and_travels_alone() -> None:

@@ -123,6 +123,14 @@ def test_weights_change_in_the_generator_and_stay_those_of_the_learner(finished:
     assert any(s["grad_norm"] > 0 for s in steps)
 
 
+def test_what_the_generators_idled_is_recorded_for_views_and_summary(finished: tuple[int, Path]) -> None:
+    _, run = finished
+    idle = [s["generators/idle"] for s in lines(run / "steps.jsonl") if "generators/idle" in s]
+    assert idle
+    assert all(0.0 <= share <= 1.0 for share in idle)
+    assert json.loads((run / "summary.json").read_text())["balance"] == "", "its steps are too few"
+
+
 def test_the_audit_finds_nothing(finished: tuple[int, Path]) -> None:
     done = CliRunner().invoke(app, ["audit", str(finished[1])])
     assert done.exit_code == 0, done.output

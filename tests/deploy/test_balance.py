@@ -1,0 +1,111 @@
+"""Which side of a run idles, and which split would balance it: from figures of steps alone."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from common.config import Config
+from deploy.monitor.balance import WINDOW, Balance, Metrics, balance, split_of
+from tests.support.synthetic_run import config_of
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def cards(replicas: int, workers: int, **generator: object) -> Config:
+    return config_of("split", generator={"replicas": replicas, **generator}, learner={"workers": workers})
+
+
+def steps(*shares: tuple[float, float | None], seconds: float = 100.0, first: int = 1) -> list[Metrics]:
+    """Records of steps in which the learner waited and the generators idled for these shares."""
+    return [
+        {"step": first + i, "time/step": seconds, "time/wait": wait * seconds, "generators/idle": idle}
+        for i, (wait, idle) in enumerate(shares)
+    ]
+
+
+def found(config: Config, wait: float, idle: float | None, device: str = H100) -> Balance:
+    one = balance(steps((wait, idle), (wait, idle)), config, split_of(config, device))
+    assert one is not None
+    return one
+
+
+@pytest.mark.parametrize(
+    ("now", "wait", "idle", "side", "values", "factor"),
+    [
+        ((2, 6), 0.5, 0.0, "learner", (3, 5), 0.667),
+        ((1, 7), 0.7, 0.0, "learner", (3, 5), 0.42),
+        ((48, 16), 0.0, 0.75, "generators", (27, 37), 0.444),
+        ((4, 4), 0.05, 0.7, "generators", (2, 6), 0.667),
+        ((1, 1), 0.6, 0.0, "learner", None, 1.0),  # nothing can be moved
+        ((2, 2), 0.3, 0.0, "learner", None, 1.0),  # 3 + 1 would be slower
+        ((4, 4), 0.4, 0.5, "generators", None, 1.0),  # both wait for something else
+    ],
+)
+def test_cards_move_to_the_side_that_is_slow(
+    now: tuple[int, int],
+    wait: float,
+    idle: float,
+    side: str,
+    values: tuple[int, int] | None,
+    factor: float,
+) -> None:
+    one = found(cards(*now), wait, idle)
+    assert (one.side, one.split and one.split.values) == (side, values)
+    assert one.factor == pytest.approx(factor, abs=0.06)
+    assert bool(one.remedy) == (values is not None)
+    if values:
+        assert sum(values) == sum(now)
+        assert f"generator.replicas {values[0]} and learner.workers {values[1]} would" in one.remedy
+
+
+def test_a_tensor_parallel_replica_takes_its_cards_at_once() -> None:
+    one = found(cards(1, 6, tensor_parallel=2), 0.5, 0.0)
+    assert one.split is not None
+    assert one.split.values == (2, 4)
+
+
+def test_on_processors_threads_move() -> None:
+    threads = {"generator": {"threads": 2}, "learner": {"threads": 6}}
+    one = found(config_of("cpu", **threads), 0.5, 0.0, "cpu")
+    assert "generator.threads 3 and learner.threads 5 would balance them, with steps of" in one.remedy
+    assert found(config_of("cpu"), 0.5, 0.0, "cpu").remedy == "", "two threads cannot be divided otherwise"
+
+
+def test_on_a_shared_card_or_an_unknown_device_it_is_said_who_waits_and_no_more() -> None:
+    shared = config_of("one", generator={"gpus": 0.5}, learner={"gpus": 0.5})
+    for config, device in ((shared, H100), (cards(2, 6), "")):
+        one = found(config, 0.5, 0.0, device)
+        assert (one.says, one.remedy) == ("learner waits 50% of its time (50.0 of 100.0 s a step)", "")
+    assert found(cards(2, 6), 0.5, None).remedy == "", "how busy the generators are is not known"
+
+
+def test_nothing_is_said_before_two_steps_without_the_first_nor_of_the_end_of_a_run() -> None:
+    config = cards(2, 6)
+    split, idle = split_of(config, H100), (0.0, 0.9)
+    assert balance(steps(idle, idle, first=0), config, split) is None
+    assert balance(steps(idle, idle), config, split) is not None
+    assert balance(steps(idle, idle, seconds=4.0), config, split) is None, "in 8 s there were 8 looks"
+    end = config.learner.steps
+    assert balance(steps(*[(0.0, 0.0)] * 8, idle, idle, first=end - 10), config, split) is None
+
+
+def test_sides_that_take_turns_wait_by_design() -> None:
+    config = config_of("turns", rollout={"max_staleness": 0})
+    assert balance(steps((0.5, 0.5), (0.5, 0.5)), config, split_of(config, H100)) is None
+
+
+def test_what_is_said_does_not_flap() -> None:
+    """Shares around the limit, and single steps that wait for an operator or an evaluation."""
+    config = cards(2, 6)
+
+    def said(records: list[Metrics]) -> list[bool]:
+        return [balance(records[:n], config, None) is not None for n in range(2, len(records) + 1)]
+
+    around = said(steps(*[(0.27 if i % 2 else 0.22, 0.0) for i in range(2 * WINDOW)]))
+    assert sum(a != b for a, b in itertools.pairwise(around)) <= 1
+    assert not any(said(steps(*[(0.95 if i == 7 else 0.05, 0.0) for i in range(WINDOW)])))
+    healed = said(steps(*[(0.5, 0.0)] * 4, *[(0.0, 0.0)] * WINDOW))
+    assert (healed[0], healed[-1]) == (True, False)
+    assert sum(a != b for a, b in itertools.pairwise(healed)) == 1

@@ -1,0 +1,111 @@
+"""The estimate of a learner's memory against what a backward pass takes on CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from common.load import load
+from deploy.preflight.estimate import ModelShape, rank_need, widest_row
+from learner.batch import Sample, micro_batches
+from learner.logprobs import Policy, without_dropout
+from learner.prefixes import Sharing, length, rows_of
+
+GIB = 2**30
+PARTS = (
+    "activations",
+    "repeated keys and values",
+    "mask",
+    "logits",
+    "head's gradient",
+    "gradients as computed",
+)
+
+
+def model(vocabulary: int, hidden: int, layers: int, heads: int, key_heads: int) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=4 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=key_heads,
+            tie_word_embeddings=False,
+        )
+    )
+
+
+def group(prompt: int, response: int, size: int) -> list[Sample]:
+    tokens, numbers = np.ones(response, np.int32), np.full(response, -1.0, np.float32)
+    return [
+        Sample(np.ones(prompt, np.int32), tokens, numbers, 1.0, 1.0, np.ones(response, bool))
+        for _ in range(size)
+    ]
+
+
+def peak(policy: Policy, samples: list[Sample], sharing: Sharing | None, budget: int, chunk: int) -> float:
+    """GiB that forward and backward of the largest micro-batch take at most on top of the weights, the second
+    time: the gradients of the first are there."""
+    micro, _ = micro_batches(rows_of(samples, budget, sharing), budget)
+    largest = max(micro, key=lambda m: m.input_ids.numel())
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as made:
+        for _ in range(2):
+            logprobs, _ = policy(largest, 1.0, chunk)
+            logprobs.sum().backward()
+    events = made.profiler.kineto_results.events()  # type: ignore[union-attr]
+    sizes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    return float(np.cumsum([size for _, size in sorted(sizes)]).max()) / GIB
+
+
+# vocabulary, hidden, layers, heads, key heads; prompt, response, completions; micro-batch; checkpointing
+CASES = {
+    "shared": ((512, 128, 4, 8, 2), (256, 128, 12), 2048, False),
+    "shared, checkpointed": ((512, 128, 4, 8, 2), (256, 128, 12), 2048, True),
+    "wide rows": ((512, 64, 2, 8, 1), (1024, 128, 8), 2048, True),
+    "many heads": ((512, 256, 4, 32, 1), (256, 64, 8), 768, False),
+    "a head": ((32_768, 128, 1, 2, 2), (16, 64, 4), 128, False),
+    "alone": ((512, 128, 4, 8, 2), (16, 1000, 4), 2048, False),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
+    sizes, (prompt, response, size), budget, checkpointing = CASES[case]
+    hf = model(*sizes)
+    if checkpointing:
+        hf.gradient_checkpointing_enable()
+    config = load(
+        "tiny",
+        [
+            f"rollout.max_prompt_tokens={prompt}",
+            f"rollout.max_response_tokens={response}",
+            "rollout.prompts_per_batch=8",
+            "rollout.shards=1",
+            f"rollout.group_size={size}",
+            "rollout.pre_rollouts=2",
+            f"learner.tokens_per_microbatch={budget}",
+            "learner.logit_chunk=32",
+            f"learner.gradient_checkpointing={str(checkpointing).lower()}",
+            "learner.zero_stage=2",
+        ],
+    )
+    shape = ModelShape.of(hf, config)
+    sharing = Sharing(shape.even, shape.window)
+    samples = group(prompt, response, size)
+    rows = rows_of(samples, budget, sharing)
+    shared = max(map(length, rows)) if max(map(len, rows)) > 1 else 0
+    assert bool(shared) == (case not in ("alone", "a head"))
+    assert widest_row(shape, config) >= shared
+    found = peak(Policy(without_dropout(hf)), samples, sharing, budget, 32)
+    need = rank_need(shape, config, card=False).backward
+    estimate = sum(need[part] for part in PARTS)
+    print(
+        f"{case}: measured {found * 1024:.1f} MiB, estimated {estimate * 1024:.1f}: "
+        + ", ".join(f"{p} {need[p] * 1024:.1f}" for p in PARTS)
+    )
+    assert 0.9 * found < estimate < 1.4 * found
