@@ -130,7 +130,7 @@ LORA_RATE = "1.0e-5   # adapters usually take about ten times the rate of full w
 FEW_LOGITS = "  logit_chunk: 64         # tokens whose logits exist at a time: fewer take less memory\n"
 BIG, SMALL = "Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct"
 PLANS = (
-    Plan(BIG, ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936), 16384, "1.0e-6"),
+    Plan(BIG, ModelShape(1_543_714_304, 0, 28, 1536, 8960, 256, 151_936), 8192, "1.0e-6"),
     Plan(BIG, ModelShape(1_543_714_304, 18_464_768, 28, 1536, 8960, 256, 151_936), 8192, LORA_RATE, LORA),
     Plan(
         SMALL,

@@ -48,7 +48,7 @@ NCCL_GIB = 0.5
 """Channels of a communicator over several cards."""
 PACKED_GIB = 2.0
 """vLLM's two buffers of 1 GiB for weights that travel over NCCL (`packed_tensor.py`), in rank 0 and in each
-replica."""
+replica, which make a communicator of their own."""
 # Resident on CPU without weights: the processes of a replica, a rank, and Ray, Redis, coordinator, verifier.
 REPLICA_GIB, RANK_GIB, BASE_GIB = 2.2, 1.0, 1.5
 
@@ -139,13 +139,12 @@ def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
     sums = 4 * (own if stage >= 2 else trained)
     at_once = min(own, LIVE) if stage == 3 else own
     several = NCCL_GIB if card and world > 1 else 0.0
-    packed = PACKED_GIB if config.weights.transport == "nccl" else 0.0
     host = card and learner.offload_optimizer
     always = {
         "weights": width * copies,
         "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
         "gradients": sums if stage in (1, 3) else 0.0,
-        "communication": (several + packed) * GIB,
+        "communication": (several + transfer_gib(config)) * GIB,
         "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
     }
     bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
@@ -230,17 +229,22 @@ def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bo
     layer = batched * width * (6 * shape.hidden + 3 * shape.intermediate / parallel)
     sampler = LOGIT_BYTES * generator.max_sequences * shape.vocabulary
     graphs = GRAPHS_GIB if card and not generator.enforce_eager else 0.0
-    packed = PACKED_GIB if config.weights.transport == "nccl" else 0.0
+    several = NCCL_GIB if card and parallel > 1 else 0.0
     return Need(
         "generator",
         {
             "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
             "KV cache": kv_gib,
             "engine": (layer + sampler) / GIB + graphs,
-            "communication": packed + (NCCL_GIB if card and parallel > 1 else 0.0),
+            "communication": several + transfer_gib(config),
             "context": CONTEXT_GIB if card else REPLICA_GIB,
         },
     )
+
+
+def transfer_gib(config: Config) -> float:
+    """What a card takes, on either side, for weights that travel from card to card."""
+    return PACKED_GIB + NCCL_GIB if config.weights.transport == "nccl" else 0.0
 
 
 def on_one_card(rank: Need, generator: Need, config: Config) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from common.pretrained import obtain
 from common.processes import free_memory
 from deploy.preflight import machine
 from deploy.preflight.estimate import (
+    CONTEXT_GIB,
     ModelShape,
     Need,
     checkpoint_gib,
@@ -19,8 +21,9 @@ from deploy.preflight.estimate import (
     least_kv_gib,
     on_one_card,
     rank_need,
+    transfer_gib,
 )
-from deploy.preflight.findings import Finding, Target, must, ok
+from deploy.preflight.findings import Finding, Target, must, ok, should
 from deploy.preflight.processors import on_processors
 from deploy.preflight.resources import GIB, SPARE, Card, choose, read_cards, shares_a_card
 
@@ -75,6 +78,7 @@ def memory(target: Target) -> Iterator[Finding]:
         yield ok("memory per part", table(target, shape, cards=bool(cards) or target.on_cluster))
         if cards:
             yield holds(target.config, shape, cards)
+            yield from beside_engine(target.config, cards)
     if not target.on_cluster:
         yield fits_host(target, shape, cards=bool(cards))
 
@@ -107,6 +111,23 @@ def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
         f"{card.name} of {card.gib:.1f} GiB, of which {card.gib * (1 - SPARE):.1f} can be given out"
     )
     return must(total <= card.gib * (1 - SPARE), "GPU memory", says, f"change {KEYS}, or use another card")
+
+
+def beside_engine(config: Config, cards: Sequence[Card]) -> Iterator[Finding]:
+    """Whether the smallest of `cards` has room for what vLLM does not count when it fills its share with the
+    KV cache: the context, which is there before, and the buffers of weights that travel to it."""
+    generator, card = config.generator, min(cards, key=lambda c: c.gib)
+    if not transfer_gib(config) or generator.gpu_kv_cache_gib is not None:
+        return
+    need, left = transfer_gib(config) + CONTEXT_GIB, card.gib * (1 - generator.memory_utilization)
+    says = (
+        f"generator.memory_utilization {generator.memory_utilization:g} leaves {left:.1f} GiB of one "
+        f"{card.name} of {card.gib:.1f} GiB; CUDA's context and the buffers of weights.transport nccl take "
+        f"about {need:.1f}"
+    )
+    most = max(0.0, math.floor(100 * (1 - need / card.gib)) / 100)
+    fix = f"set generator.memory_utilization to {most:g} or less, or weights.transport: file"
+    yield should(need <= left, "GPU memory beside vLLM", says, fix)
 
 
 def needs(config: Config, shape: ModelShape) -> tuple[Need, Need]:

@@ -26,7 +26,7 @@ from deploy.preflight.estimate import (
     waiting_gib,
 )
 from deploy.preflight.findings import Finding, Target
-from deploy.preflight.memory import holds, memory, run_target, table
+from deploy.preflight.memory import beside_engine, holds, memory, run_target, table
 from deploy.preflight.resources import SPARE, Card, choose, read_cards
 from deploy.preflight.step_costs import step_seconds
 from deploy.runs.record import settled, write_config
@@ -148,6 +148,20 @@ def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
     assert found.level == "fail"
     for words in ("learner rank 1", "generator 1", "on one H100 of 79.6 GiB", "learner.lora"):
         assert words in found.line
+
+
+def test_buffers_of_nccl_that_do_not_fit_beside_vllm_s_share_are_a_warning_with_the_share_that_does() -> None:
+    config, _ = case("0.5B", "weights.transport=nccl")
+    [small] = beside_engine(config, [H100, RTX])
+    assert small.level == "warn"
+    assert "leaves 2.4 GiB of one RTX 4090 of 24.0 GiB" in small.line
+    assert "set generator.memory_utilization to 0.85 or less" in small.line
+    lower, _ = case("0.5B", "weights.transport=nccl", "generator.memory_utilization=0.85")
+    assert [f.level for f in beside_engine(lower, [RTX])] == ["ok"]
+    assert [f.level for f in beside_engine(config, [H100])] == ["ok"]
+    sized, _ = case("0.5B", "weights.transport=nccl", "generator.gpu_kv_cache_gib=8")
+    assert not [*beside_engine(sized, [RTX])], "all of it is in the estimate"
+    assert not [*beside_engine(case("0.5B")[0], [RTX])]
 
 
 PAPER = (

@@ -48,7 +48,7 @@ def test_an_adapter_costs_less_and_travels_alone() -> None:
     found, full = arithmetic(config, ADAPTED), arithmetic(load("tiny", list(BASE)), FULL)
     assert found.published * GIB == pytest.approx(4e4)
     assert 0.6 < found.flops / full.flops < 0.8
-    assert found.exchanged * GIB == pytest.approx(4 * 0.5 * (2 * 4.04e6 + 4e4))
+    assert found.exchanged * GIB == pytest.approx(2.5 * 0.5 * (2 * 4.04e6 + 4e4)), "2,000 tokens"
     assert full.exchanged == 0.0, "one rank"
     text = "\n".join(said(config, ADAPTED, None))
     assert "32 rollouts, 0.00 million tokens at a mean response of 50" in text
