@@ -13,7 +13,6 @@ from actors.coordinator.cycles import Cycles
 from actors.coordinator.shard import Found
 from allocator import allocate
 from allocator.priors.fixed import FixedPrior
-from common.errors import RunError
 from common.redis import connect
 from common.state import read_state
 from tests.support.cycles import (
@@ -154,19 +153,6 @@ def test_the_gate_watches_the_reward_that_is_named(redis_url: str) -> None:
         assert [rule(cycles, config, b) for b in range(3)] == ["uniform", "uniform", "hit_utility"]
 
     play(redis_url, config, scenario)
-
-
-def test_reports_of_an_older_version_are_refused_in_one_line(redis_url: str) -> None:
-    config = config_of("older", **{"allocation.warmup.cycles": 1})
-
-    async def scenario(coordinator: Callable[[], Cycles]) -> None:
-        cycles = coordinator()
-        for shard in range(SHARDS):
-            told = report(config, 0, shard)
-            await cycles.complete({"format": 1.0, **{k: v for k, v in told.items() if k != "rewards"}})
-
-    with pytest.raises(RunError, match=r"reports of batch 0 are of an older hora .* another run\.name"):
-        play(redis_url, config, scenario)
 
 
 def test_once_no_cycle_can_change_anything_no_batch_waits_for_one(redis_url: str) -> None:

@@ -16,7 +16,6 @@ from actors.coordinator.leases import Leases
 from allocator.priors.empirical import EmpiricalPrior, fit_beta
 from allocator.priors.fixed import FixedPrior
 from common.config import Config
-from common.errors import RunError
 from common.keys import Keys
 from common.redis import connect
 from tests.support.cycles import (
@@ -152,18 +151,6 @@ def test_a_budget_in_tokens_goes_by_the_lengths_of_the_cycles_that_a_batch_knows
         for cycles in (one, two):
             means = [lengths and lengths.mean for lengths in (cycles.of(b).lengths for b in range(3))]
             assert means == [None, 10.0, 15.0], "tokens of a prompt's two pre-rollouts"
-
-    play(redis_url, config, scenario)
-
-
-def test_reports_without_lengths_end_a_run_with_a_budget_in_tokens_in_one_line(redis_url: str) -> None:
-    config = config_of("no-lengths", **{"allocation.budget": "tokens", "allocation.warmup.enabled": "false"})
-
-    async def scenario(coordinator: Callable[[], Cycles]) -> None:
-        cycles = coordinator()
-        await cycles.complete(report(config, 0, 0))
-        with pytest.raises(RunError, match="batch 0 are of an older hora and have none"):
-            await cycles.complete(report(config, 0, 1))
 
     play(redis_url, config, scenario)
 

@@ -1,12 +1,10 @@
 """What keeps a vLLM engine from starting, or ends it, is said by name."""
 
 import asyncio
-import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +63,6 @@ def nan_weights(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def another_width(folder: Path) -> None:
-    settings = json.loads((folder / "config.json").read_text())
-    settings["intermediate_size"] *= 2
-    (folder / "config.json").write_text(json.dumps(settings))
-
-
 @pytest.mark.system
 def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_path: Path) -> None:
     from vllm.model_executor.model_loader import get_model_loader
@@ -89,17 +81,11 @@ def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_pat
 
 @pytest.mark.system
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(
-    ("breaks", "word"),
-    [(nan_weights, "model.layers.1.mlp.down_proj.weight"), (another_width, "Error: ")],
-)
-def test_an_engine_names_what_is_wrong_with_its_model(
-    tmp_path: Path, breaks: Callable[[Path], None], word: str
-) -> None:
+def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> None:
     from actors.generator.vllm_engine import Engine
 
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
-    breaks(folder)
+    nan_weights(folder)
 
     async def start() -> None:
         engine = Engine(load("tiny", [f"model.path={folder}"]))
@@ -110,7 +96,7 @@ def test_an_engine_names_what_is_wrong_with_its_model(
 
     with pytest.raises(RunError) as caught:
         asyncio.run(start())
-    assert word in str(caught.value)
+    assert "model.layers.1.mlp.down_proj.weight" in str(caught.value)
     assert "root cause" not in str(caught.value)
 
 

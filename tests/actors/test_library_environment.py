@@ -116,13 +116,6 @@ def test_an_opening_that_data_cannot_say_is_refused() -> None:
         problem_of([user, {"role": "assistant", "content": "?"}, user], None, 4)
 
 
-def test_the_pinned_version_is_one() -> None:
-    from actors.environment.library.process import PINNED
-
-    assert f"verifiers=={PINNED}\n" in (ROOT / "requirements/verifiers.txt").read_text()
-    assert f'"verifiers=={PINNED}"' in (ROOT / "pyproject.toml").read_text()
-
-
 @needs_verifiers
 @pytest.mark.system
 class TestWithTheLibrary:

@@ -1,7 +1,6 @@
 """Plans on a real Redis: the first of a shard counts, and a group's pre-rollouts are written once."""
 
 import asyncio
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from actors.coordinator.plans import Plans
 from actors.coordinator.shard import Plan, Round
 from common.config import Config
-from common.errors import RunError
 from common.keys import Keys
 from common.queue import Consumer, Producer
 from common.redis import connect, connect_async
@@ -70,20 +68,6 @@ def test_the_first_plan_of_a_shard_counts_and_nothing_is_left_of_another(redis_s
     run(redis_server, work)
     keys = sorted(k.decode() for k in connect(redis_server.url).scan_iter("*"))
     assert keys == sorted([Keys("p").plans, *(Keys("p").pre_rollouts(i) for i in IDS)])
-
-
-def test_a_plan_of_an_older_version_is_refused_in_one_line(redis_server: RedisServer) -> None:
-    facts = {
-        "rule": "uniform",
-        "priors": [[1, 2]],
-        "successes": [1],
-        "extra": [0],
-        "format": 0.5,
-        "accuracy": 1.0,
-    }
-    connect(redis_server.url).hset(Keys("p").plans, "0:0", json.dumps(facts))
-    with pytest.raises(RunError, match=r"plan of shard 0:0 is of an older hora .* another run\.name"):
-        run(redis_server, lambda plans, producer: plans.load("0:0", IDS))
 
 
 def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordinator(
@@ -174,17 +158,3 @@ def test_the_first_plan_of_a_round_counts_with_the_rollouts_it_was_made_from(
     keys = {k.decode() for k in connect(redis_server.url).scan_iter("*")}
     drawn = {Keys("p").drawn(i, 1) for i in ("0:0", "0:2")}
     assert keys == {Keys("p").plans} | {Keys("p").pre_rollouts(i) for i in IDS} | drawn
-
-
-def test_a_plan_of_a_run_of_before_rounds_can_be_continued(redis_server: RedisServer) -> None:
-    async def work(plans: Plans) -> Plan | None:
-        await plans.remember("0:0", plan_of(2))
-        client = connect(redis_server.url)
-        facts = json.loads(client.hget(Keys("p").plans, "0:0"))
-        del facts["tokens"]
-        client.hset(Keys("p").plans, "0:0", json.dumps(facts))
-        return await plans.load("0:0", IDS)
-
-    plan = in_rounds(redis_server, work)
-    assert plan.extra == (2, 0, 1)
-    assert [g.id for g in plan.groups] == IDS

@@ -37,6 +37,7 @@ importlib.util.find_spec = lambda name, package=None: None if name in ABSENT els
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(590)
 def test_every_check_runs_on_cpu_with_torch_transformers_deepspeed_and_pydantic_alone(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)  # for the checks' own processes too
@@ -60,6 +61,7 @@ def test_every_check_runs_on_cpu_with_torch_transformers_deepspeed_and_pydantic_
     assert [row[:2] for row in rows if row[1] == "LoRA step"] == [["SKIP", "LoRA step"]]
 
 
+@pytest.mark.slow
 def test_a_check_that_is_killed_is_a_failure_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -24,7 +24,6 @@ from deploy.launch.local import _prepare, run_local
 from deploy.runs.record import RunFile, write_config
 from tests.support.families import write_model
 
-HORA = str(Path(sys.executable).with_name("hora"))
 Done = subprocess.CompletedProcess[str]
 
 
@@ -132,20 +131,6 @@ def test_the_same_names_stop_a_deployment_and_a_run(tmp_path: Path) -> None:
 
 def test_the_k_of_an_evaluation_rise_and_occur_once() -> None:
     assert load("tiny", ["evaluation.k=[32,1,8,1]"]).evaluation.k == (1, 8, 32)
-
-
-@pytest.mark.system
-def test_a_rule_that_counts_successes_is_refused_where_no_reward_says_what_one_is(hora) -> None:
-    weights = "reward.weights={'tests.system.own_reward:brevity': 1.0}"
-    done = hora("check", "tiny", "-s", weights)
-    assert_refused(done, "allocation.rule (hit_utility) counts successes", "reward.success")
-
-
-@pytest.mark.system
-def test_a_valid_configuration_says_what_it_would_do() -> None:
-    done = subprocess.run([HORA, "check", "tiny"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "40·16 = 640 rollouts" in done.stdout.replace("\n", " ")
 
 
 def test_a_row_without_an_answer_is_reported_and_left_out(tmp_path: Path, hora: Callable[..., Done]) -> None:

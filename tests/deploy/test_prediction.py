@@ -77,15 +77,6 @@ def test_a_run_whose_model_is_gone_says_so(run: Path) -> None:
     assert "/nowhere/model" in found.says
 
 
-def test_a_run_of_an_earlier_version_has_no_device_and_no_flops(run: Path) -> None:
-    (run / "learner.json").unlink()
-    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if k not in ("flops", "micro_batches")} for line in lines]
-    (run / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    assert rows(run)["Model FLOPs of the learner"].measured is None
-    assert "not recorded" in predict(run).says
-
-
 @pytest.mark.system
 def test_the_report_shows_the_table(run: Path, tmp_path: Path) -> None:
     text = write_report([run], tmp_path / "out", predict).read_text()

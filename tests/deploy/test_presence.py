@@ -38,15 +38,6 @@ def test_a_view_is_present_from_its_first_look_until_it_ends(redis_url: str) -> 
     until(lambda: not is_watched(client, "seen"))  # the server notices the closed connection when it can
 
 
-def test_a_view_whose_connection_was_lost_is_present_at_its_next_look(redis_url: str) -> None:
-    client, view = connect(redis_url), Presence(redis_url, "lost")
-    view.tell(True)
-    client.client_kill_filter(_type="normal", skipme=True)
-    until(lambda: not is_watched(client, "lost"))
-    view.tell(True)
-    assert is_watched(client, "lost")
-
-
 def test_a_terminal_that_watches_is_seen(redis_url: str) -> None:
     play(SyntheticRun(redis_url, config_of("watched")), 2)
     client = connect(redis_url)

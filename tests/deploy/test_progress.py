@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from common.telemetry import FLOWS
-from deploy.launch.evaluation import sampling_bar
 from deploy.monitor import progress as progress_of
 from deploy.monitor.pace import Pace
 from deploy.monitor.progress import working
@@ -45,14 +44,6 @@ def test_the_rate_leaves_out_what_was_generated_before_the_first_step(state):
         pace.see(at(state, *moment))
     assert pace.per_second("rollouts_in") == pytest.approx(10.0)
     assert pace.left_s() == pytest.approx(10.0 * (state.steps - 3))
-
-
-def test_there_is_no_rate_before_two_steps(state):
-    pace = Pace()
-    for moment in ((0, 0, 0), (10, 1, 100), (20, 1, 150)):
-        pace.see(at(state, *moment))
-    assert pace.per_second("rollouts_in") is None
-    assert pace.left_s() is None
 
 
 def test_a_resumed_run_is_measured_from_its_first_new_step(state):
@@ -116,17 +107,6 @@ def test_the_learner_s_wait_is_a_figure(state):
     assert "learner waits 40%" in progress_of.figures(replace(state, learner=learner))
 
 
-def test_a_terminal_sees_what_is_being_done_and_how_far_it_is_and_nothing_is_left_of_it():
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=100)
-    with working("examining", 2, console) as begin:
-        begin("memory")
-        begin("disk")
-    assert "examining: disk" in screen.getvalue()
-    assert "1/2" in screen.getvalue()
-    assert screen.getvalue().endswith("\x1b[2K"), "the line is wiped at the end"
-
-
 @pytest.fixture
 def hurried(monkeypatch):
     monkeypatch.setattr(console_of, "SOON_S", 0.05)
@@ -143,27 +123,3 @@ def test_a_pipe_is_told_soon_what_takes_long_and_then_again(hurried):
     assert said[0].startswith("starting: replicas 1/2")
     assert len(said) >= 2
     assert "Redis" not in pipe.getvalue()
-
-
-def test_a_pipe_is_told_how_far_sampling_is(hurried):
-    pipe = io.StringIO()
-    with sampling_bar(Console(file=pipe)) as bar:
-        task = bar.add_task("training prompts", total=10, figures="")
-        bar.update(task, completed=3, figures="160 tokens/s, 0:30 left")
-        sleep(0.3)
-    assert pipe.getvalue().startswith("training prompts 3/10, 160 tokens/s, 0:30 left")
-
-
-def test_a_log_has_a_line_of_a_step_that_takes_long(state):
-    pipe = io.StringIO()
-    tell = progress_of.Teller(Console(file=pipe))
-    states = [at(state, 1000.0 + second, 2, 100) for second in range(0, 130, 5)]
-    progress_of.show_lines(states, 10, tell, Pace())
-    assert pipe.getvalue().count("step 2/10") == 3
-
-
-def test_a_pipe_gets_nothing():
-    pipe = io.StringIO()
-    with working("examining", 2, Console(file=pipe)) as begin:
-        begin("memory")
-    assert pipe.getvalue().strip() == ""

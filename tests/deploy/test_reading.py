@@ -6,9 +6,8 @@ import time
 import pytest
 from rich.console import Console
 
-from common.errors import RunError
 from common.queue import Consumer, Ledger, Producer, Row
-from common.redis import connect, connect_async
+from common.redis import connect_async
 from common.state import changed
 from common.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
 from deploy.monitor.progress import Teller
@@ -261,15 +260,6 @@ def test_a_finished_run_has_no_warnings_though_everything_is_silent(redis_url, m
     monkeypatch.setattr(time, "time", lambda: now + 4000)
     state = read_run(run.redis, "done")
     assert (state.status, state.warnings) == ("finished", ())
-
-
-def test_a_run_of_another_version_is_a_sentence(redis_url):
-    client = connect(redis_url)
-    client.set("hora:{older}:config", '{"model": {"path": "m"}, "colour": 3}')
-    with pytest.raises(RunError, match="another version of hora"):
-        read_run(client, "older")
-    with pytest.raises(RunError, match="knows no run 'nothing'"):
-        read_run(client, "nothing")
 
 
 def test_a_part_of_another_version_is_named_and_the_rest_still_shown(redis_url):

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,25 +137,3 @@ def test_hostile_output_stays_ascii_in_json(tmp_path: Path, monkeypatch: pytest.
 def test_ordinary_text_of_any_script_is_left_alone() -> None:
     for text in ("a\tb\nc", "naïve ∑ α≤β", "答案是 42", "نعم", "é", "👍🏽"):
         assert visible(text) == text
-
-
-def test_a_long_text_is_cut_in_its_middle_unless_all_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = "begin " + "x" * 5000 + " the end"
-    monkeypatch.setattr(Texts, "completion", lambda self, rollout: long)
-    write_rollouts(tmp_path, steps=1, prompts=1)
-    text = plain(tmp_path, Choice(limit=1))
-    assert "characters left out; --full shows them" in text
-    assert "the end" in text
-    assert plain(tmp_path, Choice(limit=1), full=True).count("x") == 5000
-
-
-def test_times_of_clocks_that_disagree_and_of_nobody_are_still_a_line(tmp_path: Path) -> None:
-    def old(step: int, prompt: int) -> list:
-        from tests.support.rollouts import hit_and_miss
-
-        return [replace(r, origin=None) for r in hit_and_miss(step, prompt)]
-
-    write_rollouts(tmp_path, steps=1, prompts=1, draw=old)
-    assert "no times were noted" in plain(tmp_path, Choice())

@@ -2,7 +2,6 @@
 learn."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -97,30 +96,3 @@ def test_building_never_overwrites_a_folder(tmp_path):
     (tmp_path / "kept").touch()
     with pytest.raises(FileExistsError, match="not empty"):
         build(tmp_path)
-
-
-@pytest.mark.system
-def test_vllm_loads_the_model_and_it_answers_in_the_format(tokenizer):
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(str(FOLDER), dtype="float32", max_model_len=256, enforce_eager=True, max_num_seqs=64)
-    try:
-        problems = generate(0, "held-out", 16, {2: 1.0})
-        prompts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": p.problem}], add_generation_prompt=True, tokenize=False
-            )
-            for p in problems
-        ]
-        outputs = llm.generate(prompts, SamplingParams(n=8, temperature=1.0, max_tokens=128, seed=0))
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-    texts = [[completion.text for completion in output.outputs] for output in outputs]
-    assert sum(format_reward(text) for row in texts for text in row) / 128 > 0.85
-    right = [
-        sum(text.endswith(f"<answer>{p.answer}</answer>") for text in row)
-        for p, row in zip(problems, texts, strict=True)
-    ]
-    assert sum(right) / 128 > 0.4

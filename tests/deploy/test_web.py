@@ -264,15 +264,6 @@ def test_what_cannot_be_read_is_a_sentence_on_every_channel(redis_url, serve, tm
     assert sentence in event["problem"]
 
 
-def test_a_finished_run_is_shown_as_such_without_warnings(redis_url, serve):
-    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 2}))
-    play(run, 2)
-    client = serve(redis_url, "over")
-    status = client.get("/status").json()
-    assert (status["status"], status["step"], status["warnings"]) == ("finished", 2, [])
-    assert client.get("/healthz").status_code == 200
-
-
 @pytest.mark.system
 def test_the_views_come_back_when_redis_does(tmp_path, serve):
     server = RedisServer(tmp_path / "r")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import re
 from pathlib import Path
@@ -85,21 +84,6 @@ def test_what_cannot_be_compared_is_refused_by_name(runs: list[Path], tmp_path: 
     (tmp_path / "young" / "steps.jsonl").touch()
     with pytest.raises(RunFolderError, match="young"):
         compare([*runs, tmp_path / "young"], [], "step")
-
-
-def test_a_curve_is_drawn_from_its_least_to_its_most() -> None:
-    x = np.arange(50.0)
-    rows = chart("line", {"a": (x, x)}, 60, 5).plain.splitlines()[1:-1]
-    inked = [[i for i, c in enumerate(row[11:]) if c != "\u2800"] for row in rows]
-    assert inked[-1][0] == 0
-    assert inked[0][-1] == 48
-    assert all(below[-1] <= above[0] + 1 for above, below in itertools.pairwise(inked))
-
-
-def test_numbers_that_are_missing_leave_no_mark() -> None:
-    x, none = np.arange(3.0), np.full(3, np.nan)
-    assert "no numbers yet" in chart("line", {"a": (x, none)}, 60).plain
-    assert "⠁" not in chart("flat", {"a": (x, none), "b": (x[:1], x[:1])}, 60).plain.splitlines()[0]
 
 
 def test_a_figure_that_is_infinite_once_is_left_out_of_its_curve() -> None:

@@ -72,18 +72,6 @@ def test_the_page_says_first_what_was_written_down_and_names_what_is_missing(
         assert (tmp_path / "report" / f"{name}.png").stat().st_size > 5000
 
 
-def test_areas_of_other_sets_are_there_where_there_are_others(
-    cells: dict[str, dict[int, Path]], tmp_path: Path
-) -> None:
-    heading = "## Other sets, areas"
-    assert heading in write_curves_report(tmp_path / "two", "A study", cells, RULES).read_text()
-    for path in (path for seeds in cells.values() for path in seeds.values()):
-        cell = json.loads(path.read_text())
-        del cell["curves"]["trained"]
-        path.write_text(json.dumps(cell))
-    assert heading not in write_curves_report(tmp_path / "one", "A study", cells, RULES).read_text()
-
-
 def test_an_exploratory_comparison_is_apart_and_uncorrected(
     cells: dict[str, dict[int, Path]], tmp_path: Path
 ) -> None:
@@ -92,26 +80,6 @@ def test_an_exploratory_comparison_is_apart_and_uncorrected(
     assert text.index("Exploratory comparisons") < text.index("| more | base | 5 | +4.2")
     assert "Holm over 1 comparisons" in text
     assert "| more | base | 5 | +4.2 ± 0.2 | — |" in text
-
-
-def test_an_arm_that_never_ran_is_named_and_the_rest_reported(
-    cells: dict[str, dict[int, Path]], tmp_path: Path
-) -> None:
-    for path in cells["same"].values():
-        path.unlink()
-    text = write_curves_report(tmp_path / "report", "A study", cells, RULES).read_text()
-    assert "Not run: same" in text
-    assert "Holm over 1 comparisons" in text
-
-
-def test_the_page_says_by_itself_where_an_arm_is_near_the_ceiling(tmp_path: Path) -> None:
-    for gain, said in ((0.0, False), (0.25, True)):
-        cells = {
-            a: {s: write_cell(tmp_path / f"{gain}" / f"{a}-{s}.json", s, g) for s in range(3)}
-            for a, g in (("base", 0.0), ("more", gain), ("same", 0.0))
-        }
-        text = write_curves_report(tmp_path / "report", "A study", cells, RULES).read_text()
-        assert ("Near the ceiling at the end: more (10" in text) is said
 
 
 def test_what_cannot_be_compared_is_one_line(cells: dict[str, dict[int, Path]], tmp_path: Path) -> None:

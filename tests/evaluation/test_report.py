@@ -43,19 +43,6 @@ def test_a_report_is_one_page_with_its_figures_inside_and_beside_it(runs: list[P
     assert not re.search(r'(src|href)="(?![#])', html)
 
 
-@pytest.mark.system
-def test_a_report_is_dated_holds_configurations_and_follows_a_dark_system(
-    runs: list[Path], tmp_path: Path
-) -> None:
-    html = write_report(runs[:1], tmp_path / "report").read_text()
-    assert re.search(r"Written on 20\d\d-\d\d-\d\d", html)
-    assert "pre_rollouts: 8" in html
-    assert "prefers-color-scheme: dark" in html
-    figure = html[html.index("<svg") : html.index("</svg>")]
-    assert "currentColor" in figure
-    assert "#000000" not in figure
-
-
 def test_a_model_is_known_by_its_weights_and_not_by_its_path(tmp_path: Path) -> None:
     def run(name: str, model: str, weights: str) -> Run:
         of = [

@@ -8,10 +8,8 @@ import pytest
 import yaml
 from scipy import stats
 
-from evaluation.pass_at_k import Estimate
 from evaluation.report import study_report
-from evaluation.report.figures import allocation_figure
-from evaluation.report.study_report import Row, near_ceiling, write_study_report
+from evaluation.report.study_report import write_study_report
 from evaluation.report.study_statistics import (
     estimate,
     half_widths,
@@ -229,46 +227,6 @@ def test_a_cell_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
         assert words in text
 
 
-@pytest.mark.system
-def test_another_benchmark_in_a_cell_is_no_part_of_the_study(tmp_path: Path) -> None:
-    folder = cell(tmp_path / "grpo-seed0", [2, 4, 0], [4, 4, 4, 4])
-    values = json.loads((folder / "evaluation" / "arithmetic-step2.json").read_text())
-    other = {**values, "benchmark": "amc23", "title": "AMC23", "correct": [0, 0, 0]}
-    (folder / "evaluation" / "amc23-step2.json").write_text(json.dumps(other))
-    write_study_report(tmp_path / "report", "A study", {"grpo": {0: folder}}, "grpo")
-    assert "AMC23" not in (tmp_path / "report" / "report.md").read_text()
-
-
-@pytest.mark.system
-def test_one_arm_of_one_seed_is_reported_without_a_difference_or_an_interval_over_seeds(
-    tmp_path: Path,
-) -> None:
-    folders = {"grpo": {0: cell(tmp_path / "grpo-seed0", [2, 4, 0], [4, 4, 4, 4])}}
-    path, _ = write_study_report(tmp_path / "report", "A study", folders, "grpo")
-    assert "nan" not in path.read_text().partition("data:image")[0]
-    assert "nan" not in (path.parent / "report.md").read_text()
-    assert not (path.parent / "difference.png").exists()
-
-
-def test_the_allocation_of_an_arm_is_that_of_all_its_seeds(tmp_path: Path) -> None:
-    one = load_run(cell(tmp_path / "one", [1], [3, 5, 4, 4]))
-    two = load_run(cell(tmp_path / "two", [1], [2, 6, 4, 4]))
-    bars = [bar.get_height() for bar in allocation_figure(one, two).axes[0].patches]
-    assert bars == pytest.approx(
-        [0, 1, 0, 0, 1, 0]
-    )  # every prompt had one hit of two: all of Phase B is there
-    lines = allocation_figure(one, two).axes[1].get_lines()
-    assert all(len(line.get_xdata()) == 2 for line in lines)
-
-
 def test_a_study_without_a_finished_cell_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no cell of the study has finished"):
         write_study_report(tmp_path / "report", "A study", {"grpo": {0: tmp_path / "nothing"}}, "grpo")
-
-
-def test_the_report_says_by_itself_where_its_intervals_promise_too_much() -> None:
-    estimates = [Estimate(1, 0.60, 0.5, 0.7), Estimate(64, 0.97, 0.9, 1.0)]
-    row = Row("hora", 5, estimates, [], {})
-    said = near_ceiling([row], [1, 64])
-    assert said.startswith("Near the ceiling (hora Pass@64) a few problems decide")
-    assert near_ceiling([Row("hora", 5, estimates[:1], [], {})], [1]) == ""

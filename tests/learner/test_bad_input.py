@@ -9,7 +9,6 @@ import redis
 import torch
 
 from common.config import Config
-from common.errors import RunError
 from common.keys import Keys
 from common.load import load
 from common.queue import Ledger
@@ -91,17 +90,6 @@ def test_unusable_groups_are_set_aside_with_their_reasons_and_training_goes_on(
         assert word in reason
 
 
-def test_ten_unusable_groups_in_a_row_stop_the_run_and_name_the_last_reason(
-    config: Config, redis_server: RedisServer
-) -> None:
-    client = connect(redis_server.url)
-    for index in range(10):
-        push_raw(client, pair(index), pair(index, tokenizer="another"))
-    with pytest.raises(RunError, match=r"max_dead_in_a_row.*tokenizer"):
-        Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
-    assert len(dead(client)) == 10
-
-
 def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
     config: Config, redis_server: RedisServer
 ) -> None:
@@ -113,13 +101,6 @@ def test_a_usable_group_between_unusable_ones_starts_the_count_anew(
         push_raw(client, pair(index), b"x")
     Planner(client, config, VOCABULARY, 0).plan(0, lambda: None)
     assert len(dead(client)) == 18
-
-
-def test_a_learner_that_hears_nothing_says_so_instead_of_waiting_for_ever(
-    config: Config, redis_server: RedisServer
-) -> None:
-    with pytest.raises(RunError, match="step 0 has waited 1 s for groups"):
-        Planner(connect(redis_server.url), config, VOCABULARY, 0).plan(0, lambda: None)
 
 
 def micro_batch(*advantages: float) -> MicroBatch:

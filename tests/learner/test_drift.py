@@ -13,7 +13,7 @@ from common.load import load
 from deploy.launch.redis_server import RedisServer
 from learner.drift import ENOUGH, FIRST, Drift
 from tests.support.filling import fill
-from tests.support.real_learner import finish, recorded, said, start
+from tests.support.real_learner import recorded, said, start
 
 
 def sums(drift: float, tokens: float = float(ENOUGH)) -> dict[str, float]:
@@ -81,4 +81,3 @@ def test_a_learner_fed_by_another_policy_stops_in_its_first_step(
     published = [p.name for p in (tmp_path / "r" / "weights").glob("*.safetensors")]
     assert len(published) <= 1, f"only the initial policy may be there: {published}"
     assert not (tmp_path / "r" / "model").exists()
-    finish(start(config, redis_server, tmp_path), tmp_path)  # without a limit the same groups are trained on

@@ -140,11 +140,11 @@ def members(request: pytest.FixtureRequest) -> Iterator[Members]:
 @pytest.mark.parametrize(
     "members",
     [
-        "before it joins",
+        pytest.param("before it joins", marks=pytest.mark.slow),
         "before it connects",
-        "after it joined",
+        pytest.param("after it joined", marks=pytest.mark.slow),
         "in the middle of a broadcast",
-        "after a broadcast",
+        pytest.param("after a broadcast", marks=pytest.mark.slow),
     ],
     indirect=True,
 )

@@ -6,7 +6,6 @@ never is.
 """
 
 import json
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -88,7 +87,7 @@ for number, (stage, checkpointing, kl) in enumerate(cases):
 print(f"rank {rank} done", flush=True)
 """
 Case = tuple[int, bool, float]
-CASES: list[Case] = [*product((0, 2, 3), (False,), (0.0, 0.1)), (2, True, 0.0), (3, True, 0.1)]
+CASES: list[Case] = [(0, False, 0.1), (2, False, 0.0), (2, False, 0.1), (3, True, 0.1)]
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +103,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[Case, tu
     return folder, {(c[0], c[1], c[2]): (f[0], f[1]) for c, f in lines}
 
 
-@pytest.mark.parametrize("kl", [0.0, 0.1])
 def test_every_stage_takes_the_same_steps(
-    found: tuple[Path, dict[Case, tuple[list[float], bool]]], kl: float
+    found: tuple[Path, dict[Case, tuple[list[float], bool]]],
 ) -> None:
-    norms = {case: n for case, (n, _) in found[1].items() if case[2] == kl}
-    first = norms[0, False, kl]
+    norms = {case: n for case, (n, _) in found[1].items() if case[2]}
+    first = norms[0, False, 0.1]
     assert first[0] > 0
     assert all(n == pytest.approx(first, rel=1e-4) for n in norms.values()), norms
 

@@ -1,6 +1,5 @@
 """The learner under torchrun says in one line what it cannot do there, before it trains."""
 
-import subprocess
 import sys
 
 import pytest
@@ -34,13 +33,3 @@ def test_what_would_be_left_out_is_refused_in_one_line(
     assert line in str(ended.value)
     assert str(ended.value).startswith("hora learner, rank 0: ")
     assert "\n" not in str(ended.value)
-
-
-@pytest.mark.system
-def test_torchrun_shows_the_line_and_no_trace() -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "-m", "learner.main", *words(*EVALUATED)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert done.returncode != 0
-    assert LINE in done.stderr
-    assert "learner/main.py" not in done.stderr

@@ -18,7 +18,7 @@ from deploy.launch.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.real_learner import finish, recorded, start
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(280)]
 GAMMA = 2
 
 
@@ -41,7 +41,6 @@ def test_a_version_that_was_announced_and_not_counted_is_counted_by_the_next_lea
     assert client.hget(state, "version") == b"1"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 0), (2, 3)])
 def test_weights_that_a_replica_found_damaged_are_published_again_while_their_batch_is_waited_for(
     tmp_path: Path, ranks: int, stage: int, redis_server: RedisServer

@@ -17,7 +17,6 @@ from benchmarks.learner import (
     trl_pass,
     trl_trainer,
 )
-from common.advantages import centred, grpo
 from common.config import Objective
 from learner.batch import Sample, micro_batches, samples_of
 from learner.estimator import Estimator
@@ -56,18 +55,6 @@ def test_the_gradient_is_that_of_dr_grpo_with_rows_weighted_by_one_over_the_grou
     trainer.model.zero_grad()
     trl_pass(trainer, trl_inputs(samples, LONGEST), 5)
     assert relative(ours, gradient(trainer.model)) < 1e-5
-
-
-def test_trl_itself_weights_every_completion_alike_and_so_differs_on_ragged_groups(trainer) -> None:  # type: ignore[no-untyped-def]
-    objective = Objective(importance="none")
-    samples, _ = batch(objective)
-    inputs = trl_inputs(samples, LONGEST)
-    trl_pass(trainer, inputs, 24)
-    weighted = gradient(trainer.model)
-    trainer.model.zero_grad()
-    plain = {**inputs, "advantages": torch.tensor([s.advantage for s in samples], dtype=torch.float32)}
-    trl_pass(trainer, plain, 24)
-    assert relative(gradient(trainer.model), weighted) > 0.05
 
 
 def test_clipping_of_a_later_update_is_trls(trainer) -> None:  # type: ignore[no-untyped-def]
@@ -110,16 +97,3 @@ def test_log_probs_and_entropy_are_trls(trainer) -> None:  # type: ignore[no-unt
             n = len(sample.tokens)
             for ours, theirs in zip(Policy(trainer.model)(micro, 0.7, 7), expected[:2], strict=True):
                 torch.testing.assert_close(ours, theirs[i, :n].float(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("size", [2, 8, 200])
-def test_grpo_advantages_are_trls_reward_minus_mean_over_deviation(size: int) -> None:
-    from trl.trainer.utils import nanstd
-
-    rewards = torch.from_numpy(np.random.default_rng(size).random(size)).float()
-    grouped = rewards.view(1, size)
-    # The lines of GRPOTrainer for scale_rewards="group" and "none".
-    theirs = rewards - grouped.mean(dim=1)
-    scaled = theirs / (nanstd(grouped, dim=1) + 1e-4)
-    assert grpo(rewards.numpy()) == pytest.approx(scaled.numpy(), rel=1e-4, abs=1e-6)
-    assert centred(rewards.numpy()) == pytest.approx(theirs.numpy(), rel=1e-4, abs=1e-6)

@@ -24,6 +24,7 @@ from common.prompts import load_tokenizer
 from deploy.launch.ports import free_port
 from deploy.monitor.web import STREAMS
 from tests.system.conftest import LiveRun
+from tests.system.test_endpoint_handlers import NAMES, RAW, VALUES
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 FUZZED = int(os.environ.get("HORA_TEST_FUZZED", "300"))
@@ -160,59 +161,14 @@ def test_requests_beyond_the_places_wait_and_those_beyond_the_line_are_429(serve
 
 def test_odd_requests_never_end_a_replica(served: Served) -> None:
     rng = random.Random(1)
-    names = (
-        "messages",
-        "prompt",
-        "n",
-        "max_tokens",
-        "stop",
-        "logprobs",
-        "tools",
-        "stream",
-        "temperature",
-        "top_p",
-        "top_k",
-        "stop_token_ids",
-        "min_tokens",
-        "stream_options",
-        "seed",
-        "model",
-        "repetition_penalty",
-        "top_logprobs",
-        "min_p",
-        "return_token_ids",
-    )
-    values = [
-        None,
-        True,
-        0,
-        -1,
-        1,
-        5,
-        2**63,
-        1e308,
-        -0.5,
-        "",
-        "a",
-        "tiny",
-        [],
-        {},
-        [1],
-        ["a"],
-        [[1]],
-        {"a": 1},
-        [{"type": "function", "function": {"name": "f", "parameters": {}}}],
-        "\ud800",
-        [2**31 - 1],
-    ]
     statuses: dict[int, int] = {}
     for i in range(FUZZED):
         kind, base = rng.choice(
             [("/chat/completions", CHAT), ("/completions", {"prompt": TEXT, "max_tokens": 9})]
         )
-        body: Any = {**base, **{name: rng.choice(values) for name in rng.sample(names, rng.randrange(1, 4))}}
+        body: Any = {**base, **{name: rng.choice(VALUES) for name in rng.sample(NAMES, rng.randrange(1, 4))}}
         if i % 10 == 0:
-            body = rng.choice([b"", b"{", b"[1]", b"\xff\xfe", b"[" * 20_000, b'"a"', rng.randbytes(50)])
+            body = rng.choice([*RAW, rng.randbytes(50)])
         answer = post(served, kind, body)
         status = answer.status_code
         statuses[status] = statuses.get(status, 0) + 1

@@ -129,16 +129,6 @@ def test_hora_eval_plays_episodes_with_a_finished_model(finished: LiveRun, tmp_p
     assert_episodes(tmp_path, STEPS)
 
 
-BROKEN = """
-import asyncio
-from actors.environment.protocol import Episode
-
-async def raises(row, policy, sandbox):
-    await policy.generate()
-    raise KeyError("no such room")
-"""
-
-
 BLOCKING = """
 import time
 
@@ -162,17 +152,3 @@ def test_an_environment_that_blocks_stops_the_run_with_its_line(
     said = " ".join(live_run(2, preset="tiny-guess", **settings).fail().split())
     assert "environment blocking_rooms:blocks blocks its replica at" in said
     assert "blocking_rooms.py:6 in blocks" in said
-
-
-@pytest.mark.slow
-def test_an_environment_that_always_fails_stops_the_run_with_its_reason(
-    live_run: Callable[..., LiveRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "broken_rooms.py").write_text(BROKEN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = live_run(
-        2, preset="tiny-guess", **{"environment.path": "broken_rooms:raises", "environment.attempts": 2}
-    )
-    said = " ".join(run.fail().split())
-    assert "environment broken_rooms:raises made no episode of row" in said
-    assert "in 2 tries (environment.attempts); last: the environment raises KeyError: 'no such room'" in said

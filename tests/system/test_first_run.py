@@ -1,7 +1,7 @@
 """The commands of the tutorial "first run", in its order, on a run of a few steps in a folder of its own.
 
-`make demo` stands for the run that it starts (`tests/deploy/test_commands_of_pages.py` compares them), which
-would train for minutes. The run is stopped by SIGINT, as Ctrl-C does.
+`make demo` stands for the run that it starts, which would train for minutes. The run is stopped by SIGINT, as
+Ctrl-C does.
 """
 
 import json

@@ -12,7 +12,7 @@ from common.load import load
 from deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 
 RUN = """
 import sys

@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,19 +67,23 @@ class Server:
         self._process.wait()
 
 
-@pytest.fixture
-def stage(redis_url, request):
-    """A run with thirty steps behind it, its server, and a function that opens the page."""
-    name = request.node.name.removeprefix("test_")[:60]
-    run = SyntheticRun(redis_url, config_of(name, rollout={"prompts_per_batch": 16, "shards": 2}))
+Opens = Callable[..., Browser]
+Stage = tuple[SyntheticRun, Server, Opens]
+
+
+@pytest.fixture(scope="module")
+def stage(redis_url: str) -> Iterator[Stage]:
+    """A run with thirty steps behind it, its server, and a function that opens the page. The last test that
+    takes it ends the run."""
+    run = SyntheticRun(redis_url, config_of("staged", rollout={"prompts_per_batch": 16, "shards": 2}))
     play(run, 30)
     ended = threading.Event()
     coordinator = threading.Thread(target=sample_until, args=(run, ended))
     coordinator.start()
-    server = Server(redis_url, name)
+    server = Server(redis_url, "staged")
     browsers: list[Browser] = []
 
-    def page(**how) -> Browser:
+    def page(**how: Any) -> Browser:
         browsers.append(Browser(server.url, **how))
         until(lambda: browsers[-1].js("document.querySelectorAll('#charts canvas').length") >= 7, 20)
         return browsers[-1]
@@ -89,15 +96,19 @@ def stage(redis_url, request):
     coordinator.join()
 
 
+@pytest.fixture(scope="module")
+def browser(stage: Stage) -> Browser:
+    return stage[2]()
+
+
 def sample_until(run: SyntheticRun, ended: threading.Event) -> None:
     """The run's history, as its coordinator writes it."""
     while not ended.wait(0.5):
         run.sample()
 
 
-def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
-    _run, server, page = stage
-    browser, status = page(), server.get("status")
+def test_every_figure_on_the_page_is_the_json_endpoint_s(stage: Stage, browser: Browser) -> None:
+    status = stage[1].get("status")
     assert (
         browser.js("document.getElementById('step')?.textContent")
         == f"step {status['step']} of {status['steps']}"
@@ -131,32 +142,20 @@ def test_every_figure_on_the_page_is_the_json_endpoint_s(stage):
     assert browser.errors == []
 
 
-def test_a_change_is_on_the_page_within_two_seconds(stage):
-    run, _server, page = stage
-    browser = page()
+def test_a_change_is_on_the_page_within_two_seconds(stage: Stage, browser: Browser) -> None:
+    run = stage[0]
     asyncio.run(run.generate(30))
     began = time.monotonic()
     until(lambda: browser.js("document.querySelector('[data-depth]').dataset.depth") == "16", 10)
     assert time.monotonic() - began < 2.0
-
-
-def test_the_page_goes_on_by_itself_when_the_server_is_killed_and_comes_back(stage):
-    run, server, page = stage
-    browser = page()
-    server.kill()
-    until(lambda: "silent" in browser.js("document.getElementById('live').textContent"), 15)
-    asyncio.run(run.generate(30))
     run.train(30)
-    server.start()
-    until(lambda: browser.js("document.getElementById('live').textContent") == "live", 20)
-    until(lambda: browser.js("document.getElementById('step')?.textContent").startswith("step 31 "), 10)
-    assert browser.errors == []
 
 
-def test_an_evaluation_is_on_the_page_with_the_next_reading_and_the_first_is_a_point(stage):
-    run, _server, page = stage
+def test_an_evaluation_is_on_the_page_with_the_next_reading_and_the_first_is_a_point(
+    stage: Stage, browser: Browser
+) -> None:
+    run = stage[0]
     run.redis.delete(run.keys.evaluations)
-    browser = page()
     chart = """document.querySelector('[data-chart="Pass@K on held-out problems"]')"""
     until(lambda: "no values yet" in browser.js(f"{chart}.textContent"), 10)
     record_evaluation(run.redis, run.config.run.name, 30, {"pass@1": 0.25, "pass@64": 0.5})
@@ -166,112 +165,19 @@ def test_an_evaluation_is_on_the_page_with_the_next_reading_and_the_first_is_a_p
     assert browser.errors == []
 
 
-def test_a_page_of_a_run_that_has_ended_says_so_when_its_server_is_gone(stage):
-    run, server, page = stage
-    run.redis.hset(run.keys.state, "step", run.config.learner.steps)
-    browser = page()
-    until(lambda: browser.js("document.getElementById('status')?.textContent") == "finished", 10)
-    server.kill()
-    until(lambda: "the run has ended" in browser.js("document.getElementById('live').textContent"), 15)
-    steps = run.config.learner.steps
-    assert browser.js("document.getElementById('status')?.textContent") == "finished"
-    assert browser.js("document.getElementById('step')?.textContent") == f"step {steps} of {steps}"
-    assert browser.js("document.getElementById('warnings').textContent") == ""
-    assert browser.errors == []
-
-
-def test_a_page_of_an_older_server_opens_itself_anew_when_a_newer_one_takes_its_place(stage, tmp_path):
-    _run, server, page = stage
-    server.kill()
-    newer, server.page = server.page, tmp_path / "older.html"
-    server.page.write_text(newer.read_text().replace("<h1 ", "<h1 data-age='older' "))
-    server.start()
-    browser = page()
-    assert browser.js("document.querySelector('h1').dataset.age") == "older"
-    server.kill()
-    server.page = newer
-    server.start()
-    until(lambda: browser.js("document.querySelector('h1')?.dataset.age ?? 'newer'") == "newer", 20)
-    until(lambda: browser.js("document.getElementById('live')?.textContent") == "live", 20)
-
-
-@pytest.mark.parametrize("what", ["no run", "wrong password", "older version"])
-def test_what_cannot_be_read_is_a_sentence_on_the_page(redis_url, tmp_path, what):
-    run = SyntheticRun(redis_url, config_of("older"))
-    run.redis.set(run.keys.config, '{"model": {"path": "m"}, "colour": 3}')
-    (tmp_path / "wrong").write_text("wrong")
-    url, name, sentence = {
-        "no run": (redis_url, "nowhere", "knows no run 'nowhere'"),
-        "wrong password": (
-            f"{redis_url.partition('?')[0]}?password_file={tmp_path / 'wrong'}",
-            "older",
-            "refuses the password",
-        ),
-        "older version": (redis_url, "older", "is served by another version of hora"),
-    }[what]
-    server = Server(url, name, healthy=False)
-    browser = Browser(server.url)
-    try:
-        until(lambda: sentence in browser.js("document.getElementById('warnings')?.textContent ?? ''"), 20)
-        assert browser.js("document.getElementById('status')?.textContent") == "no snapshot"
-        assert browser.errors == []
-    finally:
-        browser.close()
-        server.kill()
-
-
-def test_the_page_fits_a_phone_in_light_and_dark(stage):
-    run, _server, page = stage
-    for dark in (False, True):
-        browser = page(width=390, height=800, dark=dark)
-        run.beat(29, running=256)  # as wide as rows get: a version behind, many requests, seen 0.99 s ago
-        until(lambda: "0." in browser.js("document.querySelector('#parts tr:nth-child(2)').textContent"), 5)  # noqa: B023
-        assert browser.js("document.documentElement.scrollWidth") <= 390
-        for table in ("parts", "verifiers"):  # nothing to scroll for
-            wide = browser.js(f"(e => e.scrollWidth - e.clientWidth)(document.getElementById('{table}'))")
-            assert wide <= 0, table
-        background = browser.js("getComputedStyle(document.body).backgroundColor")
-        assert (background == "rgb(15, 18, 23)") == dark
-        assert browser.errors == []
-
-
-def test_hostile_text_from_the_run_stays_text(stage):
-    run, _server, page = stage
+def test_hostile_text_from_the_run_stays_text(stage: Stage, browser: Browser) -> None:
+    run = stage[0]
     run.redis.hset(run.keys.state, "error", "<img src=x onerror='document.title=\"owned\"'>")
-    browser = page()
     until(lambda: "<img" in browser.js("document.getElementById('warnings').textContent"), 10)
     assert browser.js("document.querySelectorAll('#warnings img').length") == 0
     assert browser.js("document.title") != "owned"
+    run.redis.hdel(run.keys.state, "error")
 
 
-def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent(redis_url):
-    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 3}))
-    play(run, 2)
-    server = Server(redis_url, "over", token=None)
-    browser = Browser(server.url)
-    try:
-        hidden = "document.getElementById('pause').hidden"
-        step = "document.getElementById('step')?.textContent"
-        until(lambda: browser.js(step) == "step 2 of 3", 20)
-        assert browser.js(hidden)
-        run.redis.hset(run.keys.state, mapping=changed(token_sha256="0" * 64))
-        until(lambda: not browser.js(hidden), 10)
-        play(run, 3, begin=2)
-        until(lambda: browser.js("document.getElementById('status')?.textContent") == "finished", 20)
-        assert browser.js(hidden)
-        time.sleep(12)
-        shown = browser.js("document.getElementById('parts').textContent")
-        assert "learner rank-0: ended" in shown
-        assert "silent" not in shown
-        assert "the run has finished" in browser.js("document.getElementById('learner').textContent")
-    finally:
-        browser.close()
-        server.kill()
-
-
-def test_a_wrong_token_is_refused_in_words_that_stay_and_the_right_one_pauses_and_resumes(stage):
-    run, _server, page = stage
-    browser = page()
+def test_a_wrong_token_is_refused_in_words_that_stay_and_the_right_one_pauses_and_resumes(
+    stage: Stage, browser: Browser
+) -> None:
+    run = stage[0]
 
     def shown(element: str) -> str:
         return browser.js(f"document.getElementById('{element}').textContent")
@@ -294,3 +200,92 @@ def test_a_wrong_token_is_refused_in_words_that_stay_and_the_right_one_pauses_an
     until(lambda: (shown("pause"), shown("status")) == ("Pause", "running"), 10)
     assert run.redis.hget(run.keys.state, "paused") == b"0"
     assert browser.errors == []
+
+
+def test_the_page_fits_a_phone_in_light_and_dark(stage: Stage) -> None:
+    run, _server, page = stage
+    for dark in (False, True):
+        browser = page(width=390, height=800, dark=dark)
+        run.beat(29, running=256)  # as wide as rows get: a version behind, many requests, seen 0.99 s ago
+        until(lambda: "0." in browser.js("document.querySelector('#parts tr:nth-child(2)').textContent"), 5)  # noqa: B023
+        assert browser.js("document.documentElement.scrollWidth") <= 390
+        for table in ("parts", "verifiers"):  # nothing to scroll for
+            wide = browser.js(f"(e => e.scrollWidth - e.clientWidth)(document.getElementById('{table}'))")
+            assert wide <= 0, table
+        background = browser.js("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(15, 18, 23)") == dark
+        assert browser.errors == []
+
+
+def test_the_page_goes_on_by_itself_when_its_server_is_killed_and_a_newer_one_takes_its_place(
+    stage: Stage, browser: Browser, tmp_path: Path
+) -> None:
+    run, server, _page = stage
+    server.kill()
+    until(lambda: "silent" in browser.js("document.getElementById('live').textContent"), 15)
+    asyncio.run(run.generate(31))
+    run.train(31)
+    served, server.page = server.page, tmp_path / "newer.html"
+    server.page.write_text(served.read_text().replace("<h1 ", "<h1 data-age='newer' "))
+    server.start()
+    until(lambda: browser.js("document.querySelector('h1')?.dataset.age") == "newer", 20)
+    until(lambda: browser.js("document.getElementById('live')?.textContent") == "live", 20)
+    until(lambda: (browser.js("document.getElementById('step')?.textContent") or "")[:8] == "step 32 ", 10)
+    assert browser.errors == []
+
+
+def test_a_page_of_a_run_that_has_ended_says_so_when_its_server_is_gone(
+    stage: Stage, browser: Browser
+) -> None:
+    run, server, _page = stage
+    run.redis.hset(run.keys.state, "step", run.config.learner.steps)
+    until(lambda: browser.js("document.getElementById('status')?.textContent") == "finished", 10)
+    server.kill()
+    until(lambda: "the run has ended" in browser.js("document.getElementById('live').textContent"), 15)
+    steps = run.config.learner.steps
+    assert browser.js("document.getElementById('status')?.textContent") == "finished"
+    assert browser.js("document.getElementById('step')?.textContent") == f"step {steps} of {steps}"
+    assert browser.js("document.getElementById('warnings').textContent") == ""
+    assert browser.errors == []
+
+
+def test_a_button_that_cannot_work_is_not_shown_and_a_finished_run_is_not_silent(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SyntheticRun(redis_url, config_of("over", learner={"steps": 3}))
+    play(run, 2)
+    server = Server(redis_url, "over", token=None)
+    browser = Browser(server.url)
+    try:
+        hidden = "document.getElementById('pause').hidden"
+        step = "document.getElementById('step')?.textContent"
+        until(lambda: browser.js(step) == "step 2 of 3", 20)
+        assert browser.js(hidden)
+        run.redis.hset(run.keys.state, mapping=changed(token_sha256="0" * 64))
+        until(lambda: not browser.js(hidden), 10)
+        play(run, 3, begin=2)
+        until(lambda: browser.js("document.getElementById('status')?.textContent") == "finished", 20)
+        assert browser.js(hidden)
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now - 20)  # the last of its parts' heartbeats is long ago
+        run.beat(3)
+        shown = "document.getElementById('parts').textContent"
+        until(lambda: "learner rank-0: ended" in browser.js(shown), 10)
+        assert "silent" not in browser.js(shown)
+        assert "the run has finished" in browser.js("document.getElementById('learner').textContent")
+    finally:
+        browser.close()
+        server.kill()
+
+
+def test_what_cannot_be_read_is_a_sentence_on_the_page(redis_url: str) -> None:
+    server = Server(redis_url, "nowhere", healthy=False)
+    browser = Browser(server.url)
+    try:
+        said = "document.getElementById('warnings')?.textContent ?? ''"
+        until(lambda: "knows no run 'nowhere'" in browser.js(said), 20)
+        assert browser.js("document.getElementById('status')?.textContent") == "no snapshot"
+        assert browser.errors == []
+    finally:
+        browser.close()
+        server.kill()

@@ -85,8 +85,3 @@ def test_generators_fill_one_machine_and_ranks_the_other(tmp_path: Path) -> None
     assert len(set(generators)) == 1
     assert len(set(ranks)) == 1
     assert set(generators).isdisjoint(ranks)
-
-
-def test_without_the_switch_both_machines_are_shared(tmp_path: Path) -> None:
-    generators, ranks = nodes(tmp_path, {})
-    assert len(set(generators)) == len(set(ranks)) == 2
