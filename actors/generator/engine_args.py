@@ -23,6 +23,9 @@ PRIMITIVES = "64"
 """oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a
 step are the sequences in it. vLLM keeps the last 32 of each shape; oneDNN would keep 1,024 in all beside
 these: 290 MiB more in use, filled over hundreds of steps, and gaps as large between them."""
+CPU_BLOCK = 32
+"""Tokens in a block of the KV cache on a CPU: the fewest that its attention prefers. Rollouts share the whole
+blocks of their prompt; with vLLM's 128 each would compute a short prompt again."""
 FORMAT = "hora"
 """vLLM's own loader, which refuses weights that are no numbers (`actors.generator.finite_loader`)."""
 BACKENDS = {"file": "file", "gloo": "gloo", "nccl": "hora-nccl"}
@@ -103,8 +106,8 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """What HORA decides. Of these, `generator.engine_args` may change `enable_chunked_prefill` and
-    `load_format`."""
+    """What HORA decides. Of these, `generator.engine_args` may change `block_size`, `enable_chunked_prefill`
+    and `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,
@@ -130,6 +133,7 @@ def _own(config: Config) -> dict[str, Any]:
     if cpu:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
+        own["block_size"] = CPU_BLOCK
     elif generator.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = generator.max_batched_tokens
     if not cpu and generator.gpu_kv_cache_gib is not None:

@@ -19,8 +19,9 @@ def args(*overrides: str):
 
 
 def test_further_arguments_reach_vllm() -> None:
-    found = args('generator.engine_args={"kv_cache_dtype": "fp8", "block_size": 32}')
-    assert (found.kv_cache_dtype, found.block_size) == ("fp8", 32)
+    found = args('generator.engine_args={"kv_cache_dtype": "fp8", "block_size": 64}')
+    assert (found.kv_cache_dtype, found.block_size) == ("fp8", 64)
+    assert args().block_size == 32
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_every_argument_that_hora_sets_has_its_key() -> None:
     from actors.generator.engine_args import KEYS, _own
 
     config = load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"])
-    assert _own(config).keys() - KEYS.keys() == {"enable_chunked_prefill", "load_format"}
+    assert _own(config).keys() - KEYS.keys() == {"block_size", "enable_chunked_prefill", "load_format"}
 
 
 def test_graphs_are_captured_on_gpus_unless_the_key_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,7 @@
 """A real vLLM engine serves the policy's adapter: every token's log-prob is that of the version it is
-labelled with, before and after an update, with cached prompts and running sequences.
-
-A KV block holds 32 tokens here: with the 128 of vLLM's default on CPU no short prompt would ever be found in
-the cache, and the test would see nothing.
-"""
+labelled with, before and after an update, with cached prompts and running sequences."""
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +16,8 @@ from tests.support.adapters import policy_with_adapter, published, scores
 from tests.support.endless import N, never_end
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(280)]
-BLOCK, PROMPT = 32, 80
+PROMPT = 80
 EXACT = 5e-4  # of 19,200 tokens; a stale cache differs by more than 0.1
-
-
-def engine_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from actors.generator import vllm_engine as module
-
-    made = module.engine_args
-    monkeypatch.setattr(
-        module, "engine_args", lambda config: dataclasses.replace(made(config), block_size=BLOCK)
-    )
-    return module.Engine(config)
 
 
 class Served:
@@ -84,17 +69,20 @@ def configuration(*more: str) -> Config:
 def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_running_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from actors.generator.engine_args import CPU_BLOCK
+    from actors.generator.vllm_engine import Engine
+
     config = configuration()
 
     async def run() -> None:
-        served = Served(engine_of(config, monkeypatch), config, tmp_path)
+        served = Served(Engine(config), config, tmp_path)
         engine = served.engine
         try:
             await engine.begin()
             never_end(monkeypatch)
             assert served.error(await served.sample())[0] < EXACT
             assert served.error(await served.sample(2))[0] < EXACT
-            assert engine.load.prefix_hits >= 2 * BLOCK, "the prompt is in the cache now"
+            assert engine.load.prefix_hits >= 2 * CPU_BLOCK, "the prompt is in the cache now"
 
             for version, seed in ((1, 1), (2, 2), (3, 1), (4, 4)):
                 served.prepare(version, seed)
@@ -133,8 +121,9 @@ def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_run
 
 
 def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
+    from actors.generator.vllm_engine import Engine
     from learner.lora import write_adapter
 
     config = configuration()
@@ -144,7 +133,7 @@ def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_i
     config = configuration("learner.lora=null", f"model.adapter={tmp_path}")
 
     async def run() -> None:
-        served = Served(engine_of(config, monkeypatch), configuration(), tmp_path)
+        served = Served(Engine(config), configuration(), tmp_path)
         served.policies[0] = start
         engine = served.engine
         try:
