@@ -19,7 +19,7 @@ def main() -> None:
         sys.exit(
             f"hora: the package {error.name} is not installed: `hora` needs the whole system. Run `make "
             "setup` in a checkout, or pip install 'hora-rl[cpu]' ('hora-rl[gpu]' with NVIDIA GPUs). The "
-            "allocator alone needs no more than this: from allocator import allocate"
+            "library alone needs no more than this: from hora_rl import allocate"
         )
 
 

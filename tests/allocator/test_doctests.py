@@ -9,6 +9,7 @@ import pkgutil
 import pytest
 
 import allocator
+from common.load import ROOT
 
 MODULES = [
     "common.advantages",
@@ -20,6 +21,13 @@ MODULES = [
 def test_examples_in_docstrings_are_true(name: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert failed == 0
+
+
+def test_the_librarys_page_prints_what_it_shows() -> None:
+    page = ROOT / "docs" / "how-to" / "use-in-another-trainer.md"
+    found = doctest.testfile(str(page), module_relative=False)
+    assert found.attempted > 9
+    assert not found.failed
 
 
 def test_what_the_library_exports_has_an_example() -> None:

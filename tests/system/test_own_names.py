@@ -53,27 +53,39 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment with HORA's wheel, and all else from this environment."""
-    folder = tmp_path_factory.mktemp("installed")
-    source, environment = folder / "source", folder / "venv"
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     for name in (*OURS, PACKAGE):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
     subprocess.run(build, check=True, timeout=200)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True, timeout=100)
-    packages = next(environment.glob("lib/python*/site-packages"))
+    [made] = folder.glob("*.whl")
+    return made
+
+
+def environment_of(folder: Path, wheel: Path) -> tuple[Path, Path]:
+    """The bin folder and the packages of an environment with this wheel and nothing else."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=100)
+    python = ["--python", str(folder / "bin" / "python")]
+    install = [*PIP, *python, "install", "--no-deps", "--ignore-installed", str(wheel)]
+    subprocess.run(install, check=True, timeout=200)
+    return folder / "bin", next(folder.glob("lib/python*/site-packages"))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The bin folder of an environment with HORA's wheel, and all else from this environment."""
+    programs, packages = environment_of(tmp_path_factory.mktemp("installed") / "venv", wheel)
     # A path in a .pth file is searched, but its own .pth files are not: the editable HORA stays out.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    python = str(environment / "bin" / "python")
-    [wheel] = folder.glob("*.whl")
-    install = ["--python", python, "install", "--no-deps", "--ignore-installed", str(wheel)]
-    subprocess.run([*pip, *install], check=True, timeout=200)
-    return environment / "bin"
+    return programs
 
 
 @pytest.fixture
@@ -86,6 +98,22 @@ def run_in(installed: Path) -> Run:
         )
 
     return run
+
+
+def test_the_librarys_page_is_true_with_the_wheel_and_numpy_alone(wheel: Path, tmp_path: Path) -> None:
+    programs, packages = environment_of(tmp_path / "empty", wheel)
+    for part in Path(sysconfig.get_path("purelib")).glob("numpy*"):
+        (packages / part.name).symlink_to(part)
+    page = ROOT / "docs" / "how-to" / "use-in-another-trainer.md"
+    code = (
+        "import doctest, importlib.util as u, hora_rl; assert not u.find_spec('pydantic'); "
+        f"assert hora_rl.__file__.startswith({str(packages)!r}); "
+        f"found = doctest.testfile({str(page)!r}, module_relative=False); "
+        "assert found.attempted > 9 and not found.failed"
+    )
+    command = [str(programs / "python"), "-I", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_wheel_puts_one_name_into_the_environment(installed: Path) -> None:
