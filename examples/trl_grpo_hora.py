@@ -8,7 +8,7 @@
 TRL keeps G rows per prompt. Here the first G0 of each are sampled and scored, and the other rows go where
 these say, in `rounds` rounds. Advantages are computed per prompt and multiplied by G/G_i. TRL's dr_grpo loss
 divides by Γ·G, so that factor turns it into the paper's (1/Γ) Σ_i (1/G_i) Σ_j. This holds with KL 0 and
-micro-batches of equal size, in one process. `scale_rewards="none"` leaves the division by the deviation out.
+micro-batches of equal size, in one process.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 
-from allocator import Session
+from hora_rl import Session, advantages
 
 
 class HoraTrainer(GRPOTrainer):
     """`pre_rollouts`: G0. `hit`: index of the reward function whose value 1 counts as a success. `rule`,
-    `rounds`, `stop` and `max_group_size`: those of `allocator.Session`."""
+    `rounds`, `stop` and `max_group_size`: those of `Session`. `objective` and `options` (k, wald, …): of
+    `hora_rl.advantages`; by default GRPO's, which `scale_rewards` decides."""
 
     def __init__(
         self,
@@ -36,6 +37,8 @@ class HoraTrainer(GRPOTrainer):
         rounds: int = 1,
         stop: str = "none",
         max_group_size: int | None = None,
+        objective: str | None = None,
+        options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -49,6 +52,8 @@ class HoraTrainer(GRPOTrainer):
         if not 0 < pre_rollouts < self.num_generations:
             raise ValueError(f"pre_rollouts must be in 1..{self.num_generations - 1}, not {pre_rollouts}")
         self._pre, self._hit = pre_rollouts, hit
+        self._objective = objective or ("dr_grpo" if self.scale_rewards == "none" else "grpo")
+        self._options = options or {}
         self.session_of = partial(Session, rule=rule, rounds=rounds, stop=stop, max_group_size=max_group_size)
         self._sampled: tuple[Any, ...] | None = None
 
@@ -110,27 +115,22 @@ class HoraTrainer(GRPOTrainer):
         return self._rewards
 
     def _advantages(self, owner: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(R - mean_i) / (std_i + 1e-4) · G/G_i for each row, and which rows are of a prompt whose rewards
-        are all equal. `scale_rewards="none"` leaves the division out.
-
-        As in TRL, a row for which every reward function returned None has advantage 0 and is left out of mean
-        and deviation.
-        """
-        rewards = self._rewards.cpu()
-        total, scored = (rewards * self.reward_weights.cpu()).nansum(1), ~rewards.isnan().all(1)
-        advantages, flat = torch.zeros_like(total), torch.zeros_like(scored)
+        """`hora_rl.advantages` times G/G_i for each row, and which rows are of a prompt whose rewards are all
+        equal. As in TRL, a row for which every reward function returned None has advantage 0 and is left out
+        of its group's baseline."""
+        rewards, of = self._rewards.cpu(), owner.numpy()
+        total = (rewards * self.reward_weights.cpu()).nansum(1).numpy()
+        scored, hits = ~rewards.isnan().all(1).numpy(), (rewards[:, self._hit] >= 1).numpy()
+        found, flat = np.zeros(len(of)), np.zeros(len(of), dtype=bool)
+        if scored.any():
+            kept = total[scored], of[scored], self._objective, hits[scored]
+            found[scored] = advantages(*kept, group_size=self.num_generations, per="group", **self._options)
         for i in range(count):
-            rows = owner == i
+            rows = of == i
+            found[rows] *= self.num_generations / rows.sum()
             group = total[rows & scored]
-            if len(group) < 2:
-                continue
-            if group.max() == group.min():
-                flat |= rows
-                continue
-            scale = 1.0 if self.scale_rewards == "none" else group.std() + 1e-4
-            factor = self.num_generations / int(rows.sum())
-            advantages[rows & scored] = (group - group.mean()) / scale * factor
-        return advantages, flat
+            flat[rows] = len(group) > 1 and np.ptp(group) == 0
+        return torch.from_numpy(found).float(), torch.from_numpy(flat)
 
 
 def _joined(first: tuple[Any, ...], second: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from examples.allocate_alone import train
+from hora_rl import advantages
 
 if TYPE_CHECKING:  # TRL takes seconds to import, which only the worker that runs these tests needs to spend
     from examples.trl_grpo_hora import HoraTrainer
@@ -59,7 +60,13 @@ def trainer(tmp_path: Path) -> HoraTrainer:
 
 
 def trainer_of(
-    tmp_path: Path, rewards: list[Any], rounds: int = 1, stop: str = "none", **settings: Any
+    tmp_path: Path,
+    rewards: list[Any],
+    rounds: int = 1,
+    stop: str = "none",
+    objective: str | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> HoraTrainer:
     from trl import GRPOConfig
 
@@ -107,6 +114,8 @@ def trainer_of(
         hit=1,
         rounds=rounds,
         stop=stop,
+        objective=objective,
+        options=options,
         model=model,
         reward_funcs=rewards,
         args=args,
@@ -160,6 +169,22 @@ def test_trls_gradient_is_that_of_the_papers_objective(trainer: HoraTrainer) -> 
     assert ours.abs().max() > 1e-4
     torch.testing.assert_close(
         gradient(trainer, trainer.compute_loss(trainer.model, batch)), ours, atol=1e-6, rtol=1e-4
+    )
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    ("objective", "options"), [("likelihood", {"wald": True}), ("max_rl", {}), ("pkpo", {"k": 2})]
+)
+def test_trl_takes_every_objective_of_the_library(
+    tmp_path: Path, objective: str, options: dict[str, Any]
+) -> None:
+    trainer = trainer_of(tmp_path, [short, accuracy], objective=objective, options=options)
+    trainer.model.train()
+    batch = trainer._generate_and_score_completions(rows_of(trainer))
+    rewards, owner = trainer._rewards.double().numpy(), trainer.last_owner
+    assert batch["advantages"].numpy() == pytest.approx(
+        advantages(rewards @ WEIGHTS, owner, objective, rewards[:, 1], **options), abs=1e-5
     )
 
 
