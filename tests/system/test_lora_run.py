@@ -78,6 +78,7 @@ def test_the_model_is_its_base_with_the_adapter_and_any_checkpoint_gives_both(
     check_base(load("tiny", [f"model.adapter={run / 'adapter'}"]))
 
 
+@pytest.mark.slow
 def test_the_adapter_and_the_merged_model_are_evaluated(run: Path, tmp_path: Path) -> None:
     """In float32 both give the same samples but for rounding; half as many equal ones prove it is served."""
     rows = [{"problem": f"{a}+{b}=?", "answer": str(a + b)} for a, b in ((1, 2), (3, 4), (12, 5), (7, 8))]
