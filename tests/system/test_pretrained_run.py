@@ -63,7 +63,7 @@ def test_an_adapter_under_the_chat_template_is_stopped_and_resumed(
 ) -> None:
     chat = {"data.chat": True, "data.template": "'{problem} ='", "rollout.stop": [], "learner.lora.rank": 8}
     chat |= {"data.path": "arithmetic:1-1:spaced", "data.limit": 60, "reward.answer": "lenient"}  # has hits
-    live = live_run(2, **SHORT, **chat, **{"rollout.max_response_tokens": 24, "learner.lora.alpha": 16})
+    live = live_run(3, **SHORT, **chat, **{"rollout.max_response_tokens": 24, "learner.lora.alpha": 16})
     live.until(1)
     live.interrupt()
     live.fail(GRACE_S, status=130)
@@ -81,7 +81,7 @@ def test_an_adapter_under_the_chat_template_is_stopped_and_resumed(
 
 
 def test_two_ranks_train_full_weights_under_zero_3(model: Path, live_run: Callable[..., LiveRun]) -> None:
-    live = live_run(1, **SHORT, **{"learner.workers": 2, "learner.zero_stage": 3})
+    live = live_run(2, **SHORT, **{"learner.workers": 2, "learner.zero_stage": 3})
     live.finish()
     live.assert_exact()
     check_rollouts(live.run, model)
