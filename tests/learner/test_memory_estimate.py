@@ -12,11 +12,14 @@ ROOT = Path(__file__).parents[2]
 # Tensors that are alive before a step, and the peak of what the step allocates beside them.
 MEASURE = """
 import gc, json, sys
+from dataclasses import replace
+import numpy as np
 import torch
 from benchmarks.gpu_step import SHAPE_1_5B, engine_of, join_alone, micro_batches, ragged_samples
 from deploy.preflight.estimate import GIB, RANK_GIB, ModelShape, rank_need
 import learner.engine
 from learner.device import set_device
+from learner.prefixes import rows_of
 
 shape = SHAPE_1_5B | {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024,
                       "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -43,7 +46,14 @@ def small_bucket(config):  # its full size is taken in address space alone
 
 learner.engine.deepspeed_config = small_bucket
 with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, logit_chunk=512) as engine:
-    micro, _ = micro_batches([[s] for s in ragged_samples(8, 8192, 900)], 2048)
+    prompt = np.arange(300, dtype=np.int32)
+    group = [
+        replace(s, prompt=prompt, tokens=s.tokens[:200], logprobs=s.logprobs[:200], match=s.match[:200])
+        for s in ragged_samples(16, 8192, 900)
+    ]
+    rows = rows_of(group, 2048, engine.sharing)
+    assert max(map(len, rows)) > 1
+    micro, _ = micro_batches(rows, 2048)
     engine.step(micro)
     kept = alive()
     with torch.profiler.profile(
