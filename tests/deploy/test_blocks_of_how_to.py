@@ -16,7 +16,6 @@ import pytest
 from typer.testing import CliRunner
 
 import hora_rl
-from allocator import Session
 from allocator.posterior import Posterior
 from common import rewards
 from common.errors import Unavailable
@@ -33,7 +32,6 @@ HERE = {
     "docs/how-to/read-rollouts.md": 3,
     "docs/how-to/run-from-python.md": 1,
     "docs/how-to/train-on-code.md": 2,
-    "docs/how-to/use-in-another-trainer.md": 2,
     "docs/how-to/write-an-environment.md": 1,
 }
 ELSEWHERE = {
@@ -109,24 +107,6 @@ def test_a_run_from_python_is_configured_and_drawn(tmp_path: Path, monkeypatch: 
         Block(block.page, 1, "python", f"axes = {lines[-1]}", None), found=hora_rl.results(tmp_path / "mine")
     )
     assert len(drawn["axes"].lines[0].get_xdata()) == 8
-
-
-def test_a_session_spends_its_budget_in_another_trainers_loop() -> None:
-    alone, loop = of("docs/how-to/use-in-another-trainer.md")
-    names_of(alone)
-    rates, spent = np.linspace(0.0, 1.0, 15), []
-    rng = np.random.default_rng(0)
-
-    def sample(extra: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        spent.append(int(extra.sum()))
-        return rng.binomial(extra, rates), extra
-
-    trials = np.full(15, 8)
-    given = {"successes": rng.binomial(trials, rates), "trials": trials, "sample": sample, "Session": Session}
-    session = names_of(loop, **given)["session"]
-    assert session.done
-    assert 1 < len(spent) <= 4
-    assert 0 < sum(spent) <= 360
 
 
 def test_a_rule_has_the_parameters_that_the_page_names() -> None:
