@@ -112,10 +112,10 @@ class Generator:
         """None as soon as there is a place for a request of the endpoint, then vLLM's outputs, on weights of
         version `min_version` or newer. Raises StaleWeights and NoRoom as `generate` does."""
         try:
-            with self._places.held_to_serve(params.n):
+            with self._places.held_to_serve(params.n) as charge:
                 yield None
                 await self._weights.reach(min_version)
-                outputs = self._engine.stream(tokens, params, self._places.share.charge)
+                outputs = self._engine.stream(tokens, params, charge)
                 async with aclosing(outputs):
                     async for output in outputs:
                         yield output

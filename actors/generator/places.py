@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -50,15 +50,17 @@ class Places:
             self.share.add(rollouts=-every)
 
     @contextmanager
-    def held_to_serve(self, n: int) -> Iterator[None]:
-        """Places for `n` completions of the endpoint for the length of the block. Raises NoRoom when there
-        are none."""
+    def held_to_serve(self, n: int) -> Iterator[Callable[[float], None]]:
+        """Places for `n` completions of the endpoint for the length of the block, which calls what it is
+        given with the seconds that the prompt needed. Raises NoRoom when there are none."""
         if self.share.clients + n > self.served:
             raise NoRoom(f"{self.name} samples {self.share.clients} completions of the endpoint")
         if not self.share.is_open:
             raise NoRoom(f"{self.name} samples for training, and clients have had their share")
         self.share.add(clients=n)
+        begun, needed = self.share.begin(), list[float]()
         try:
-            yield
+            yield needed.append
         finally:
             self.share.add(clients=-n)
+            self.share.charge(needed[0] if needed else None, begun)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 SHARE = 0.05
-SAVED_S = 5.0
+SAVED_S = 2.0
 QUIET_S = 300.0  # longer than the learner's step on a machine without a GPU usually takes
 
 
@@ -16,9 +16,10 @@ class Share:
     """Clients' credit, in seconds of the engine: time adds SHARE of itself, up to SAVED_S.
 
     A client's sequence costs its part of all sequences, k of n for each second, and the whole engine until
-    its first token, because a prompt holds up every other sequence. Without credit no further request is
-    admitted; those that run are completed, and their debt is paid by waiting. So a run loses about SHARE of
-    its rate whatever a step of the engine costs, and many clients get no more than a few.
+    its first token, because a prompt holds up every other sequence. A request is taken to need what the last
+    one's prompt needed, until it is known: otherwise many could begin on the same credit. Without credit no
+    further request is admitted; those that run are completed, and their debt is paid by waiting. So a run
+    loses about SHARE of its rate whatever a step of the engine costs, and many clients get no more than few.
 
     Between rollouts the engine is free. With `one_cpu` it is not: there it takes the cores of the learner's
     step, until no rollout came for QUIET_S, as in a run that is paused.
@@ -29,6 +30,7 @@ class Share:
     rollouts: int = 0
     clients: int = 0
     _credit: float = field(default=SAVED_S, init=False)
+    _prompt_s: float = field(default=0.0, init=False)
     _at: float = field(init=False)
     _trained_at: float = field(init=False)
 
@@ -48,11 +50,20 @@ class Share:
         self.rollouts += rollouts
         self.clients += clients
 
-    def charge(self, seconds: float) -> None:
-        """Take the time of a prompt off the credit."""
+    def begin(self) -> float:
+        """Take off the credit, and return, the seconds that a prompt is expected to need."""
         self._settle()
-        if not self._free:
-            self._credit -= seconds
+        expected = 0.0 if self._free else self._prompt_s
+        self._credit -= expected
+        return expected
+
+    def charge(self, seconds: float | None, begun: float = 0.0) -> None:
+        """Take off the credit what a prompt needed beyond `begun`, which `begin` returned. None: it was never
+        computed."""
+        self._settle()
+        if seconds is not None:
+            self._prompt_s = seconds
+        self._credit -= (0.0 if self._free else seconds or 0.0) - begun
 
     @property
     def _free(self) -> bool:

@@ -24,7 +24,7 @@ def busy(share: Share, clock: Clock, hours: float, rollouts: int, prompt_s: floa
         running = [until for until in running if until > clock.now]
         while len(running) < 16 and share.is_open:
             share.add(clients=1)
-            share.charge(prompt_s)
+            share.charge(prompt_s, share.begin())
             spent += prompt_s
             running.append(clock.now + 4.0)
         spent += step_s * len(running) / max(1, len(running) + rollouts)
@@ -78,3 +78,17 @@ def test_the_engine_is_free_between_rollouts_unless_the_learner_needs_its_cores(
         assert share.is_open != one_cpu
         clock.now += QUIET_S + 1.0
         assert share.is_open
+
+
+def test_many_requests_do_not_begin_on_the_same_credit() -> None:
+    clock = Clock()
+    share = Share(clock=clock)
+    share.add(rollouts=256)
+    share.charge(0.5)
+    begun: list[float] = []
+    while share.is_open:
+        begun.append(share.begin())
+    assert len(begun) == 3, "of two seconds saved, one request took a half, and each is expected to"
+    for one in begun:
+        share.charge(None, one)
+    assert share.is_open, "what was never computed is given back"
