@@ -25,6 +25,7 @@ from deploy.preflight.memory import estimated, memory, model_shape, run_target
 from deploy.preflight.resources import read_cards
 from deploy.preflight.rollout_disk import rollouts
 from deploy.preflight.step_costs import UNKNOWN, said
+from deploy.preflight.triton import triton_build
 from deploy.preflight.weight_files import weight_files
 from evaluation.console import say
 
@@ -56,6 +57,7 @@ CHECKS: tuple[Check, ...] = (
     services.redis_server,
     driver,
     precision,
+    triton_build,
     machine.gpu_count,
     machine.engine_sleep,
     processors.threads,

@@ -62,11 +62,13 @@ def test_every_check_runs_on_cpu_with_torch_transformers_deepspeed_and_pydantic_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(590)
 def test_a_check_that_is_killed_is_a_failure_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # A process that is killed while it compiles leaves torch's lock, for which every later one waits.
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(gpu_acceptance, "LIMIT_S", 560.0)  # the next check compiles, maybe on a busy machine
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     killed = threading.Thread(target=_kill, args=("attention",))
     killed.start()

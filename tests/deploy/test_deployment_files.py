@@ -22,6 +22,8 @@ from deploy.launch.ports import free_port
 from deploy.launch.redis_server import executable
 from deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
 from deploy.monitor.run_state import read_run
+from deploy.preflight.findings import Target
+from deploy.preflight.machine import enough_gpus
 from tests.support.ports import wait_for_port
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
@@ -75,6 +77,32 @@ def test_a_variant_uses_every_gpu_it_is_named_for(name, count):
     gpus = config.generator.gpus
     assert gpus is not None
     assert config.generator.replicas * gpus + config.learner.workers == count
+
+
+def test_the_lines_for_one_gpu_are_what_one_gpu_needs(tmp_path):
+    """A card that replica and learner share: without the lines the file asks for two."""
+    text = (DEPLOY / "hora.yaml").read_text()
+    assert "marks `one GPU`" in (DEPLOY / "compose.yaml").read_text()
+    assert enough_gpus(Target(load(str(DEPLOY / "hora.yaml")), "train"), 1, "Ray has").level == "fail"
+    lines = [line for line in text.splitlines() if line.lstrip().startswith("# one GPU: ")]
+    assert len(lines) == 4
+    file = tmp_path / "one.yaml"
+    file.write_text("\n".join(line.replace("# one GPU: ", "") for line in text.splitlines()))
+    ServeDeploySchema.model_validate(yaml.safe_load(file.read_text()))
+    config = load(str(file))
+    assert enough_gpus(Target(config, "train"), 1, "Ray has").level == "ok"
+    assert config.generator.gpu_kv_cache_gib == 1, "measured at the start it would take the learner's memory"
+
+
+def test_the_pods_ask_for_as_many_gpus_as_their_experiment():
+    service = documents("kubernetes/actors.yaml")[0]["spec"]
+    experiment = yaml.safe_load(service["serveConfigV2"])["applications"][0]["args"]
+    [group] = service["rayClusterConfig"]["workerGroupSpecs"]
+    [worker] = group["template"]["spec"]["containers"]
+    asked = experiment["generator"]["replicas"] * experiment["generator"]["gpus"]
+    asked += experiment["learner"]["workers"]
+    for kind in ("requests", "limits"):
+        assert int(worker["resources"][kind]["nvidia.com/gpu"]) * group["replicas"] == asked
 
 
 def test_compose_has_the_shape_that_compose_reads():
