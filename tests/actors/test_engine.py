@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,125 +15,121 @@ from common.errors import UnhealthyError
 from common.load import load
 from common.malloc import KEEP_FREED_MEMORY
 from common.prompts import load_tokenizer, render
-from common.types import Completion
+from common.types import Completion, Tokens
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
 from tests.support.endless import N, never_end
 
+pytestmark = [pytest.mark.system, pytest.mark.core, pytest.mark.timeout(240)]
+CONFIG = load("tiny", ["rollout.max_response_tokens=400"])
+Runs = Callable[[Coroutine[Any, Any, None]], None]
 
-@pytest.mark.system
-@pytest.mark.core
-@pytest.mark.timeout(240)
-def test_every_completion_says_where_and_when_it_was_sampled() -> None:
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Any, Runs]]:
+    """(An engine, what runs a coroutine on its event loop)."""
     from actors.generator.vllm_engine import Engine
 
-    config = load("tiny", [])
-    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+    with asyncio.Runner() as runner:
 
-    async def run() -> None:
-        engine = Engine(config, "a1b2")
-        try:
+        async def start() -> Engine:
+            engine = Engine(CONFIG, "a1b2")
             await engine.begin()
-            assert engine.load.prefix_queries, "what the first token prepares is done"
-            # The engine's own title overwrites its environment; what it was started with its tracker has too.
-            environments = [p.environ() for p in psutil.Process().children(recursive=True)]
-            assert any(KEEP_FREED_MEMORY.items() <= found.items() for found in environments)
             await engine.label(3)
-            began = time.time()
-            whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
-            for completion in whole:
-                origin = completion.origin
-                assert origin is not None
-                assert origin.replica == "a1b2"
-                assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
-                assert [(v.version, v.start) for v in completion.spans] == [(3, 0)]
-            shortest, *_, longest = sorted(whole, key=lambda c: len(c.tokens))
-            assert len(shortest.tokens) < len(longest.tokens) - 8
-            assert shortest.origin is not None
-            assert longest.origin is not None
-            assert shortest.origin.done < longest.origin.done, "each has its own times"
-            for j in (0, 5):
-                (alone,) = await engine.generate(prompt, 1, seed=1 + j, temperature=2.0)
-                assert alone.tokens.tolist() == whole[j].tokens.tolist()
-                assert alone.logprobs == pytest.approx(whole[j].logprobs, abs=1e-4)
+            return engine
+
+        engine = runner.run(start())
+        try:
+            yield engine, runner.run
         finally:
             engine.shutdown()
 
-    asyncio.run(run())
+
+@pytest.fixture
+def prompt() -> Tokens:
+    return render(load_tokenizer(CONFIG.model.path), "57+68=?", CONFIG.data)
 
 
-@pytest.mark.system
-@pytest.mark.core
-@pytest.mark.timeout(240)
+def test_every_completion_says_where_and_when_it_was_sampled(
+    served: tuple[Any, Runs], prompt: Tokens
+) -> None:
+    engine, run = served
+
+    async def sampled() -> None:
+        assert engine.load.prefix_queries, "what the first token prepares is done"
+        # The engine's own title overwrites its environment; what it was started with its tracker has too.
+        environments = [p.environ() for p in psutil.Process().children(recursive=True)]
+        assert any(KEEP_FREED_MEMORY.items() <= found.items() for found in environments)
+        began = time.time()
+        whole = await engine.generate(prompt, 8, seed=1, temperature=2.0)  # of many lengths
+        for completion in whole:
+            origin = completion.origin
+            assert origin is not None
+            assert origin.replica == "a1b2"
+            assert began - 0.1 <= origin.queued <= origin.first_token <= origin.done <= time.time() + 0.1
+            assert [(v.version, v.start) for v in completion.spans] == [(3, 0)]
+        shortest, *_, longest = sorted(whole, key=lambda c: len(c.tokens))
+        assert len(shortest.tokens) < len(longest.tokens) - 8
+        assert shortest.origin.done < longest.origin.done, "each has its own times"
+        for j in (0, 5):
+            (alone,) = await engine.generate(prompt, 1, seed=1 + j, temperature=2.0)
+            assert alone.tokens.tolist() == whole[j].tokens.tolist()
+            assert alone.logprobs == pytest.approx(whole[j].logprobs, abs=1e-4)
+
+    run(sampled())
+
+
 def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
-    monkeypatch: pytest.MonkeyPatch,
+    served: tuple[Any, Runs], prompt: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from actors.generator import vllm_engine as module
 
-    config = load("tiny", ["rollout.max_response_tokens=400"])
-    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+    engine, run = served
 
-    async def run() -> None:
-        engine = module.Engine(config)
-        try:
-            await engine.label(3)
-            await engine.generate(prompt, 8, seed=1, temperature=1.0)
-            monkeypatch.setattr(module, "STILL_S", 1.0)
-            await asyncio.sleep(1.5)
-            await engine.check_health()  # idle
-            never_end(monkeypatch)
-            answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
-            while not engine.load.running:
-                await asyncio.sleep(0)
-            await engine.pause()
-            await asyncio.sleep(1.5)
+    async def hangs() -> None:
+        await engine.generate(prompt, 8, seed=1, temperature=1.0)
+        monkeypatch.setattr(module, "STILL_S", 1.0)
+        await asyncio.sleep(1.5)
+        await engine.check_health()  # idle
+        never_end(monkeypatch)
+        answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
+        while not engine.load.running:
+            await asyncio.sleep(0)
+        await engine.pause()
+        await asyncio.sleep(1.5)
+        await engine.check_health()
+        engine.paused_since = None  # as if it had stopped by itself
+        with pytest.raises(UnhealthyError):
             await engine.check_health()
-            engine.paused_since = None  # as if it had stopped by itself
-            with pytest.raises(UnhealthyError):
-                await engine.check_health()
-            await engine.resume()
-            assert {c.finish_reason for c in await answer} == {"length"}
-            await engine.check_health()
-        finally:
-            engine.shutdown()
+        await engine.resume()
+        assert {c.finish_reason for c in await answer} == {"length"}
+        await engine.check_health()
 
-    asyncio.run(run())
+    run(hangs())
 
 
-@pytest.mark.system
-@pytest.mark.core
-@pytest.mark.timeout(240)
-def test_a_call_that_is_cancelled_leaves_no_sequence_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    from actors.generator.vllm_engine import Engine
+def test_a_call_that_is_cancelled_leaves_no_sequence_running(
+    served: tuple[Any, Runs], prompt: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, run = served
 
-    config = load("tiny", ["rollout.max_response_tokens=400"])
-    prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
+    async def cancelled() -> None:
+        kept = await engine.generate(prompt, 2, seed=1, temperature=1.0)
+        never_end(monkeypatch)
+        answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
+        while engine.load.running < N:
+            await asyncio.sleep(0)
+        answer.cancel()
+        await asyncio.wait([answer])
+        assert answer.cancelled()
+        monkeypatch.undo()
+        again = await engine.generate(prompt, 2, seed=1, temperature=1.0)
+        assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in kept]
+        assert engine.load.running + engine.load.waiting <= 2, "the sequences of the call ended with it"
 
-    async def run() -> None:
-        engine = Engine(config)
-        try:
-            await engine.label(3)
-            kept = await engine.generate(prompt, 2, seed=1, temperature=1.0)
-            never_end(monkeypatch)
-            answer = asyncio.create_task(engine.generate(prompt, N, seed=1, temperature=1.0))
-            while engine.load.running < N:
-                await asyncio.sleep(0)
-            answer.cancel()
-            await asyncio.wait([answer])
-            assert answer.cancelled()
-            monkeypatch.undo()
-            again = await engine.generate(prompt, 2, seed=1, temperature=1.0)
-            assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in kept]
-            assert engine.load.running + engine.load.waiting <= 2, "the sequences of the call ended with it"
-        finally:
-            engine.shutdown()
-
-    asyncio.run(run())
+    run(cancelled())
 
 
-@pytest.mark.system
-@pytest.mark.core
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
     """oneDNN compiles a matrix product for each number of rows."""
     from actors.generator.vllm_engine import Engine
@@ -157,9 +155,6 @@ def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
     assert grown < 200, f"{grown:.0f} MiB for 192 numbers of sequences"
 
 
-@pytest.mark.system
-@pytest.mark.core
-@pytest.mark.timeout(240)
 def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
     tmp_path: Path,
 ) -> None:

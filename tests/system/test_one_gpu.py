@@ -11,7 +11,7 @@ from common.load import load
 from common.prompts import load_tokenizer, render
 from deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
-from tests.system.test_whole_loop import STEPS, hora
+from tests.support.small_run import STEPS, hora
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,8 +11,8 @@ import torch
 
 from deploy.runs.audit_run import audit_run
 from tests.support.cluster import Cluster
+from tests.support.small_run import hora
 from tests.support.two_gpus import trained
-from tests.system.test_whole_loop import hora
 
 pytestmark = [
     pytest.mark.gpu,
