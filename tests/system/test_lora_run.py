@@ -17,7 +17,7 @@ from deploy.runs.export_run import export_run
 from learner.engine import load_model
 from learner.lora import merge
 from tests.support.jsonl import lines
-from tests.system.test_whole_loop import GROUP, PROMPTS, STEPS, hora
+from tests.support.small_run import GROUP, PROMPTS, STEPS, hora
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1200)]
 LORA = ("learner.lora.rank=8", "learner.lora.alpha=16", "learner.optimizer.learning_rate=0.001")
