@@ -20,33 +20,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from allocator import Session
-from common.advantages import (
-    Values,
-    centred,
-    grpo,
-    likelihood,
-    max_rl,
-    pass_at_k,
-    pkpo,
-    rloo,
-    rloo_by_phase,
-    weighted_reinforce,
-)
+from common.advantages import OBJECTIVES, Formula, formula, rloo_by_phase
 
 PROMPTS, G0, G = 15, 8, 32
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 0.99)
 ALLOCATIONS = {"uniform": None, "one round": (1, "none"), "stop at a hit, 4 rounds": (4, "hit")}
-ADVANTAGES: dict[str, Callable[[Values], Values]] = {
-    "grpo": grpo,
-    "dr_grpo": centred,
-    "rloo": rloo,
+K = {"pass_at_k": 4, "pkpo": 4}
+ADVANTAGES: dict[str, Formula] = {
+    **{f"{name}, k = {K[name]}" if name in K else name: formula(name, K.get(name)) for name in OBJECTIVES},
     "rloo, phase_weight unbiased": partial(rloo_by_phase, pre_rollouts=G0, share=G0 / G),
-    "max_rl": max_rl,
-    "likelihood": likelihood,
-    "likelihood, baseline wald": partial(likelihood, baseline=1 / G),
-    "pass_at_k, k = 4": partial(pass_at_k, k=4),
-    "pkpo, k = 4": partial(pkpo, k=4),
-    "weighted_reinforce, lambda 0.1": partial(weighted_reinforce, positive=0.1),
+    "likelihood, baseline wald": formula("likelihood", baseline=1 / G),
 }
 # What an estimator aims at in each group, over p(1 - p), given which groups hold a hit. The others have no
 # such form.
@@ -58,7 +41,7 @@ TARGETS: dict[str, Aim] = {
     "likelihood": lambda p, hit: hit / p,
     "likelihood, baseline wald": lambda p, hit: hit / p,
     "pkpo, k = 4": lambda p, hit: np.full(len(hit), 4 * (1 - p) ** 3),
-    "weighted_reinforce, lambda 0.1": lambda p, hit: np.full(len(hit), 1.1),
+    "weighted_reinforce": lambda p, hit: np.full(len(hit), 1.1),
 }
 
 

@@ -245,13 +245,13 @@ def _row(
     arm: Arm, found: Outcome, worth: tuple[float, float], basis: Basis, shifted: tuple[float, float]
 ) -> Row:
     weights, over = basis.weights, found.size - arm.group_size
+    lengths, uniform = basis.lengths, basis.uniform[arm.group_size].hits
     hits = found.hits - worth[0] * over + shifted[0]
     signal = found.signal - worth[1] * over + shifted[1]
-    gain = hits - basis.uniform[arm.group_size].hits
+    gain = hits - uniform
     (hit, hit_low, hit_high), (more, more_low, more_high), (mix, mix_low, mix_high) = (
         _interval(value, weights, basis.resampled) for value in (hits, gain, signal)
     )
-    lengths, uniform = basis.lengths, basis.uniform[arm.group_size].hits
     same, fewest, most = (
         arm.group_size if arm.rule == "uniform" else _same_as_uniform(float(weights @ uniform) + g, basis)
         for g in (more, more_low, more_high)
