@@ -66,6 +66,9 @@ class Browser:
             if message.get("method") == "Runtime.exceptionThrown":
                 self.errors.append(message["params"]["exceptionDetails"]["exception"].get("description", "?"))
             if message.get("id") == self._id:
+                # A page that loads anew drops what was asked of it; `until` asks again.
+                if "navigated" in message.get("error", {}).get("message", ""):
+                    raise ConnectionResetError(message["error"]["message"])
                 assert "error" not in message, message
                 return message["result"]
 
