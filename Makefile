@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 setup: .venv/.ready-$(HORA_SET)
 
-.venv/.ready-$(HORA_SET): requirements/$(HORA_SET).txt requirements/dev.txt pyproject.toml deploy/setup.sh
+.venv/.ready-$(HORA_SET): requirements/$(HORA_SET).txt requirements/dev.txt pyproject.toml setup.py deploy/setup.sh
 	PYTHON=$(PYTHON) bash deploy/setup.sh $(HORA_SET)
 
 demo: setup
@@ -46,11 +46,16 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup
+types: setup build/typed
 	$(BIN)/mypy
 
-contracts: setup
-	$(BIN)/lint-imports
+contracts: setup build/typed
+	cd build/typed && ../../$(BIN)/lint-imports --config ../../pyproject.toml
+
+# The packages as folders of `hora_rl`, for what does not ask setuptools where they are.
+build/typed: setup.py
+	rm -rf $@ && mkdir -p $@/hora_rl
+	ln -s $(addprefix ../../../,actors allocator common deploy evaluation learner $(wildcard hora_rl/*.py*)) $@/hora_rl/
 
 check: lint types contracts
 
@@ -59,10 +64,10 @@ docs: setup
 
 # The pages that are generated from the code.
 reference: setup
-	$(BIN)/python -m deploy.configuration_docs > docs/reference/configuration.md
-	$(BIN)/python -m deploy.command_docs > docs/reference/commands.md
-	$(BIN)/python -m deploy.metric_docs > docs/reference/metrics.md
-	$(BIN)/python -m deploy.memory_docs > docs/reference/memory.md
+	$(BIN)/python -m hora_rl.deploy.configuration_docs > docs/reference/configuration.md
+	$(BIN)/python -m hora_rl.deploy.command_docs > docs/reference/commands.md
+	$(BIN)/python -m hora_rl.deploy.metric_docs > docs/reference/metrics.md
+	$(BIN)/python -m hora_rl.deploy.memory_docs > docs/reference/memory.md
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

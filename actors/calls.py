@@ -19,19 +19,19 @@ from typing import TypeVar
 import structlog
 from ray.serve.handle import DeploymentHandle
 
-from actors.bundles import Bundled
-from actors.coordinator.ranking import Rank, ranked, unranked
-from actors.coordinator.sampling import Generate, Score
-from actors.generator.pin import only_on
-from actors.verifier.code.pool import limits_of
-from actors.verifier.code.runner import TRIES
-from common.config import Config
-from common.config.reward import EPISODE, Reward
-from common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
-from common.rewards import group_functions, tests_of
-from common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
-from common.user_code import is_user_function
-from common.user_rewards import Answer
+from hora_rl.actors.bundles import Bundled
+from hora_rl.actors.coordinator.ranking import Rank, ranked, unranked
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.actors.generator.pin import only_on
+from hora_rl.actors.verifier.code.pool import limits_of
+from hora_rl.actors.verifier.code.runner import TRIES
+from hora_rl.common.config import Config
+from hora_rl.common.config.reward import EPISODE, Reward
+from hora_rl.common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
+from hora_rl.common.rewards import group_functions, tests_of
+from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
+from hora_rl.common.user_code import is_user_function
+from hora_rl.common.user_rewards import Answer
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from allocator.posterior import Int
-from allocator.problem import Prior
+from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.problem import Prior
 
 
 def check_counts(name: str, values: ArrayLike) -> Int:

@@ -15,10 +15,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.posterior import Int, Posterior, posterior
-from allocator.rules import OwnRule
-from allocator.rules.base import Marginal
-from allocator.ties import exact_order
+from hora_rl.allocator.posterior import Int, Posterior, posterior
+from hora_rl.allocator.rules import OwnRule
+from hora_rl.allocator.rules.base import Marginal
+from hora_rl.allocator.ties import exact_order
 
 
 def allocate_shared(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Float, Int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,10 +12,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from allocator.blocks import refuse_rising
-from allocator.posterior import Float, Int, Posterior, posterior
-from allocator.rules.base import Marginal, Mask, Sampled
-from allocator.ties import NEAR
+from hora_rl.allocator.blocks import refuse_rising
+from hora_rl.allocator.posterior import Float, Int, Posterior, posterior
+from hora_rl.allocator.rules.base import Marginal, Mask, Sampled
+from hora_rl.allocator.ties import NEAR
 
 FIRST_DEPTH = 8
 DEEPEST_TABLE = 2048

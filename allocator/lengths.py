@@ -16,10 +16,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules import get_rule
-from allocator.rules.base import Marginal, Rule
-from allocator.session import Session
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Marginal, Rule
+from hora_rl.allocator.session import Session
 
 STRENGTH = 8.0
 """Rollouts of mean length that a class's own are averaged with."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Float, Int
 
 GRID: Float = np.concatenate([[0.0], 1 / (1 + np.exp(-np.linspace(-8, 8, 65))), [1.0]])
 """Rates (K,) that a mixture has weight on."""

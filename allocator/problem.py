@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.blocks import allocate_shared
-from allocator.classes import allocate_classes
-from allocator.posterior import Float, Int, posterior
-from allocator.rules.base import Division, Marginal, Mask, Rule, Sampled, Split, level_up
-from allocator.threshold import allocate_each
+from hora_rl.allocator.blocks import allocate_shared
+from hora_rl.allocator.classes import allocate_classes
+from hora_rl.allocator.posterior import Float, Int, posterior
+from hora_rl.allocator.rules.base import Division, Marginal, Mask, Rule, Sampled, Split, level_up
+from hora_rl.allocator.threshold import allocate_each
 
 Prior = tuple[float, float] | tuple[Float, Float]
 FEW = 128  # prompts up to which a table of all is faster than classes

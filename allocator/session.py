@@ -25,13 +25,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from allocator.arguments import check_budget, check_counts, check_prior, check_trials
-from allocator.posterior import Int
-from allocator.problem import Problem, Tier, divide_at_least, serve
-from allocator.rules import get_rule
-from allocator.rules.base import Gain, Marginal, Mask, Rule, Sampled
-from allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
-from allocator.solver import check_least_trials
+from hora_rl.allocator.arguments import check_budget, check_counts, check_prior, check_trials
+from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.problem import Problem, Tier, divide_at_least, serve
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Gain, Marginal, Mask, Rule, Sampled
+from hora_rl.allocator.rules.outcomes import FIRST_MISS, no_failure, no_success, one_kind
+from hora_rl.allocator.solver import check_least_trials
 
 STOPS: dict[str, Callable[[Sampled], Mask] | None] = {"none": None, "hit": no_success, "mixed": one_kind}
 """Which prompts are still served, by `stop`."""

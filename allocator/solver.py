@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from allocator.arguments import check_budget, check_counts, check_prior, check_trials
-from allocator.problem import Problem, divide
-from allocator.rules import get_rule
-from allocator.rules.base import Division, Gain, Rule, Sampled
+from hora_rl.allocator.arguments import check_budget, check_counts, check_prior, check_trials
+from hora_rl.allocator.problem import Problem, divide
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Division, Gain, Rule, Sampled
 
 
 def allocate(

@@ -9,10 +9,10 @@ from fractions import Fraction
 
 import numpy as np
 
-from allocator.blocks import refuse_rising
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal
-from allocator.ties import NEAR, exact_order
+from hora_rl.allocator.blocks import refuse_rising
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal
+from hora_rl.allocator.ties import NEAR, exact_order
 
 SAMPLE = 16  # every so manyth prompt
 TABLE_PROMPTS = 512

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Float, Int
 
 # Log gains come from sums of a few dozen terms of size up to 1e2: their error stays below this.
 NEAR = 1e-9

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from allocator import Session, allocate
+from hora_rl.allocator import Session, allocate
 
 ROUNDS = (
     ("hit_utility", "none"),

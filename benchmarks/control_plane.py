@@ -30,10 +30,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Config
-from common.load import load
-from common.malloc import KEEP_FREED_MEMORY, freeze_heap
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.malloc import KEEP_FREED_MEMORY, freeze_heap
+from hora_rl.deploy.launch.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 COORDINATOR, REDIS, FEED = "coordinator", "Redis", "feed of the learner"

@@ -17,9 +17,9 @@ import time
 
 import numpy as np
 
-from common.errors import WireError
-from common.types import Group, Rollout, VersionSpan
-from common.wire import decode_group, encode_additional, encode_group, encode_pre_rollouts
+from hora_rl.common.errors import WireError
+from hora_rl.common.types import Group, Rollout, VersionSpan
+from hora_rl.common.wire import decode_group, encode_additional, encode_group, encode_pre_rollouts
 
 HANG_S = 1.0
 LENGTH_MARKS = bytes([0xC4, 0xC5, 0xC6, 0xC7, 0xC8, 0xC9, 0xD9, 0xDA, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF])

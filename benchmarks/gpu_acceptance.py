@@ -35,7 +35,7 @@ from benchmarks.gpu_step import (
     measure,
     ragged_samples,
 )
-from learner.batch import micro_batches
+from hora_rl.learner.batch import micro_batches
 
 GIB = 2**30
 EXPECTED_MFU = "25 to 35% with checkpointing"
@@ -109,7 +109,7 @@ def copy_rate(sizes: Sizes) -> float:
 
 def ceilings(sizes: Sizes) -> Iterator[Line]:
     """What copies and hashes can reach at all; nothing is expected of them but the order."""
-    from common.weight_hash import TensorHash
+    from hora_rl.common.weight_hash import TensorHash
 
     source = torch.ones(sizes.copied // 4, device=sizes.device)
     own, kept = TensorHash(), pinned(sizes)
@@ -129,7 +129,7 @@ def ceilings(sizes: Sizes) -> Iterator[Line]:
 
 def head(sizes: Sizes) -> Iterator[Line]:
     """Log-probs of the chunked head against those of all logits at once."""
-    from learner.head import scored
+    from hora_rl.learner.head import scored
 
     for dtype, allowed in (("float32", 2e-4), ("bfloat16", 3e-2)):
         torch.manual_seed(0)
@@ -175,7 +175,7 @@ def steps(sizes: Sizes) -> Iterator[Line]:
 
 def stage_step(sizes: Sizes, stage: int) -> tuple[Result, float]:
     """A step under one stage of ZeRO, and the GiB that were estimated for it (0 where shards hide sizes)."""
-    from deploy.preflight.estimate import ModelShape, rank_need
+    from hora_rl.deploy.preflight.estimate import ModelShape, rank_need
 
     samples = ragged_samples(sizes.samples, sizes.whole["vocab_size"], sizes.longest)
     settings = {"zero_stage": stage, "tokens_per_microbatch": sizes.budget, "gradient_checkpointing": True}
@@ -195,7 +195,7 @@ def speed(name: str, result: Result, sizes: Sizes) -> Iterator[Line]:
 
 def wide(sizes: Sizes) -> Iterator[Line]:
     """Layers as wide as a 7B model's, and what its weights take to rank 0's host memory."""
-    from learner.weights.host_copy import HostCopy
+    from hora_rl.learner.weights.host_copy import HostCopy
 
     samples = ragged_samples(sizes.samples // 2, sizes.wide["vocab_size"], sizes.longest)
     settings = {"gradient_checkpointing": True, "tokens_per_microbatch": sizes.budget}
@@ -292,7 +292,7 @@ def lines_of(check: str, *, small: bool) -> Iterator[Line]:
 def run_check(name: str, sizes: Sizes) -> None:
     """In the process of one check: its lines as JSON. What it raises is its last line; on stderr the
     libraries' own words at the end would follow the reason."""
-    from learner.device import set_device
+    from hora_rl.learner.device import set_device
 
     join_alone(set_device(configuration(".", "float32", 64), 0))
     try:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from common.config import Config
-from learner.batch import Sample, micro_batches
-from learner.flops import peak_flops
+from hora_rl.common.config import Config
+from hora_rl.learner.batch import Sample, micro_batches
+from hora_rl.learner.flops import peak_flops
 
 if TYPE_CHECKING:
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
 SHAPE_1_5B: dict[str, Any] = {
     "vocab_size": 151936,
@@ -96,7 +96,7 @@ def engine_of(shape: dict[str, Any], dtype: str, longest: int, **learner: object
     """The learner's engine around a random model of this shape; gone with the block, its memory too."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)

@@ -22,19 +22,19 @@ from pathlib import Path
 import psutil
 from rich.console import Console
 
-from actors.coordinator.sampling import sample_seed
-from common.config import Config
-from common.digests import digest_of
-from common.keys import Keys
-from common.load import load
-from common.order import batch_rows
-from common.pretrained import model_folder
-from common.redis import connect
-from common.types import Phase
-from common.weight_versions import Manifest, advance, announce
-from deploy.launch.local import with_port
-from deploy.monitor.run_state import read_run
-from deploy.preflight.processors import on_processors
+from hora_rl.actors.coordinator.sampling import sample_seed
+from hora_rl.common.config import Config
+from hora_rl.common.digests import digest_of
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.order import batch_rows
+from hora_rl.common.pretrained import model_folder
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Phase
+from hora_rl.common.weight_versions import Manifest, advance, announce
+from hora_rl.deploy.launch.local import with_port
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.preflight.processors import on_processors
 
 ENGINE = "VLLM"
 """How the names of vLLM's processes begin."""
@@ -88,9 +88,9 @@ def _used() -> tuple[float, float]:
 
 def direct(config: Config, batches: int) -> Speed:
     """One engine given all requests of all batches at once: nothing would keep it fuller."""
-    from actors.coordinator.deployment import render_prompts
-    from actors.generator.vllm_engine import Engine
-    from common.prompts import load_tokenizer
+    from hora_rl.actors.coordinator.deployment import render_prompts
+    from hora_rl.actors.generator.vllm_engine import Engine
+    from hora_rl.common.prompts import load_tokenizer
 
     prompts = render_prompts(config, load_tokenizer(config.model.path))
     rollout, seed = config.rollout, config.run.seed
@@ -127,8 +127,8 @@ def direct(config: Config, batches: int) -> Speed:
 
 def through_the_system(config: Config, batches: int, folder: Path) -> tuple[Speed, list[float]]:
     """The same batches into the queue, and the seconds of each update's pause."""
-    from deploy.launch.stack import stack
-    from learner.weights.broadcast import BroadcastClient
+    from hora_rl.deploy.launch.stack import stack
+    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     rollout = config.rollout
     with stack(config, folder, Console(quiet=True)) as url:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from allocator import Session
-from common.advantages import OBJECTIVES, Formula, formula, rloo_by_phase
+from hora_rl.allocator import Session
+from hora_rl.common.advantages import OBJECTIVES, Formula, formula, rloo_by_phase
 
 PROMPTS, G0, G = 15, 8, 32
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 0.99)

@@ -23,9 +23,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Config
-from common.load import load
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.deploy.launch.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 WARM = 3  # steps that fill the pipeline

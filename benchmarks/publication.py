@@ -22,13 +22,13 @@ from typing import Any, TypeVar, cast
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from actors.generator.vllm_engine import Engine
-from common.files import sync
-from common.load import load
-from common.prompts import load_tokenizer
-from common.weight_versions import Manifest, check_file, path_of
-from learner.weights.file_transport import FileTransport, _chunks, _header
-from learner.weights.host_copy import HostCopy, Snapshot
+from hora_rl.actors.generator.vllm_engine import Engine
+from hora_rl.common.files import sync
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.weight_versions import Manifest, check_file, path_of
+from hora_rl.learner.weights.file_transport import FileTransport, _chunks, _header
+from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

@@ -31,14 +31,14 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
-from actors.coordinator.history_writer import write_history
-from common.config import Config
-from common.keys import Keys
-from common.load import load
-from common.redis import Redis, connect, connect_async
-from common.state import read_state
-from deploy.launch.redis_server import RedisServer
-from deploy.monitor.feed import Feed
+from hora_rl.actors.coordinator.history_writer import write_history
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import Redis, connect, connect_async
+from hora_rl.common.state import read_state
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.monitor.feed import Feed
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 MIB = 2**20

@@ -29,12 +29,12 @@ from rich.table import Table
 
 from benchmarks.soak import MIB, grown
 from benchmarks.start import PROCESSES
-from common.config import Config
-from common.errors import RunError
-from common.load import load
-from common.redis import Redis, connect
-from common.state import read_state
-from deploy.runs.record import CONFIG, RunFile, redis_of
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.common.redis import Redis, connect
+from hora_rl.common.state import read_state
+from hora_rl.deploy.runs.record import CONFIG, RunFile, redis_of
 
 ENGINE = "VLLM::"
 OTHERS = "Ray's other processes"

@@ -29,11 +29,11 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Config
-from common.errors import RunError
-from common.keys import Keys
-from common.load import load
-from common.redis import connect, text_of
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect, text_of
 
 RUN, LIMIT_S, LOOK_S = "start", 1800.0, 0.1
 # What each part's process calls itself, and how a table names it.
@@ -50,14 +50,14 @@ PROCESSES = {
 }
 SUBPROCESSES = "Ray, and workers of the others"
 IMPORTS = {
-    "hora run, before Ray": "deploy.launch.local",
-    "serve deploy's build": "deploy.app",
-    "coordinator": "actors.coordinator.deployment",
-    "verifier": "actors.verifier.deployment",
-    "ingress": "deploy.monitor.ingress",
-    "generator": "actors.generator.deployment,actors.generator.vllm_engine",
-    "learner, file": "ray.train,deepspeed,learner.train",
-    "learner, gloo or nccl": "ray.train,deepspeed,learner.train,learner.weights.transfer_group",
+    "hora run, before Ray": "hora_rl.deploy.launch.local",
+    "serve deploy's build": "hora_rl.deploy.app",
+    "coordinator": "hora_rl.actors.coordinator.deployment",
+    "verifier": "hora_rl.actors.verifier.deployment",
+    "ingress": "hora_rl.deploy.monitor.ingress",
+    "generator": "hora_rl.actors.generator.deployment,hora_rl.actors.generator.vllm_engine",
+    "learner, file": "ray.train,deepspeed,hora_rl.learner.train",
+    "learner, gloo or nccl": "ray.train,deepspeed,hora_rl.learner.weights.transfer_group",
 }
 LARGE = ("torch", "transformers", "pandas", "ray", "vllm", "deepspeed")
 
@@ -171,9 +171,9 @@ def parts_of_a_replica(config: Config) -> Iterator[Part]:
         return Part(what, time.monotonic() - began, time.process_time() - used, peak)
 
     yield timed("imports", _import_engine)
-    from actors.coordinator.deployment import render_prompts
-    from actors.generator.vllm_engine import Engine
-    from common.prompts import load_tokenizer
+    from hora_rl.actors.coordinator.deployment import render_prompts
+    from hora_rl.actors.generator.vllm_engine import Engine
+    from hora_rl.common.prompts import load_tokenizer
 
     prompt = render_prompts(config, load_tokenizer(config.model.path))[0].tokens
     made: list[Engine] = []
@@ -193,8 +193,8 @@ def parts_of_a_replica(config: Config) -> Iterator[Part]:
 
 
 def _import_engine() -> None:
-    import actors.generator.deployment
-    import actors.generator.vllm_engine  # noqa: F401
+    import hora_rl.actors.generator.deployment
+    import hora_rl.actors.generator.vllm_engine  # noqa: F401
 
 
 @dataclass(frozen=True, slots=True)

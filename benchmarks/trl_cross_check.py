@@ -31,17 +31,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.trl_cross_check_report import Cell, write_report
-from common.answers import format_reward, load_extract
-from common.config import Config
-from common.datasets import Row, load_dataset
-from common.equality import math_equal, quick_verdict
-from common.load import dump_yaml, load
-from common.order import batch_rows
-from common.pretrained import model_folder
-from common.processes import processors
-from common.prompts import load_tokenizer, render, render_text
-from common.rewards import gold_test
-from common.stop_tokens import stop_tokens
+from hora_rl.common.answers import format_reward, load_extract
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row, load_dataset
+from hora_rl.common.equality import math_equal, quick_verdict
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.common.order import batch_rows
+from hora_rl.common.pretrained import model_folder
+from hora_rl.common.processes import processors
+from hora_rl.common.prompts import load_tokenizer, render, render_text
+from hora_rl.common.rewards import gold_test
+from hora_rl.common.stop_tokens import stop_tokens
 
 SETTINGS = (
     "rollout.shards=1",

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from mpmath import betainc, findroot
 from numpy.typing import NDArray
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 Array = NDArray[np.float64]
 WINDOWS, CONFIDENCE = 5, 0.95

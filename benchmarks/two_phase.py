@@ -34,16 +34,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from actors.calls import policy_calls, verifier_calls
-from actors.coordinator.allocation import divide_round, rounds_of
-from actors.coordinator.cycles import BatchAllocation
-from actors.coordinator.deployment import render_prompts
-from actors.coordinator.sampling import Generate, Sampler, Score
-from actors.coordinator.shard import Shard, next_round, phase_a, phase_b
-from common.config import Config
-from common.load import load
-from common.prompts import load_tokenizer
-from common.types import Completion, SamplingRequest
+from hora_rl.actors.calls import policy_calls, verifier_calls
+from hora_rl.actors.coordinator.allocation import divide_round, rounds_of
+from hora_rl.actors.coordinator.cycles import BatchAllocation
+from hora_rl.actors.coordinator.deployment import render_prompts
+from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score
+from hora_rl.actors.coordinator.shard import Shard, next_round, phase_a, phase_b
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.types import Completion, SamplingRequest
 
 ONE_PHASE = "one phase"
 
@@ -165,8 +165,8 @@ def measure(
     """(shards in flight, side) -> each repeat; sides take turns to be first. `sides` are those in rounds."""
     from ray import serve
 
-    from deploy.app import APP
-    from deploy.launch.stack import stack
+    from hora_rl.deploy.app import APP
+    from hora_rl.deploy.launch.stack import stack
 
     found: dict[tuple[int, str], list[Measured]] = {}
 

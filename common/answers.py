@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from common.last_expression import last_expression
-from common.user_code import failures_named, load_function
+from hora_rl.common.last_expression import last_expression
+from hora_rl.common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
 

@@ -19,11 +19,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from common import arithmetic, gym
-from common.config import Config, Data
-from common.files import check_folder
-from common.table_files import READERS, read_rows
-from common.table_files import DataError as DataError
+from hora_rl.common import arithmetic, gym
+from hora_rl.common.config import Config, Data
+from hora_rl.common.files import check_folder
+from hora_rl.common.table_files import READERS, read_rows
+from hora_rl.common.table_files import DataError as DataError
 
 Json = Any
 """A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""

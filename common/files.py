@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import ConfigError, RunError
+from hora_rl.common.errors import ConfigError, RunError
 
 FULL = 2**20  # bytes that are free
 MOST_FILES = 10_000

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 
 def not_finite(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[str]:

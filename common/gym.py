@@ -23,9 +23,9 @@ from tempfile import TemporaryFile
 from threading import Timer
 from typing import IO, Any
 
-from common import gym_process
-from common.arithmetic import HELD_OUT_FIFTHS, Split
-from common.errors import ConfigError
+from hora_rl.common import gym_process
+from hora_rl.common.arithmetic import HELD_OUT_FIFTHS, Split
+from hora_rl.common.errors import ConfigError
 
 PREFIX = "reasoning_gym:"
 TASK = "reasoning_gym"
@@ -133,7 +133,7 @@ def _read(stdout: IO[bytes]) -> Iterator[tuple[str, Any]]:
 def _process(complaints: IO[bytes]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Its stdin and stdout. It is killed at the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, "-P", gym_process.__file__],  # not -m: another `common` may be found first
+        [sys.executable, "-P", "-m", gym_process.__name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=complaints,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from common.files import replace_text
+from hora_rl.common.files import replace_text
 
 
 def kept_secret(file: Path, size: int) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from common.equality.notation import FUNCTIONS, TEXT
-from common.equality.units import is_unit_word
+from hora_rl.common.equality.notation import FUNCTIONS, TEXT
+from hora_rl.common.equality.units import is_unit_word
 
 LONGEST = 2000
 """Characters of a text that are read, from its end."""

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from common.config import Config
-from common.config.base import section_of
-from common.config.data import is_generated
-from common.errors import ConfigError
-from common.plain_yaml import read_yaml
-from common.pretrained import SUFFIXES, model_folder
-from common.table_files import READERS
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import section_of
+from hora_rl.common.config.data import is_generated
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.plain_yaml import read_yaml
+from hora_rl.common.pretrained import SUFFIXES, model_folder
+from hora_rl.common.table_files import READERS
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"

@@ -6,12 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from common.config import Config
+    from hora_rl.common.config import Config
 
 PROBE_BYTES = 2**20
 ORIGIN = "hora.json"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from common.keys import Keys
-from common.redis import AsyncRedis
-from common.types import Pinned
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.types import Pinned
 
 LEASE_S = 15.0
 """The lease ends so long after it was renewed last."""

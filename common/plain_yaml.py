@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError
-from common.files import check_regular
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import check_regular
 
 
 class OnceEach(yaml.SafeLoader):

@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError, any_error_as
-from common.files import sync_tree
-from common.model_files import PROBE_BYTES
+from hora_rl.common.errors import ConfigError, any_error_as
+from hora_rl.common.files import sync_tree
+from hora_rl.common.model_files import PROBE_BYTES
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

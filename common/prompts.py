@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.answers import prefill
-from common.config import Data
-from common.datasets import Row
-from common.errors import ConfigError, any_error_as
-from common.gym import TASK
-from common.types import Prompt, Tokens
+from hora_rl.common.answers import prefill
+from hora_rl.common.config import Data
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import ConfigError, any_error_as
+from hora_rl.common.gym import TASK
+from hora_rl.common.types import Prompt, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -23,13 +23,13 @@ from typing import Any
 
 import redis
 
-from common.config import Config
-from common.errors import WireError
-from common.keys import Keys
-from common.redis import AsyncRedis, text_of
-from common.state import changed
-from common.types import Group
-from common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.common.config import Config
+from hora_rl.common.errors import WireError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import AsyncRedis, text_of
+from hora_rl.common.state import changed
+from hora_rl.common.types import Group
+from hora_rl.common.wire import encode_additional, encode_pre_rollouts
 
 GROUP, CONSUMER = "learner", "rank-0"
 DEAD_BYTES = 2**19  # bytes kept of either message of a dead letter

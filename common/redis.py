@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from common.errors import ConfigError, RunError
+from hora_rl.common.errors import ConfigError, RunError
 
 Redis = redis.Redis
 """A blocking client, which returns bytes."""

@@ -15,16 +15,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 
-from common.code import RowTests, read_tests
-from common.config import Config, Reward
-from common.config.reward import CodeTests
-from common.datasets import Candidate
-from common.equality import gold_fault
-from common.errors import ConfigError
-from common.gym import TASK
-from common.reward_names import function_of
-from common.user_code import is_user_function, working_folder
-from common.user_rewards import columns_of, is_group
+from hora_rl.common.code import RowTests, read_tests
+from hora_rl.common.config import Config, Reward
+from hora_rl.common.config.reward import CodeTests
+from hora_rl.common.datasets import Candidate
+from hora_rl.common.equality import gold_fault
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.gym import TASK
+from hora_rl.common.reward_names import function_of
+from hora_rl.common.user_code import is_user_function, working_folder
+from hora_rl.common.user_rewards import columns_of, is_group
 
 
 def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:

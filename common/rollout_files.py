@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 FOLDER = "rollouts"
 REWARD = "reward/"

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from common.answers import TAGS
-from common.config import Config
-from common.errors import ConfigError
+from hora_rl.common.answers import TAGS
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import check_regular
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import check_regular
 
 MOST_BYTES = 4 << 30
 """Of rows in memory."""

@@ -17,9 +17,9 @@ from typing import Any
 import redis
 import structlog
 
-from common.keys import Keys
-from common.redis import Answer, AsyncRedis, text_of
-from common.types import Group
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import Answer, AsyncRedis, text_of
+from hora_rl.common.types import Group
 
 log = structlog.get_logger(__name__)
 HEARTBEAT_S = 1.0

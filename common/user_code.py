@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from common.errors import ConfigError, Unavailable, any_error_as
+from hora_rl.common.errors import ConfigError, Unavailable, any_error_as
 
 
 def is_user_function(name: str) -> bool:

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO
 
 import redis
 
-from common.config import Config
-from common.digests import digest_of
-from common.errors import DamagedWeights, StaleWeights
-from common.keys import Keys
-from common.redis import AsyncRedis
+from hora_rl.common.config import Config
+from hora_rl.common.digests import digest_of
+from hora_rl.common.errors import DamagedWeights, StaleWeights
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import AsyncRedis
 
 # The version never falls: a restarted learner that repeats old steps must not take it back.
 ADVANCE = """

@@ -15,9 +15,19 @@ from typing import cast
 import msgpack
 import numpy as np
 
-from common.errors import WireError
-from common.msgpack_count import count_objects
-from common.types import FinishReason, Group, LogProbs, Origin, Phase, Rollout, Tokens, Turn, VersionSpan
+from hora_rl.common.errors import WireError
+from hora_rl.common.msgpack_count import count_objects
+from hora_rl.common.types import (
+    FinishReason,
+    Group,
+    LogProbs,
+    Origin,
+    Phase,
+    Rollout,
+    Tokens,
+    Turn,
+    VersionSpan,
+)
 
 SCHEMA = 4
 MAX_BYTES = 256 * 2**20

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from hora_rl.names import OURS
-
 
 def main() -> None:
     """Run the command line. Exits with 1 and the remedy when a package that it needs is missing."""
     try:
-        from deploy.cli import main as run
+        from hora_rl.deploy.cli import main as run
 
         run()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in (*OURS, "hora_rl"):
+        if error.name is None or error.name.partition(".")[0] == "hora_rl":
             raise
         sys.exit(
             f"hora: the package {error.name} is not installed: `hora` needs the whole system. Run `make "

@@ -1,4 +1,4 @@
-"""The Serve application: `import_path: deploy.app:build`, arguments = one experiment's configuration.
+"""The Serve application: `import_path: hora_rl.deploy.app:build`, arguments = one experiment's configuration.
 
     ingress ─► Redis (reads, pause and resume)
     coordinator ─► generator replicas, verifier replicas, Redis
@@ -18,20 +18,20 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from rich.console import Console
 
-from actors.coordinator.deployment import Coordinator
-from actors.endpoint.deployment import Endpoint
-from actors.environment.deployment import Environment
-from actors.generator.router import RESERVED, BalanceRouter
-from actors.verifier.deployment import Verifier
-from common.config import Config
-from common.errors import ConfigError
-from common.load import from_args
-from common.malloc import KEEP_FREED_MEMORY
-from deploy.monitor.ingress import Ingress
-from deploy.preflight.checks import NAMES, require
-from deploy.preflight.findings import Target
-from deploy.runs.record import redis_url
-from learner.ray_job import refuse_beside_another
+from hora_rl.actors.coordinator.deployment import Coordinator
+from hora_rl.actors.endpoint.deployment import Endpoint
+from hora_rl.actors.environment.deployment import Environment
+from hora_rl.actors.generator.router import RESERVED, BalanceRouter
+from hora_rl.actors.verifier.deployment import Verifier
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import from_args
+from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.deploy.monitor.ingress import Ingress
+from hora_rl.deploy.preflight.checks import NAMES, require
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.runs.record import redis_url
+from hora_rl.learner.ray_job import refuse_beside_another
 
 APP = "hora"
 LEAVING_S = 10.0
@@ -72,7 +72,7 @@ def build_run(config: Config, *, drain: bool) -> Application:
 
 def build_endpoint(args: dict[str, object]) -> Application:
     """The endpoint of a run that is served as application `hora` on the same cluster: a second application,
-    `import_path: deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`. Raises
+    `import_path: hora_rl.deploy.app:build_endpoint`, with the same arguments and `route_prefix: /v1`. Raises
     ConfigError where `serve.endpoint` is off."""
     config = from_args(args)
     if not config.serve.endpoint:
@@ -124,7 +124,7 @@ def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     # Only the replicas import vLLM, so the rest of the application starts without it.
-    from actors.generator.deployment import Generator
+    from hora_rl.actors.generator.deployment import Generator
 
     generator = config.generator
     leaving_s = config.rollout.time_limit_s + config.weights.update_limit_s if drain else LEAVING_S

@@ -13,11 +13,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from common.errors import HoraError
-from common.user_code import working_folder
-from deploy.cli_priors import app as priors
-from deploy.cli_results import RunFolder
-from deploy.cli_results import app as results
+from hora_rl.common.errors import HoraError
+from hora_rl.common.user_code import working_folder
+from hora_rl.deploy.cli_priors import app as priors
+from hora_rl.deploy.cli_results import RunFolder
+from hora_rl.deploy.cli_results import app as results
 
 app = typer.Typer(
     help="Train a model with HORA: rollouts go where one more is most likely to be a hit.",
@@ -66,10 +66,10 @@ def run(
     ] = False,
 ) -> None:
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
-    from common.load import load
-    from deploy.launch.local import run_local
-    from deploy.launch.signals import stopped_by_signals
-    from deploy.runs.record import has_run
+    from hora_rl.common.load import load
+    from hora_rl.deploy.launch.local import run_local
+    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.runs.record import has_run
 
     chosen = load(config, set_ or ())
     with stopped_by_signals():
@@ -79,9 +79,9 @@ def run(
 @app.command()
 def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
-    from deploy.launch.cluster import train_on_cluster
-    from deploy.launch.signals import stopped_by_signals
-    from deploy.preflight.checks import target_of
+    from hora_rl.deploy.launch.cluster import train_on_cluster
+    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.preflight.checks import target_of
 
     with stopped_by_signals():
         train_on_cluster(target_of(config, set_ or (), trained=True).config)
@@ -104,7 +104,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented configuration for this machine that `hora check` accepts and `hora run` trains."""
-    from deploy.initial import initialise
+    from hora_rl.deploy.initial import initialise
 
     for written in initialise(file, task, model):
         print(written)
@@ -117,8 +117,8 @@ def rows(
     limit: Annotated[int, typer.Option(min=1, help="Most tasks; a task set may be infinite.")] = 10_000,
 ) -> None:
     """Write the data of a `verifiers` environment: a row in data.path for each task of its task set."""
-    from common.load import load
-    from deploy.tasks.library_rows import write_rows
+    from hora_rl.common.load import load
+    from hora_rl.deploy.tasks.library_rows import write_rows
 
     chosen = load(config, set_ or ())
     print(f"{chosen.data.path}: {write_rows(chosen, limit)} rows")
@@ -140,8 +140,8 @@ def check(
     ] = False,
 ) -> None:
     """Say what a run would use, or the first thing that would stop it, without starting anything."""
-    from deploy.preflight.checks import check as run_check
-    from deploy.preflight.checks import check_all
+    from hora_rl.deploy.preflight.checks import check as run_check
+    from hora_rl.deploy.preflight.checks import check_all
 
     if all_:
         if not check_all(config, set_ or ()):
@@ -165,8 +165,8 @@ def monitor(
 ) -> None:
     """Watch a run live: queue, rates, replicas and their weight versions, learner. Takes a run's folder too;
     one that has ended is shown as it was."""
-    from deploy.monitor import terminal
-    from deploy.runs.past import source_of
+    from hora_rl.deploy.monitor import terminal
+    from hora_rl.deploy.runs.past import source_of
 
     with source_of(config, set_ or ()) as source:
         if not page:
@@ -187,8 +187,8 @@ def redis(
     ] = None,
 ) -> None:
     """A Redis for `hora train`, with a password made for it and every write synced. Ctrl-C ends it."""
-    from deploy.launch.redis_server import serve_redis
-    from deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.launch.redis_server import serve_redis
+    from hora_rl.deploy.launch.signals import stopped_by_signals
 
     with stopped_by_signals():
         serve_redis(folder, None if port is None else (host, port))
@@ -221,11 +221,11 @@ def evaluate(
 ) -> None:
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command continues after an
     interruption."""
-    from common.adapters import model_settings
-    from common.load import load
-    from deploy.launch.local import evaluate_local
-    from deploy.launch.signals import stopped_by_signals
-    from evaluation.benchmarks import parse_ks
+    from hora_rl.common.adapters import model_settings
+    from hora_rl.common.load import load
+    from hora_rl.deploy.launch.local import evaluate_local
+    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.evaluation.benchmarks import parse_ks
 
     ks = parse_ks(k) if k else None
     run = Path(model).resolve().parent
@@ -260,9 +260,9 @@ def study(
 ) -> None:
     """Compare arms of an experiment over seeds at equal compute. The same command continues after an
     interruption."""
-    from deploy.launch.signals import stopped_by_signals
-    from deploy.study.cell_runner import study as run_study
-    from deploy.study.loop_runner import study_loop
+    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.study.cell_runner import study as run_study
+    from hora_rl.deploy.study.loop_runner import study_loop
 
     with stopped_by_signals():
         complete = (study_loop if loop else run_study)(file, out, parallel)
@@ -282,9 +282,9 @@ def sample(
 ) -> None:
     """Count successes of training prompts for `hora plan`. The same command continues after an
     interruption."""
-    from common.load import load
-    from deploy.launch.counting import count_local
-    from deploy.launch.signals import stopped_by_signals
+    from hora_rl.common.load import load
+    from hora_rl.deploy.launch.counting import count_local
+    from hora_rl.deploy.launch.signals import stopped_by_signals
 
     chosen = load(config, set_ or ())
     with stopped_by_signals():
@@ -318,7 +318,7 @@ def plan(
 ) -> None:
     """Predict what each allocation rule would find on prompts whose pass counts were recorded, and recommend
     one."""
-    from evaluation.plan.command import plan as make_plan
+    from hora_rl.evaluation.plan.command import plan as make_plan
 
     make_plan(source, group_size, pre_rollouts, rules, rounds, json, out, shard)
 
@@ -326,7 +326,7 @@ def plan(
 @app.command()
 def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")] = Path("runs")) -> None:
     """List the runs of a folder with state, step and last reward."""
-    from deploy.runs.listing import list_runs, show_runs
+    from hora_rl.deploy.runs.listing import list_runs, show_runs
 
     show_runs(list_runs(folder))
 
@@ -334,7 +334,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")]
 @app.command()
 def stop(run: RunFolder) -> None:
     """Stop a running `hora run` so that it can be resumed."""
-    from deploy.runs.record import stop as end
+    from hora_rl.deploy.runs.record import stop as end
 
     print(end(run))
 
@@ -349,7 +349,7 @@ def export(
     adapter: Annotated[bool, typer.Option("--adapter", help="The LoRA adapter alone, not merged.")] = False,
 ) -> None:
     """Write a checkpoint's model as a Hugging Face folder. Needs neither a GPU nor a cluster."""
-    from deploy.runs.export_run import export_run
+    from hora_rl.deploy.runs.export_run import export_run
 
     print(export_run(run, step, out, adapter=adapter))
 
@@ -357,7 +357,7 @@ def export(
 @app.command()
 def audit(run: RunFolder) -> None:
     """Prove from a run's records that no group is missing or doubled and that budgets and staleness held."""
-    from deploy.runs.audit_run import audit_run
+    from hora_rl.deploy.runs.audit_run import audit_run
 
     if not audit_run(run):
         raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deploy.cli_results import RunFolder
+from hora_rl.deploy.cli_results import RunFolder
 
 app = typer.Typer(
     help="Learned priors: fit them on recorded rollouts, see how right they were.", no_args_is_help=True
@@ -24,7 +24,7 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
 ) -> None:
     """Fit a prior offline on the Phase A outcomes of a run."""
-    from deploy.runs.fit_prior import fit as fit_prior
+    from hora_rl.deploy.runs.fit_prior import fit as fit_prior
 
     fit_prior(run, name, features, out)
 
@@ -38,6 +38,6 @@ def calibrate(
     ] = None,
 ) -> None:
     """Reliability and log-loss of a prior against the outcomes that followed."""
-    from deploy.runs.fit_prior import calibrate as show
+    from hora_rl.deploy.runs.fit_prior import calibrate as show
 
     show(run, name, features)

@@ -30,10 +30,10 @@ def report(
     runs that last or have ended, and where their configurations differ."""
     from rich.console import Console
 
-    from deploy.monitor.progress import working
+    from hora_rl.deploy.monitor.progress import working
 
     if compare:
-        from evaluation.report import compare as comparison
+        from hora_rl.evaluation.report import compare as comparison
 
         with working(f"reading {len(runs)} runs"):
             found = comparison.compare(runs, metric or (), over)
@@ -41,8 +41,8 @@ def report(
         print(comparison.write(found, out / "compare.html"))
         return
     with working(f"report of {len(runs)} runs"):
-        from deploy.runs.prediction import predict
-        from evaluation.report.runs_report import write_report
+        from hora_rl.deploy.runs.prediction import predict
+        from hora_rl.evaluation.report.runs_report import write_report
 
         written = write_report(runs, out, predict)
     print(written)
@@ -65,7 +65,7 @@ def rollouts(
     json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Read what a run was trained on: prompts, completions, rewards. The newest step first."""
-    from deploy.runs.rollout_list import Choice, order_of, show_rollouts
+    from hora_rl.deploy.runs.rollout_list import Choice, order_of, show_rollouts
 
     order = order_of(longest=longest, least_likely=least_likely)
     choice = Choice(step, prompt, success, phase, source, order, limit)

@@ -1,6 +1,6 @@
 """docs/reference/commands.md from the command line itself:
 
-`python -m deploy.command_docs > docs/reference/commands.md`.
+`python -m hora_rl.deploy.command_docs > docs/reference/commands.md`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from deploy.cli import app
+from hora_rl.deploy.cli import app
 
 Parameter = typer.core.TyperArgument | typer.core.TyperOption
 

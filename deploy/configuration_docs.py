@@ -1,4 +1,4 @@
-"""docs/reference/configuration.md from the models themselves: `python -m deploy.configuration_docs >
+"""docs/reference/configuration.md from the models themselves: `python -m hora_rl.deploy.configuration_docs >
 docs/reference/configuration.md`."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from common.config import Config
-from common.config.base import section_of
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import section_of
 
 HEAD = """# Configuration
 

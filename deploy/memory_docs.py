@@ -1,6 +1,6 @@
 """docs/reference/memory.md: which models fit how many cards, from the functions that `hora check` uses.
 
-python -m deploy.memory_docs > docs/reference/memory.md
+python -m hora_rl.deploy.memory_docs > docs/reference/memory.md
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
-from common.errors import ConfigError
-from common.load import load
-from deploy.preflight.estimate import ModelShape, on_one_card
-from deploy.preflight.memory import holds, needs
-from deploy.preflight.resources import SPARE, Card, choose
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight.estimate import ModelShape, on_one_card
+from hora_rl.deploy.preflight.memory import holds, needs
+from hora_rl.deploy.preflight.resources import SPARE, Card, choose
 
 CARD = Card("H100", 79.65)
 COUNTS = (1, 2, 4, 8)

@@ -1,11 +1,11 @@
 """docs/reference/metrics.md from the exporter itself:
 
-`python -m deploy.metric_docs > docs/reference/metrics.md`.
+`python -m hora_rl.deploy.metric_docs > docs/reference/metrics.md`.
 """
 
 from __future__ import annotations
 
-from deploy.monitor.prometheus import COUNTERS, GAUGES
+from hora_rl.deploy.monitor.prometheus import COUNTERS, GAUGES
 
 HEAD = """# Prometheus metrics
 

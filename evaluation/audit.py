@@ -14,15 +14,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.config import Config
-from common.errors import RunError
-from common.keys import Keys
-from common.order import Mixture, mixed_rows
-from common.records import GroupRecord, ShardReport
-from common.redis import Redis
-from common.state import SharedState, read_state
-from common.types import group_id
-from evaluation.audit_divisions import divisions
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.order import Mixture, mixed_rows
+from hora_rl.common.records import GroupRecord, ShardReport
+from hora_rl.common.redis import Redis
+from hora_rl.common.state import SharedState, read_state
+from hora_rl.common.types import group_id
+from hora_rl.evaluation.audit_divisions import divisions
 
 NEEDED = {"step", "group_id", "batch", "size", "version_min", "version_max"}
 """Of a group's record, by every proof."""

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from allocator import Session
-from allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
-from allocator.posterior import Int
-from common.config import Config
-from common.records import RoundReport, ShardReport
+from hora_rl.allocator import Session
+from hora_rl.allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
+from hora_rl.allocator.posterior import Int
+from hora_rl.common.config import Config
+from hora_rl.common.records import RoundReport, ShardReport
 
 
 def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from common.rollout_files import KEPT, files_of
-from evaluation.audit import RunRecords
-from evaluation.rollout_table import read_rollouts
+from hora_rl.common.rollout_files import KEPT, files_of
+from hora_rl.evaluation.audit import RunRecords
+from hora_rl.evaluation.rollout_table import read_rollouts
 
 
 def rollout_rows(facts: RunRecords, run: Path) -> list[str]:

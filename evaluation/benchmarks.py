@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.config import Config, Data
-from common.config.data import is_generated
-from common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
-from common.errors import ConfigError
-from common.table_files import READERS
+from hora_rl.common.config import Config, Data
+from hora_rl.common.config.data import is_generated
+from hora_rl.common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.table_files import READERS
 
 _DATA = Path(__file__).parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)

@@ -1,6 +1,6 @@
 """Sample every problem N times and count what is correct: streaming, resumable, one JSON line per sample.
 
-missing samples ─► evaluation.sample_loop.draw ─► one JSON line per sample ─► counts c(q)
+missing samples ─► hora_rl.evaluation.sample_loop.draw ─► one JSON line per sample ─► counts c(q)
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.coordinator.sampling import Generate, Score
-from common.types import Completion, Prompt, Scored
-from evaluation.sample_loop import Meter, Progress, Request, draw, request_seed
-from evaluation.samples import Sample, append, open_samples
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.common.types import Completion, Prompt, Scored
+from hora_rl.evaluation.sample_loop import Meter, Progress, Request, draw, request_seed
+from hora_rl.evaluation.samples import Sample, append, open_samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import replace_text
-from common.types import Prompt
-from evaluation.benchmarks import Benchmark
-from evaluation.evaluate import Counts
-from evaluation.pass_at_k import Estimate, estimates
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import replace_text
+from hora_rl.common.types import Prompt
+from hora_rl.evaluation.benchmarks import Benchmark
+from hora_rl.evaluation.evaluate import Counts
+from hora_rl.evaluation.pass_at_k import Estimate, estimates
 
 
 class ResultError(ConfigError):
@@ -112,7 +112,7 @@ def problem_set(problems: Sequence[Prompt]) -> str:
 def write_result(folder: Path, result: Result) -> Path:
     """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's
     path."""
-    from evaluation.report.figures import pass_at_k_figure, save
+    from hora_rl.evaluation.report.figures import pass_at_k_figure, save
 
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{result.benchmark}-step{result.step}"

@@ -1,6 +1,6 @@
 """Reads RUN/rollouts: the rollouts of a run as a table, of a live run or one that has ended.
 
-    from evaluation.rollout_table import read_rollouts
+    from hora_rl.evaluation.rollout_table import read_rollouts
     failures = read_rollouts("runs/tiny", success=False, order="least_likely", limit=20).to_pandas()
 
 `common/rollout_files.py` lists the columns. Choosing and sorting read a few narrow columns of each file.
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from common.rollout_files import FOLDER, files_of
-from evaluation.run_folders import RunFolderError
+from hora_rl.common.rollout_files import FOLDER, files_of
+from hora_rl.evaluation.run_folders import RunFolderError
 
 Order = Literal["newest", "oldest", "longest", "least_likely"]
 KEYS = ("step", "group", "number")

@@ -13,11 +13,11 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from common.config import Objective
-from common.errors import HoraError
-from common.files import check_regular
-from evaluation.phase_b import counted
-from evaluation.results import Result, read_result
+from hora_rl.common.config import Objective
+from hora_rl.common.errors import HoraError
+from hora_rl.common.files import check_regular
+from hora_rl.evaluation.phase_b import counted
+from hora_rl.evaluation.results import Result, read_result
 
 GROUP_FIELDS = ("step", "batch", "trials", "successes", "extra", "size", "hits", "tokens")
 Array = NDArray[np.float64]

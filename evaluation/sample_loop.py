@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from actors.coordinator.sampling import Generate, Score
-from common.types import Completion, Prompt, SamplingRequest, Scored
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.types import Prompt
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.types import Prompt
 
 CHUNK = 1 << 16
 

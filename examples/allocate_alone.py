@@ -5,7 +5,7 @@ python -m examples.allocate_alone
 
 import numpy as np
 
-from allocator import allocate
+from hora_rl.allocator import allocate
 
 GAMMA, G, G0, STEPS = 15, 32, 8, 60
 

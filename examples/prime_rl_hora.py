@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from allocator import Session
+from hora_rl.allocator import Session
 
 
 @dataclass

@@ -22,7 +22,7 @@ import transfer_queue as tq
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from allocator import Session
+from hora_rl.allocator import Session
 
 logger = logging.getLogger(__name__)
 SETTINGS = {"pre_rollouts": 8, "rule": "hit_utility", "rounds": 1, "stop": "none"}

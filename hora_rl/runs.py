@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from common.config import Config
-from common.errors import RunError
-from common.load import dump_yaml, load
-from deploy import cli
-from evaluation.rollout_table import read_rollouts
-from evaluation.run_folders import RunFolderError, load_run, records
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy import cli
+from hora_rl.evaluation.rollout_table import read_rollouts
+from hora_rl.evaluation.run_folders import RunFolderError, load_run, records
 
 if TYPE_CHECKING:
     import pandas as pd

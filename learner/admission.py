@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.config import Config
-from common.config.reward import BUILT_IN, Reward
-from common.errors import WireError
-from common.queue import Entry
-from common.types import Group
-from common.wire import decode_group
-from learner.turns import sequences as sequences_of
+from hora_rl.common.config import Config
+from hora_rl.common.config.reward import BUILT_IN, Reward
+from hora_rl.common.errors import WireError
+from hora_rl.common.queue import Entry
+from hora_rl.common.types import Group
+from hora_rl.common.wire import decode_group
+from hora_rl.learner.turns import sequences as sequences_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from common.config import Config
-from common.errors import ConfigError
-from common.model_files import own_configuration
-from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.head import unsupported
-from learner.logprobs import Policy
-from learner.lora import check_targets
-from learner.prefixes import Row
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.model_files import own_configuration
+from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.head import unsupported
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.lora import check_targets
+from hora_rl.learner.prefixes import Row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

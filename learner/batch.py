@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import Config
-from common.types import Group, LogProbs, Rollout, Tokens
-from learner.estimator import Estimator, estimator_of
-from learner.packing import bins
-from learner.prefixes import Row, length
-from learner.totals import Totals
-from learner.turns import sequences
+from hora_rl.common.config import Config
+from hora_rl.common.types import Group, LogProbs, Rollout, Tokens
+from hora_rl.learner.estimator import Estimator, estimator_of
+from hora_rl.learner.packing import bins
+from hora_rl.learner.prefixes import Row, length
+from hora_rl.learner.totals import Totals
+from hora_rl.learner.turns import sequences
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.config import Config
-from learner.origin import step_of
+from hora_rl.common.config import Config
+from hora_rl.learner.origin import step_of
 
 BEST = "best"
 CANDIDATES = "candidates"

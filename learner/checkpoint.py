@@ -26,12 +26,12 @@ from typing import TypeVar
 import structlog
 import torch
 
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.files import sync, sync_tree
-from learner.engine import Engine, effective_stage
-from learner.lora import IDENTITY, check_identity, identity
-from learner.manifest import (
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.files import sync, sync_tree
+from hora_rl.learner.engine import Engine, effective_stage
+from hora_rl.learner.lora import IDENTITY, check_identity, identity
+from hora_rl.learner.manifest import (
     NAME,
     Manifest,
     Refused,

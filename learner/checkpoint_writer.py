@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
-from learner.host_block import HostBlock, size_of
+from hora_rl.learner.host_block import HostBlock, size_of
 
 
 class HostState:

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 
 def set_device(config: Config, local_rank: int) -> str:

@@ -4,7 +4,7 @@ an alarm, for a run must not end by one bad step."""
 
 from __future__ import annotations
 
-from common.errors import RunError
+from hora_rl.common.errors import RunError
 
 FIRST = 5  # measurements after each start of the learner
 ENOUGH = 200

@@ -20,27 +20,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.adapter_names import published_name
-from common.adapters import refuse_to_train
-from common.config import Config
-from common.errors import ConfigError
-from common.finite import not_finite, refuse_not_finite
-from learner.agreement import check_agreement
-from learner.batch import MicroBatch, empty_micro_batch
-from learner.entropy import EntropyControl, threshold
-from learner.flops import Shape
-from learner.kernels import use_liger
-from learner.load_by_part import load_by_part
-from learner.logprobs import Policy, without_dropout
-from learner.lora import add_adapter, without_adapter
-from learner.micro_batch_loss import Task
-from learner.optimizer import ClippedAdamW, schedule
-from learner.prefixes import Sharing, window_of
+from hora_rl.common.adapter_names import published_name
+from hora_rl.common.adapters import refuse_to_train
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.finite import not_finite, refuse_not_finite
+from hora_rl.learner.agreement import check_agreement
+from hora_rl.learner.batch import MicroBatch, empty_micro_batch
+from hora_rl.learner.entropy import EntropyControl, threshold
+from hora_rl.learner.flops import Shape
+from hora_rl.learner.kernels import use_liger
+from hora_rl.learner.load_by_part import load_by_part
+from hora_rl.learner.logprobs import Policy, without_dropout
+from hora_rl.learner.lora import add_adapter, without_adapter
+from hora_rl.learner.micro_batch_loss import Task
+from hora_rl.learner.optimizer import ClippedAdamW, schedule
+from hora_rl.learner.prefixes import Sharing, window_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from learner.checkpoint_writer import CheckpointWriter
+    from hora_rl.learner.checkpoint_writer import CheckpointWriter
 
 Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # log-probs and entropies of the predictions
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -110,7 +110,7 @@ class Engine:
         )
         self._writer: CheckpointWriter | None = None
         if config.learner.checkpoint_aside:
-            from learner.checkpoint_writer import CheckpointWriter
+            from hora_rl.learner.checkpoint_writer import CheckpointWriter
 
             self._writer = self._engine.checkpoint_engine = CheckpointWriter(self._engine._config)
         self.unshared = check_agreement(config, self._policy, self._engine, self.device)

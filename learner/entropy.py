@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from common.config import Objective
+from hora_rl.common.config import Objective
 
 
 class EntropyControl:

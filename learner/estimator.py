@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from common.advantages import STD_FLOOR, Formula, Values, centred, formula, grpo, rloo_by_phase
-from common.config import Config, Objective
-from common.rewards import total
-from common.types import Group, Rollout
-from common.user_code import is_user_function
-from learner.group_weights import group_weight
-from learner.totals import Totals
-from learner.user_advantage import user_advantage
+from hora_rl.common.advantages import STD_FLOOR, Formula, Values, centred, formula, grpo, rloo_by_phase
+from hora_rl.common.config import Config, Objective
+from hora_rl.common.rewards import total
+from hora_rl.common.types import Group, Rollout
+from hora_rl.common.user_code import is_user_function
+from hora_rl.learner.group_weights import group_weight
+from hora_rl.learner.totals import Totals
+from hora_rl.learner.user_advantage import user_advantage
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from common.adapter_names import PARAMETER, published_name
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.files import sync_tree
-from common.model_files import weights_digest
-from learner.checkpoint import TAG, checkpoints_in
-from learner.engine import DTYPES, Engine, load_model
-from learner.lora import merge, write_adapter
-from learner.manifest import Refused, read_secret, verified
-from learner.origin import write_origin
+from hora_rl.common.adapter_names import PARAMETER, published_name
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.files import sync_tree
+from hora_rl.common.model_files import weights_digest
+from hora_rl.learner.checkpoint import TAG, checkpoints_in
+from hora_rl.learner.engine import DTYPES, Engine, load_model
+from hora_rl.learner.lora import merge, write_adapter
+from hora_rl.learner.manifest import Refused, read_secret, verified
+from hora_rl.learner.origin import write_origin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -24,7 +24,7 @@ from typing import TextIO
 
 import structlog
 
-from common.errors import RunError
+from hora_rl.common.errors import RunError
 
 log = structlog.get_logger(__name__)
 ROOT = "TORCH_EXTENSIONS_DIR"

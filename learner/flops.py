@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from learner.prefixes import Row, length
+from hora_rl.learner.prefixes import Row, length
 
 if TYPE_CHECKING:
     import torch

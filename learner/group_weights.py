@@ -4,10 +4,10 @@ it away, or go by difficulty."""
 
 from __future__ import annotations
 
-from common.advantages import size_weight
-from common.config.objective import GroupWeight
-from common.errors import RunError
-from common.types import Group
+from hora_rl.common.advantages import size_weight
+from hora_rl.common.config.objective import GroupWeight
+from hora_rl.common.errors import RunError
+from hora_rl.common.types import Group
 
 
 def group_weight(group: Group, weight: GroupWeight, group_size: int) -> float:

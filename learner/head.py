@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

@@ -14,12 +14,12 @@ from typing import Any
 
 import structlog
 
-from common import logs
-from common.config import Config
-from common.errors import HoraError, RunError
-from common.redis import connect
-from common.state import read_state
-from learner.stop_reason import StopReason
+from hora_rl.common import logs
+from hora_rl.common.config import Config
+from hora_rl.common.errors import HoraError, RunError
+from hora_rl.common.redis import connect
+from hora_rl.common.state import read_state
+from hora_rl.learner.stop_reason import StopReason
 
 log = structlog.get_logger(__name__)
 RESTARTS = 10
@@ -114,7 +114,7 @@ def _trainer(config: Config, redis_url: str, run_dir: str, share: float, start: 
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
-    from learner.process_group import torch_config
+    from hora_rl.learner.process_group import torch_config
 
     return TorchTrainer(
         _worker,
@@ -142,8 +142,8 @@ def _worker(arguments: dict[str, Any]) -> str | None:
     """One rank. Returns the reason where another attempt would fail as the one before."""
     from ray import train as ray_train
 
-    from learner.device import set_device
-    from learner.train import train
+    from hora_rl.learner.device import set_device
+    from hora_rl.learner.train import train
 
     config, redis_url = Config.model_validate(arguments["config"]), arguments["redis_url"]
     context = ray_train.get_context()

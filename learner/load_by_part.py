@@ -18,8 +18,8 @@ import torch
 from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from common.config import Config
-from common.model_files import own_configuration
+from hora_rl.common.config import Config
+from hora_rl.common.model_files import own_configuration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from learner.batch import MicroBatch
-from learner.head import Head, OwnPath, scored
-from learner.prefixes import mask_of
+from hora_rl.learner.batch import MicroBatch
+from hora_rl.learner.head import Head, OwnPath, scored
+from hora_rl.learner.prefixes import mask_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,7 +1,7 @@
 """The same learner under other launchers, reading the same queue:
 
-    torchrun --nproc-per-node 2 -m learner.main --config hora.yaml --redis redis://host:6379
-    deepspeed --num_gpus 2 --module learner.main --config hora.yaml --redis redis://host:6379
+    torchrun --nproc-per-node 2 -m hora_rl.learner.main --config hora.yaml --redis redis://host:6379
+    deepspeed --num_gpus 2 --module hora_rl.learner.main --config hora.yaml --redis redis://host:6379
 
 Rank 0 attaches to the Ray cluster, only to publish weights; with --no-ray and `weights.transport: file` it
 writes them for replicas to pull.
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from common.config import Config
-from common.errors import ConfigError, HoraError
-from common.load import load
-from learner.device import set_device
-from learner.ray_job import job_of
-from learner.train import train
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.load import load
+from hora_rl.learner.device import set_device
+from hora_rl.learner.ray_job import job_of
+from hora_rl.learner.train import train
 
 
 def main() -> None:

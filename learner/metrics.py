@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.config import Config
-from common.rewards import total
-from common.types import Group
+from hora_rl.common.config import Config
+from hora_rl.common.rewards import total
+from hora_rl.common.types import Group
 
 
 def step_metrics(

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from common.config import Objective
-from learner.batch import MicroBatch
-from learner.objective import policy_loss
+from hora_rl.common.config import Objective
+from hora_rl.learner.batch import MicroBatch
+from hora_rl.learner.objective import policy_loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)

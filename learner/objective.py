@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from common.config import Objective
-from learner.batch import MicroBatch
+from hora_rl.common.config import Objective
+from hora_rl.learner.batch import MicroBatch
 
 Gain = tuple[torch.Tensor, torch.Tensor]
 """What a token adds to the objective (N,), and which tokens the loss holds back (N,)."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 
 class ClippedAdamW(torch.optim.AdamW):

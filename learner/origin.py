@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from common.errors import ConfigError
-from common.model_files import ORIGIN
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.model_files import ORIGIN
 
 
 def write_origin(folder: Path, run: str, step: int, base_weights: str | None = None) -> None:

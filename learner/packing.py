@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 REAL = 0.95
 

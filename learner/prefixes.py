@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
 
-    from learner.batch import Sample
+    from hora_rl.learner.batch import Sample
 
 SAVING = 0.1
 """Prompts are shared where that saves this part of the cost: less is lost to the mask and to rows cut

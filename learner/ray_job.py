@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.job_config import JobConfig

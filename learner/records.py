@@ -10,16 +10,16 @@ from pathlib import Path
 
 import redis
 
-from common.config import Config
-from common.files import replacing, sync
-from common.keys import Keys
-from common.records import GroupRecord
-from common.rewards import total
-from common.state import changed
-from common.telemetry import LOOKS, count_now, record_step
-from common.types import Group
-from learner.rollout_writer import RolloutFiles
-from learner.trackers import trackers
+from hora_rl.common.config import Config
+from hora_rl.common.files import replacing, sync
+from hora_rl.common.keys import Keys
+from hora_rl.common.records import GroupRecord
+from hora_rl.common.rewards import total
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import LOOKS, count_now, record_step
+from hora_rl.common.types import Group
+from hora_rl.learner.rollout_writer import RolloutFiles
+from hora_rl.learner.trackers import trackers
 
 
 class Records:

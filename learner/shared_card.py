@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from common.config import Config
-from common.errors import RunError
-from common.telemetry import STEPPING, TO_SLEEP, Heart
-from learner.weights.broadcast import BroadcastClient
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.telemetry import STEPPING, TO_SLEEP, Heart
+from hora_rl.learner.weights.broadcast import BroadcastClient
 
 POLL_S = 0.1
 

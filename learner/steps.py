@@ -18,16 +18,16 @@ from itertools import count
 
 import redis
 
-from common.config import Config
-from common.errors import RunError, WireError
-from common.keys import Keys
-from common.queue import Consumer, Entry, Ledger, Row
-from common.staleness import Ready, select_for_step
-from common.state import read_state
-from common.telemetry import LEADER, Heart
-from common.types import Group
-from common.wire import decode_group
-from learner.admission import Foreign, Vocabulary, admitted
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError, WireError
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import Consumer, Entry, Ledger, Row
+from hora_rl.common.staleness import Ready, select_for_step
+from hora_rl.common.state import read_state
+from hora_rl.common.telemetry import LEADER, Heart
+from hora_rl.common.types import Group
+from hora_rl.common.wire import decode_group
+from hora_rl.learner.admission import Foreign, Vocabulary, admitted
 
 POLL_S = 0.05
 CLAIM_S = 0.5

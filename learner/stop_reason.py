@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import redis
 
-from common.errors import HoraError
-from common.keys import Keys
-from common.redis import connect, text_of
+from hora_rl.common.errors import HoraError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect, text_of
 
 
 @dataclass(frozen=True, slots=True)

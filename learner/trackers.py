@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 log = structlog.get_logger(__name__)
 SECRETS: Any = {"queue": {"url"}, "telemetry": {"on_alert"}}

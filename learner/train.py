@@ -22,35 +22,35 @@ import redis
 import structlog
 import torch
 
-from common.config import Config
-from common.errors import HoraError, RunError
-from common.files import check_room, replace_text
-from common.keys import Keys
-from common.prompts import fingerprint, load_tokenizer
-from common.redis import connect
-from common.state import changed, read_state
-from common.telemetry import STEPPING, Heart
-from common.types import Group
-from common.weight_versions import advance, available
-from learner.admission import Vocabulary
-from learner.batch import MicroBatch, measurable, micro_batches, samples_at
-from learner.candidates import candidate, is_candidate, is_missing
-from learner.checkpoint import Checkpoints
-from learner.drift import ENOUGH, Drift
-from learner.engine import Engine, Update
-from learner.estimator import estimator_of
-from learner.export import export
-from learner.extensions import compile_extensions
-from learner.flops import peak_flops
-from learner.metrics import step_metrics
-from learner.prefixes import rows_of
-from learner.records import Records, records_of
-from learner.rollout_writer import RolloutFiles
-from learner.shared_card import SharedCard
-from learner.steps import Planner, Reader, wait_while_held
-from learner.totals import Totals, over_ranks
-from learner.weights.broadcast import BroadcastClient
-from learner.weights.publisher import Publisher
+from hora_rl.common.config import Config
+from hora_rl.common.errors import HoraError, RunError
+from hora_rl.common.files import check_room, replace_text
+from hora_rl.common.keys import Keys
+from hora_rl.common.prompts import fingerprint, load_tokenizer
+from hora_rl.common.redis import connect
+from hora_rl.common.state import changed, read_state
+from hora_rl.common.telemetry import STEPPING, Heart
+from hora_rl.common.types import Group
+from hora_rl.common.weight_versions import advance, available
+from hora_rl.learner.admission import Vocabulary
+from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_at
+from hora_rl.learner.candidates import candidate, is_candidate, is_missing
+from hora_rl.learner.checkpoint import Checkpoints
+from hora_rl.learner.drift import ENOUGH, Drift
+from hora_rl.learner.engine import Engine, Update
+from hora_rl.learner.estimator import estimator_of
+from hora_rl.learner.export import export
+from hora_rl.learner.extensions import compile_extensions
+from hora_rl.learner.flops import peak_flops
+from hora_rl.learner.metrics import step_metrics
+from hora_rl.learner.prefixes import rows_of
+from hora_rl.learner.records import Records, records_of
+from hora_rl.learner.rollout_writer import RolloutFiles
+from hora_rl.learner.shared_card import SharedCard
+from hora_rl.learner.steps import Planner, Reader, wait_while_held
+from hora_rl.learner.totals import Totals, over_ranks
+from hora_rl.learner.weights.broadcast import BroadcastClient
+from hora_rl.learner.weights.publisher import Publisher
 
 log = structlog.get_logger(__name__)
 
@@ -385,7 +385,7 @@ def _beat(parts: Parts, step: int, state: str) -> None:
 
 
 def _keep_for_inspection(parts: Parts, step: int, groups: list[Group]) -> None:
-    from common.wire import encode_group
+    from hora_rl.common.wire import encode_group
 
     folder = parts.run_dir / "bad-steps" / f"step-{step:08d}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from common.types import Rollout, Tokens, Turn
+from hora_rl.common.types import Rollout, Tokens, Turn
 
 
 @dataclass(frozen=True, slots=True, eq=False)

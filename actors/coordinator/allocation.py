@@ -9,12 +9,12 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from actors.coordinator.cycles import BatchAllocation
-from actors.coordinator.shard import Allocation, Draw, Found, Round
-from allocator import Session, allocate
-from allocator.lengths import ask_tokens, expected_lengths
-from allocator.posterior import Int
-from common.config import Config
+from hora_rl.actors.coordinator.cycles import BatchAllocation
+from hora_rl.actors.coordinator.shard import Allocation, Draw, Found, Round
+from hora_rl.allocator import Session, allocate
+from hora_rl.allocator.lengths import ask_tokens, expected_lengths
+from hora_rl.allocator.posterior import Int
+from hora_rl.common.config import Config
 
 Float = NDArray[np.float64]
 # Successes (n,) and trials of Phase A and of each round since then.

@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.lengths import Lengths, RunningLengths
-from allocator.priors import Prior
-from allocator.warmup import WarmUpGate
-from common.config import Config
-from common.errors import RunError
-from common.keys import Keys
-from common.order import Mixture, mixed_rows
-from common.records import ShardReport
-from common.redis import AsyncRedis
-from common.state import changed
+from hora_rl.allocator.lengths import Lengths, RunningLengths
+from hora_rl.allocator.priors import Prior
+from hora_rl.allocator.warmup import WarmUpGate
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.order import Mixture, mixed_rows
+from hora_rl.common.records import ShardReport
+from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.state import changed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,27 +17,27 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.calls import group_calls, policy_calls, verifier_calls
-from actors.coordinator.cycles import Cycles
-from actors.coordinator.history_writer import write_history
-from actors.coordinator.identity import mixture_of
-from actors.coordinator.leases import Leases
-from actors.coordinator.prompt_features import prior_of
-from actors.coordinator.ranking import LastTexts
-from actors.coordinator.scheduler import Coordination, Services
-from common import logs
-from common.config import Config
-from common.datasets import load_dataset
-from common.errors import HoraError
-from common.keys import Keys
-from common.malloc import freeze_heap
-from common.prompts import fingerprint, load_tokenizer, make_prompt
-from common.queue import Producer
-from common.redis import AsyncRedis, connect_async
-from common.rewards import gold_test
-from common.state import changed
-from common.telemetry import Telemetry, beats, keep_beating, stop_beating
-from common.types import Prompt
+from hora_rl.actors.calls import group_calls, policy_calls, verifier_calls
+from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.history_writer import write_history
+from hora_rl.actors.coordinator.identity import mixture_of
+from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.prompt_features import prior_of
+from hora_rl.actors.coordinator.ranking import LastTexts
+from hora_rl.actors.coordinator.scheduler import Coordination, Services
+from hora_rl.common import logs
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import load_dataset
+from hora_rl.common.errors import HoraError
+from hora_rl.common.keys import Keys
+from hora_rl.common.malloc import freeze_heap
+from hora_rl.common.prompts import fingerprint, load_tokenizer, make_prompt
+from hora_rl.common.queue import Producer
+from hora_rl.common.redis import AsyncRedis, connect_async
+from hora_rl.common.rewards import gold_test
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import Telemetry, beats, keep_beating, stop_beating
+from hora_rl.common.types import Prompt
 
 log = structlog.get_logger(__name__)
 ALIVE_S = 5.0  # heartbeats come once a second

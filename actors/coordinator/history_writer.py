@@ -16,12 +16,12 @@ import redis
 import redis.asyncio
 import structlog
 
-from common.config import Config
-from common.keys import Keys
-from common.queue import depth_of
-from common.redis import Answer, text_of
-from common.state import SharedState
-from common.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import depth_of
+from hora_rl.common.redis import Answer, text_of
+from hora_rl.common.state import SharedState
+from hora_rl.common.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats
 
 log = structlog.get_logger(__name__)
 SAMPLE_S = 1.0

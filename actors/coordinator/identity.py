@@ -12,15 +12,15 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.keys import Keys
-from common.load import differences
-from common.order import Mixture
-from common.redis import AsyncRedis
-from common.state import read_config
-from common.types import Prompt
-from common.wire import SCHEMA
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import differences
+from hora_rl.common.order import Mixture
+from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.state import read_config
+from hora_rl.common.types import Prompt
+from hora_rl.common.wire import SCHEMA
 
 # Addresses and numbers of parts, their concurrency, and time limits.
 MAY_CHANGE = (

@@ -17,12 +17,12 @@ from itertools import takewhile
 
 import structlog
 
-from actors.coordinator.shard import Plan, Round
-from common.errors import RunError, WireError
-from common.keys import Keys
-from common.redis import AsyncRedis, read_start
-from common.types import Group
-from common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
+from hora_rl.actors.coordinator.shard import Plan, Round
+from hora_rl.common.errors import RunError, WireError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import AsyncRedis, read_start
+from hora_rl.common.types import Group
+from hora_rl.common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
 
 log = structlog.get_logger(__name__)
 ROUND = [field.name for field in fields(Round)]

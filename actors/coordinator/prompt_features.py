@@ -14,14 +14,14 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.priors import Prior, make_prior
-from allocator.priors.features import hidden_state_features, sentence_features
-from allocator.priors.files import load_state
-from allocator.priors.make import UNCONDITIONED
-from common.config import Config
-from common.errors import ConfigError
-from common.files import replacing
-from common.types import Prompt
+from hora_rl.allocator.priors import Prior, make_prior
+from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
+from hora_rl.allocator.priors.files import load_state
+from hora_rl.allocator.priors.make import UNCONDITIONED
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.files import replacing
+from hora_rl.common.types import Prompt
 
 
 def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from common.stop_tokens import completed, silent_tokens
-from common.types import Group, Prompt, Rollout
+from hora_rl.common.stop_tokens import completed, silent_tokens
+from hora_rl.common.types import Group, Prompt, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

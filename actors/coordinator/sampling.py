@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from actors.concurrency import all_of, cancel
-from actors.coordinator.shard import Draw, Sample, Shard
-from common.types import Completion, Phase, Prompt, Rollout, SamplingRequest, Scored
+from hora_rl.actors.concurrency import all_of, cancel
+from hora_rl.actors.coordinator.shard import Draw, Sample, Shard
+from hora_rl.common.types import Completion, Phase, Prompt, Rollout, SamplingRequest, Scored
 
 Generate = Callable[[SamplingRequest], Awaitable[list[Completion]]]
 Score = Callable[[Prompt, Sequence[Completion]], Awaitable[list[Scored]]]

@@ -19,14 +19,14 @@ from functools import partial
 import numpy as np
 import structlog
 
-from actors.coordinator.allocation import decided, divide_round, rounds_of, sizes_as_if
-from actors.coordinator.cycles import Cycles
-from actors.coordinator.identity import mixture_of, settle
-from actors.coordinator.leases import Leases
-from actors.coordinator.plans import Plans
-from actors.coordinator.ranking import Rank, unranked
-from actors.coordinator.sampling import Generate, Sampler, Score, begun
-from actors.coordinator.shard import (
+from hora_rl.actors.coordinator.allocation import decided, divide_round, rounds_of, sizes_as_if
+from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.identity import mixture_of, settle
+from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.plans import Plans
+from hora_rl.actors.coordinator.ranking import Rank, unranked
+from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, begun
+from hora_rl.actors.coordinator.shard import (
     Allocation,
     Divide,
     Found,
@@ -38,17 +38,17 @@ from actors.coordinator.shard import (
     phase_a,
     phase_b,
 )
-from common import logs
-from common.config import Config
-from common.keys import Keys
-from common.order import mixed_rows
-from common.queue import Producer
-from common.records import ShardReport
-from common.redis import Answer, AsyncRedis, text_of
-from common.staleness import may_start
-from common.state import SharedState, read_state_async
-from common.telemetry import Telemetry
-from common.types import Completion, Group, Prompt, SamplingRequest, Scored
+from hora_rl.common import logs
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.order import mixed_rows
+from hora_rl.common.queue import Producer
+from hora_rl.common.records import ShardReport
+from hora_rl.common.redis import Answer, AsyncRedis, text_of
+from hora_rl.common.staleness import may_start
+from hora_rl.common.state import SharedState, read_state_async
+from hora_rl.common.telemetry import Telemetry
+from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05

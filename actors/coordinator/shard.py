@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.concurrency import all_of, cancel
-from actors.coordinator.ranking import Rank, unranked
-from common.types import Group, Phase, Prompt, Rollout, group_id
+from hora_rl.actors.concurrency import all_of, cancel
+from hora_rl.actors.coordinator.ranking import Rank, unranked
+from hora_rl.common.types import Group, Phase, Prompt, Rollout, group_id
 
 
 @dataclass(frozen=True, slots=True, eq=False)

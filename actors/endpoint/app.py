@@ -22,12 +22,12 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMClientError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from actors.endpoint.guard import problem
-from actors.endpoint.line import LIMIT_S
-from actors.endpoint.proxy import EngineProxy, Watched
-from actors.endpoint.requests import Kind, Refused, checked
-from common.config import Config
-from common.errors import NoRoom, StaleWeights
+from hora_rl.actors.endpoint.guard import problem
+from hora_rl.actors.endpoint.line import LIMIT_S
+from hora_rl.actors.endpoint.proxy import EngineProxy, Watched
+from hora_rl.actors.endpoint.requests import Kind, Refused, checked
+from hora_rl.common.config import Config
+from hora_rl.common.errors import NoRoom, StaleWeights
 
 log = structlog.get_logger(__name__)
 # Errors that vLLM's handlers raise for an invalid request. For others they return an ErrorResponse.

@@ -17,14 +17,14 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from actors.endpoint.guard import Guard, Rate
-from common import logs
-from common.access import wanted_digest
-from common.config import Config
-from common.prompts import load_tokenizer
-from common.redis import connect_async
-from common.state import read_state_async
-from common.stop_tokens import stop_tokens
+from hora_rl.actors.endpoint.guard import Guard, Rate
+from hora_rl.common import logs
+from hora_rl.common.access import wanted_digest
+from hora_rl.common.config import Config
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.redis import connect_async
+from hora_rl.common.state import read_state_async
+from hora_rl.common.stop_tokens import stop_tokens
 
 FRESH_S = 5.0
 
@@ -41,8 +41,8 @@ class Endpoint:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         # vLLM takes ten seconds to import, and only this replica needs it.
-        from actors.endpoint.app import Handlers, create_app
-        from actors.endpoint.proxy import EngineProxy
+        from hora_rl.actors.endpoint.app import Handlers, create_app
+        from hora_rl.actors.endpoint.proxy import EngineProxy
 
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from common.access import carries
+from hora_rl.common.access import carries
 
 HELD_S = 1.0
 """A client that does not wait when it is told to must not cost more than one that does."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from common.errors import NoRoom
+from hora_rl.common.errors import NoRoom
 
 LIMIT_S = 30.0
 MOST = 64

@@ -12,12 +12,12 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.renderers.registry import renderer_from_config
 
-from actors.endpoint.line import Line
-from actors.generator.engine_args import engine_args
-from actors.generator.vllm_engine import spans_of
-from common.config import Config
-from common.errors import NoRoom
-from common.types import VersionSpan
+from hora_rl.actors.endpoint.line import Line
+from hora_rl.actors.generator.engine_args import engine_args
+from hora_rl.actors.generator.vllm_engine import spans_of
+from hora_rl.common.config import Config
+from hora_rl.common.errors import NoRoom
+from hora_rl.common.types import VersionSpan
 
 Spans = tuple[VersionSpan, ...]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from common.config import Serve
-from common.types import BELOW_TRAINING
+from hora_rl.common.config import Serve
+from hora_rl.common.types import BELOW_TRAINING
 
 Kind = Literal["chat", "completion"]
 MOST_LOGPROBS = 5

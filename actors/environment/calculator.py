@@ -8,9 +8,9 @@ import operator
 from collections.abc import Callable
 from fractions import Fraction
 
-from actors.environment.between import between
-from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from common.datasets import Row
+from hora_rl.actors.environment.between import between
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from hora_rl.common.datasets import Row
 
 BEGIN, END = "<calc>", "</calc>"
 LONGEST = 200

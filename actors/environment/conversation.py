@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from actors.environment.template import Message, Template
-from common.errors import EnvironmentFault
-from common.types import Completion, Tokens, Turn, VersionSpan
+from hora_rl.actors.environment.template import Message, Template
+from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.types import Completion, Tokens, Turn, VersionSpan
 
 History = Literal["append", "render"]
 EMPTY: Tokens = np.zeros(0, dtype=np.int32)

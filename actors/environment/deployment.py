@@ -17,20 +17,20 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from actors.calls import generator_calls
-from actors.coordinator.sampling import Generate
-from actors.environment.episodes import Episodes
-from actors.environment.registry import environment_of
-from actors.environment.tools import SandboxTools
-from actors.environment.watchdog import Watchdog
-from common import logs
-from common.config import Config
-from common.keys import Keys
-from common.prompts import load_tokenizer
-from common.redis import connect, connect_async
-from common.state import changed
-from common.telemetry import Telemetry, keep_beating, stop_beating
-from common.types import Completion, Failed, SamplingRequest
+from hora_rl.actors.calls import generator_calls
+from hora_rl.actors.coordinator.sampling import Generate
+from hora_rl.actors.environment.episodes import Episodes
+from hora_rl.actors.environment.registry import environment_of
+from hora_rl.actors.environment.tools import SandboxTools
+from hora_rl.actors.environment.watchdog import Watchdog
+from hora_rl.common import logs
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import Telemetry, keep_beating, stop_beating
+from hora_rl.common.types import Completion, Failed, SamplingRequest
 
 log = structlog.get_logger(__name__)
 SANDBOXES = 4

@@ -11,14 +11,14 @@ import asyncio
 import math
 from collections.abc import Mapping
 
-from actors.environment.conversation import Conversation
-from actors.environment.policy import Policy
-from actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
-from common.config import Config
-from common.config.reward import EPISODE
-from common.datasets import Row
-from common.errors import EnvironmentFault
-from common.types import Completion
+from hora_rl.actors.environment.conversation import Conversation
+from hora_rl.actors.environment.policy import Policy
+from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
+from hora_rl.common.config import Config
+from hora_rl.common.config.reward import EPISODE
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.types import Completion
 
 LOOK_S = 0.5
 GRACE_S = 1.0

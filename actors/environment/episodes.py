@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from actors.coordinator.sampling import Generate
-from actors.environment.conversation import Conversation
-from actors.environment.episode_runner import run_episode
-from actors.environment.policy import Policy, Sample
-from actors.environment.protocol import EpisodeFunction, Tools
-from actors.environment.template import Template
-from actors.environment.tools import EpisodeTools
-from common.config import Config
-from common.datasets import Row
-from common.errors import EnvironmentFault, HoraError, RunError
-from common.prompts import opening
-from common.types import Completion, Failed, Prompt, SamplingRequest, Tokens
+from hora_rl.actors.coordinator.sampling import Generate
+from hora_rl.actors.environment.conversation import Conversation
+from hora_rl.actors.environment.episode_runner import run_episode
+from hora_rl.actors.environment.policy import Policy, Sample
+from hora_rl.actors.environment.protocol import EpisodeFunction, Tools
+from hora_rl.actors.environment.template import Template
+from hora_rl.actors.environment.tools import EpisodeTools
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import EnvironmentFault, HoraError, RunError
+from hora_rl.common.prompts import opening
+from hora_rl.common.types import Completion, Failed, Prompt, SamplingRequest, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

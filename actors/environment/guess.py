@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from common.datasets import Row
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from hora_rl.common.datasets import Row
 
 NUMBER = re.compile(r"\d+")
 LONGEST = 100

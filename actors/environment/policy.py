@@ -8,12 +8,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from actors.environment.conversation import Conversation
-from actors.environment.protocol import EpisodeOver, Said
-from actors.environment.template import Message
-from common.config import Config
-from common.errors import EnvironmentFault
-from common.types import Completion, Tokens
+from hora_rl.actors.environment.conversation import Conversation
+from hora_rl.actors.environment.protocol import EpisodeOver, Said
+from hora_rl.actors.environment.template import Message
+from hora_rl.common.config import Config
+from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.types import Completion, Tokens
 
 Sample = Callable[[Tokens, int, int], Awaitable[Completion]]
 """(context (T,), most tokens, least weight version) -> one turn."""

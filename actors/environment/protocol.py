@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from actors.environment.template import Message
-from common.datasets import Row
-from common.types import FinishReason, Tokens
+from hora_rl.actors.environment.template import Message
+from hora_rl.common.datasets import Row
+from hora_rl.common.types import FinishReason, Tokens
 
 
 @dataclass(frozen=True, slots=True)

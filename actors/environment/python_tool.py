@@ -4,9 +4,9 @@ run's rewards judge like a completion."""
 
 from __future__ import annotations
 
-from actors.environment.between import between
-from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from common.datasets import Row
+from hora_rl.actors.environment.between import between
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from hora_rl.common.datasets import Row
 
 BEGIN, END = "```python\n", "```"
 

@@ -6,15 +6,15 @@ import inspect
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from actors.environment.calculator import calculator
-from actors.environment.guess import guess
-from actors.environment.library.process import VerifiersEnvironment
-from actors.environment.protocol import EpisodeFunction
-from actors.environment.python_tool import python_tool
-from common.config import Config
-from common.config.environment import BUILT_IN, LIBRARY
-from common.errors import ConfigError
-from common.user_code import load_function
+from hora_rl.actors.environment.calculator import calculator
+from hora_rl.actors.environment.guess import guess
+from hora_rl.actors.environment.library.process import VerifiersEnvironment
+from hora_rl.actors.environment.protocol import EpisodeFunction
+from hora_rl.actors.environment.python_tool import python_tool
+from hora_rl.common.config import Config
+from hora_rl.common.config.environment import BUILT_IN, LIBRARY
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.user_code import load_function
 
 OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.answers import TAGS
-from common.errors import EnvironmentFault
-from common.stop_tokens import silent_tokens, spoken
-from common.types import Tokens
+from hora_rl.common.answers import TAGS
+from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.stop_tokens import silent_tokens, spoken
+from hora_rl.common.types import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from queue import LifoQueue
 
-from actors.environment.policy import Policy
-from actors.environment.protocol import Tools
-from actors.verifier.sandbox.limits import Limits, Outcome
-from actors.verifier.sandbox.sandbox import Sandbox, SandboxLost
+from hora_rl.actors.environment.policy import Policy
+from hora_rl.actors.environment.protocol import Tools
+from hora_rl.actors.verifier.sandbox.limits import Limits, Outcome
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxLost
 
 MOST_CHARS = 2_000
 """Characters of a program's output that the policy reads. Longer output is truncated with a notice."""

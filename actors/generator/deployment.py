@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from ray import serve
 
-from actors.concurrency import all_of
-from actors.generator.held_weights import HeldWeights
-from actors.generator.pin import PINNED, keep_pin
-from actors.generator.places import Places
-from actors.generator.share import Share
-from actors.generator.sleep import keep_watch, wait_for_card
-from common import logs
-from common.config import Config
-from common.errors import StaleWeights, UnhealthyError
-from common.redis import connect_async
-from common.telemetry import keep_beating, stop_beating
-from common.types import Completion, SamplingRequest
+from hora_rl.actors.concurrency import all_of
+from hora_rl.actors.generator.held_weights import HeldWeights
+from hora_rl.actors.generator.pin import PINNED, keep_pin
+from hora_rl.actors.generator.places import Places
+from hora_rl.actors.generator.share import Share
+from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
+from hora_rl.common import logs
+from hora_rl.common.config import Config
+from hora_rl.common.errors import StaleWeights, UnhealthyError
+from hora_rl.common.redis import connect_async
+from hora_rl.common.telemetry import keep_beating, stop_beating
+from hora_rl.common.types import Completion, SamplingRequest
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
 
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
 log = structlog.get_logger(__name__)
 EXIT_S = 0.2
@@ -49,7 +49,7 @@ class Generator:
     async def __init__(self, config: dict[str, Any], redis_url: str) -> None:  # type: ignore[misc]
         from vllm.platforms import current_platform
 
-        from actors.generator import vllm_engine  # it takes seconds that only a replica needs
+        from hora_rl.actors.generator import vllm_engine  # it takes seconds that only a replica needs
 
         self._config = Config.model_validate(config)
         logs.configure(self._config.telemetry.logs, run=self._config.run.name, part="generator")

@@ -10,8 +10,8 @@ import logging
 import os
 from contextlib import suppress
 
-from common.errors import HoraError
-from common.weight_versions import path_of
+from hora_rl.common.errors import HoraError
+from hora_rl.common.weight_versions import path_of
 
 ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")

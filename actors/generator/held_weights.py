@@ -23,12 +23,12 @@ from typing import Any, BinaryIO, Protocol
 
 import structlog
 
-from actors.generator.pin import Pin
-from common.config import Config
-from common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
-from common.redis import AsyncRedis
-from common.types import Pinned
-from common.weight_versions import check_file, mark_of, newest, path_of
+from hora_rl.actors.generator.pin import Pin
+from hora_rl.common.config import Config
+from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
+from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.types import Pinned
+from hora_rl.common.weight_versions import check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05

@@ -17,10 +17,10 @@ from collections.abc import Awaitable, Callable
 import redis
 import structlog
 
-from common import pin_lease
-from common.errors import NoRoom, PinLost
-from common.redis import AsyncRedis
-from common.types import Pinned, SamplingRequest
+from hora_rl.common import pin_lease
+from hora_rl.common.errors import NoRoom, PinLost
+from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.types import Pinned, SamplingRequest
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.5

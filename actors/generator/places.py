@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from actors.generator.share import Share
-from common.errors import NoRoom
-from common.types import BELOW_TRAINING, SamplingRequest
+from hora_rl.actors.generator.share import Share
+from hora_rl.common.errors import NoRoom
+from hora_rl.common.types import BELOW_TRAINING, SamplingRequest
 
 
 @dataclass(slots=True)

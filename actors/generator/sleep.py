@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import redis
 import structlog
 
-from common.keys import Keys
-from common.redis import AsyncRedis
-from common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP
 
 if TYPE_CHECKING:
-    from actors.generator.held_weights import HeldWeights
+    from hora_rl.actors.generator.held_weights import HeldWeights
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.5

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from common.types import Origin
+from hora_rl.common.types import Origin
 
 if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestState

@@ -28,17 +28,17 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from actors.generator.adapter import NOWHERE, POLICY
-from actors.generator.engine_args import adapter_settings, engine_args, set_environment
-from actors.generator.failure_notes import ELSEWHERE, FailureNotes
-from actors.generator.held_weights import Installed
-from actors.generator.stall import Progress
-from actors.generator.timeline import Sequences, origin_of, prompt_s
-from common.config import Config
-from common.errors import RunError, UnhealthyError
-from common.prompts import load_tokenizer
-from common.stop_tokens import completed, silent_tokens, stop_tokens
-from common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
+from hora_rl.actors.generator.adapter import NOWHERE, POLICY
+from hora_rl.actors.generator.engine_args import adapter_settings, engine_args, set_environment
+from hora_rl.actors.generator.failure_notes import ELSEWHERE, FailureNotes
+from hora_rl.actors.generator.held_weights import Installed
+from hora_rl.actors.generator.stall import Progress
+from hora_rl.actors.generator.timeline import Sequences, origin_of, prompt_s
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError, UnhealthyError
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.stop_tokens import completed, silent_tokens, stop_tokens
+from hora_rl.common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -13,11 +13,15 @@ import signal
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader import _LOAD_FORMAT_TO_MODEL_LOADER, register_model_loader
 
-from actors.generator.engine_args import FORMAT
-from actors.generator.failure_notes import note_failures
-from actors.generator.finite_loader import FiniteLoader
-from actors.generator.weight_engine import FileWeightTransferEngine, GlooWeightTransferEngine, NcclEngine
-from common.processes import die_with_parent
+from hora_rl.actors.generator.engine_args import FORMAT
+from hora_rl.actors.generator.failure_notes import note_failures
+from hora_rl.actors.generator.finite_loader import FiniteLoader
+from hora_rl.actors.generator.weight_engine import (
+    FileWeightTransferEngine,
+    GlooWeightTransferEngine,
+    NcclEngine,
+)
+from hora_rl.common.processes import die_with_parent
 
 ENGINES = {"file": FileWeightTransferEngine, "gloo": GlooWeightTransferEngine, "hora-nccl": NcclEngine}
 """By names that vLLM has no engine of its own for."""

@@ -31,8 +31,8 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
 
-from common.errors import UNREACHED
-from common.member_group import Backend, PackedGroup, member_group
+from hora_rl.common.errors import UNREACHED
+from hora_rl.common.member_group import Backend, PackedGroup, member_group
 
 
 @dataclass

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from actors.generator.adapter import adapter_tensors, put_adapter, put_zero_adapter
-from common.adapter_names import WEIGHTS
-from common.weight_hash import TensorHash
+from hora_rl.actors.generator.adapter import adapter_tensors, put_adapter, put_zero_adapter
+from hora_rl.common.adapter_names import WEIGHTS
+from hora_rl.common.weight_hash import TensorHash
 
 Part = Literal["model", "adapter"]
 

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Sequence
 
 from ray import serve
 
-from actors.verifier.errors import VerifierUnavailable
-from actors.verifier.pool import Item, VerifierPool, default_processes
-from common import logs
-from common.config import Config
-from common.redis import connect_async
-from common.telemetry import HEARTBEAT_S, keep_beating, stop_beating
-from common.user_rewards import Answer
+from hora_rl.actors.verifier.errors import VerifierUnavailable
+from hora_rl.actors.verifier.pool import Item, VerifierPool, default_processes
+from hora_rl.common import logs
+from hora_rl.common.config import Config
+from hora_rl.common.redis import connect_async
+from hora_rl.common.telemetry import HEARTBEAT_S, keep_beating, stop_beating
+from hora_rl.common.user_rewards import Answer
 
 FAULTS_IN_A_ROW = 3
 """This many pool failures without a scored batch in between make a replica unhealthy; Serve then replaces

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from pebble import ProcessExpired
 
-from actors.verifier.judges import Judges
-from common.config import Reward
-from common.errors import AwayTooLong, Unavailable
-from common.reward_names import function_of, taken
-from common.user_code import is_user_function
-from common.user_rewards import (
+from hora_rl.actors.verifier.judges import Judges
+from hora_rl.common.config import Reward
+from hora_rl.common.errors import AwayTooLong, Unavailable
+from hora_rl.common.reward_names import function_of, taken
+from hora_rl.common.user_code import is_user_function
+from hora_rl.common.user_rewards import (
     Answer,
     group_reward,
     group_reward_async,

@@ -28,17 +28,17 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from actors.verifier.code.pool import ProgramPool
-from actors.verifier.errors import VerifierUnavailable
-from actors.verifier.gym.pool import ScorerPool
-from actors.verifier.own_rewards import OwnRewards
-from actors.verifier.remembered import Remembered
-from common import answers, equality, gym
-from common.config import Reward
-from common.errors import ConfigError
-from common.processes import die_with_parent, processors
-from common.user_code import load_function
-from common.user_rewards import Answer
+from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.errors import VerifierUnavailable
+from hora_rl.actors.verifier.gym.pool import ScorerPool
+from hora_rl.actors.verifier.own_rewards import OwnRewards
+from hora_rl.actors.verifier.remembered import Remembered
+from hora_rl.common import answers, equality, gym
+from hora_rl.common.config import Reward
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.processes import die_with_parent, processors
+from hora_rl.common.user_code import load_function
+from hora_rl.common.user_rewards import Answer
 
 MEMORY_BYTES = 2**30
 """Address space a worker may use in addition to its start-up: math-verify needs tens of MiB for real

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from allocator.arguments import check_counts, check_trials
-from allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
-from allocator.planning.outcome import Arm, Outcome, outcome
-from allocator.planning.shards import shift
-from allocator.planning.table import Class, Plan, Row
-from allocator.posterior import Float, Int
-from allocator.rules import get_rule
-from allocator.rules.base import Division
-from allocator.session import STOPS
+from hora_rl.allocator.arguments import check_counts, check_trials
+from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures, responsibilities
+from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome
+from hora_rl.allocator.planning.shards import shift
+from hora_rl.allocator.planning.table import Class, Plan, Row
+from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Division
+from hora_rl.allocator.session import STOPS
 
 LEAST_PROMPTS, ENOUGH_PROMPTS = 100, 300
 SIZES = (8, 16, 32, 64, 128)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.mixture import GRID, log_binomial
-from allocator.posterior import Float, Int
-from allocator.problem import Problem, serve
-from allocator.rules import get_rule
-from allocator.rules.base import Sampled
-from allocator.session import tiers
-from allocator.special import log_gamma
+from hora_rl.allocator.mixture import GRID, log_binomial
+from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.problem import Problem, serve
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Sampled
+from hora_rl.allocator.session import tiers
+from hora_rl.allocator.special import log_gamma
 
 PROMPTS = 20_000  # that stand for the batch, and PER_STATE more for each state
 PER_STATE = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from allocator.mixture import GRID
-from allocator.planning.outcome import Arm, Outcome
-from allocator.posterior import Float
-from allocator.session import Session
+from hora_rl.allocator.mixture import GRID
+from hora_rl.allocator.planning.outcome import Arm, Outcome
+from hora_rl.allocator.posterior import Float
+from hora_rl.allocator.session import Session
 
 PROMPTS = 6000  # simulated for an arm: a standard error of about 0.3 points
 

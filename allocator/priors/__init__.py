@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from allocator.priors.base import Prior
-from allocator.priors.fixed import FixedPrior
-from allocator.priors.make import make_prior
+from hora_rl.allocator.priors.base import Prior
+from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.allocator.priors.make import make_prior
 
 __all__ = ["FixedPrior", "Prior", "make_prior"]

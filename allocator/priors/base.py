@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.posterior import Float, Int
+from hora_rl.allocator.posterior import Float, Int
 
 State = dict[str, NDArray]
 FIXED_STRENGTH = 2.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.posterior import Float, Int
-from allocator.priors.base import State, checked
+from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.priors.base import State, checked
 
 Mask = NDArray[np.bool_]
 

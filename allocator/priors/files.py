@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from allocator.priors.base import State
+from hora_rl.allocator.priors.base import State
 
 
 def save_state(path: str | Path, name: str, state: State) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from allocator.calibration import log_loss
-from allocator.posterior import Int
-from allocator.priors.base import LearnedPrior, Prior
+from hora_rl.allocator.calibration import log_loss
+from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.priors.base import LearnedPrior, Prior
 
 
 @dataclass(frozen=True, slots=True)

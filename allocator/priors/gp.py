@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.posterior import Float, Int, prior_from_rate
-from allocator.priors.base import FIXED_STRENGTH, State, checked
-from allocator.special import sigmoid
+from hora_rl.allocator.posterior import Float, Int, prior_from_rate
+from hora_rl.allocator.priors.base import FIXED_STRENGTH, State, checked
+from hora_rl.allocator.special import sigmoid
 
 PRIOR_MEAN = -1.0
 NOISE = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.priors.base import LearnedPrior, Prior, State
-from allocator.priors.empirical import EmpiricalPrior
-from allocator.priors.fixed import FixedPrior
-from allocator.priors.gp import GaussianProcessPrior
+from hora_rl.allocator.priors.base import LearnedPrior, Prior, State
+from hora_rl.allocator.priors.empirical import EmpiricalPrior
+from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.allocator.priors.gp import GaussianProcessPrior
 
 # name: (two heads, learns during training)
 PROBES = {
@@ -59,7 +59,7 @@ def _learned(
 
 def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:
     # Needs torch, which the rest of the allocator does without.
-    from allocator.priors.probe import ProbePrior
+    from hora_rl.allocator.priors.probe import ProbePrior
 
     return ProbePrior(name, features, *PROBES[name], seed)
 
@@ -67,7 +67,7 @@ def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:
 def _features(name: str, n: int, features: NDArray | None) -> NDArray:
     if features is None:
         raise ValueError(
-            f"prior {name}: needs features, one row per prompt; compute them with allocator.priors.features"
+            f"prior {name}: needs features, one row per prompt: hora_rl.allocator.priors.features"
         )
     if features.ndim != 2 or len(features) != n:
         raise ValueError(f"prior {name}: features must have shape ({n}, d), not {features.shape}")

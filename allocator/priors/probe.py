@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
-from allocator.posterior import Float, Int, prior_from_rate
-from allocator.priors.base import FIXED_STRENGTH, State, checked
+from hora_rl.allocator.posterior import Float, Int, prior_from_rate
+from hora_rl.allocator.priors.base import FIXED_STRENGTH, State, checked
 
 CYCLES = 10  # replayed
 STEPS = 5  # Adam steps per cycle

@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.posterior import Float, Int, Posterior
 
 Mask = NDArray[np.bool_]
 

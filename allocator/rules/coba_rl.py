@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Division, Marginal, Part, Sampled, Split, level_up
-from allocator.special import log_gamma
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Division, Marginal, Part, Sampled, Split, level_up
+from hora_rl.allocator.special import log_gamma
 
 TAU = (3.0, 12.0)
 LARGEST_VARIANCE = 0.1667

@@ -6,9 +6,9 @@ rule.
 
 from __future__ import annotations
 
-from allocator.posterior import Int
-from allocator.rules.base import Division, Sampled
-from allocator.rules.uniform import evenly_first
+from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.rules.base import Division, Sampled
+from hora_rl.allocator.rules.uniform import evenly_first
 
 
 def _divide(sampled: Sampled, room: Int, budget: int) -> Int:

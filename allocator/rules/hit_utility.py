@@ -10,9 +10,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal
-from allocator.special import log_gamma
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal
+from hora_rl.allocator.special import log_gamma
 
 
 def _base(posterior: Posterior) -> Float:

@@ -14,9 +14,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal, Part, Sampled, Split
-from allocator.rules.uniform import UNIFORM
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal, Part, Sampled, Split
+from hora_rl.allocator.rules.uniform import UNIFORM
 
 CONFIDENCE = 0.9
 

@@ -18,10 +18,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal, Mask, Rule, Sampled
-from allocator.rules.even_sizes import EVEN_SIZES
-from allocator.rules.hit_utility import HIT_UTILITY
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal, Mask, Rule, Sampled
+from hora_rl.allocator.rules.even_sizes import EVEN_SIZES
+from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
 
 
 def no_success(sampled: Sampled) -> Mask:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal
-from allocator.rules.hit_utility import HIT_UTILITY
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal
+from hora_rl.allocator.rules.hit_utility import HIT_UTILITY
 
 
 def _log_gain(posterior: Posterior, level: Int) -> Float:

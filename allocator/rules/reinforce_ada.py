@@ -15,9 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.posterior import Int
-from allocator.rules.base import Division, Mask, Sampled
-from allocator.rules.uniform import evenly_first
+from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.rules.base import Division, Mask, Sampled
+from hora_rl.allocator.rules.uniform import evenly_first
 
 
 def left(sampled: Sampled, k: int | None) -> Mask:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from allocator.posterior import Int
-from allocator.rules.base import Division, Mask, Sampled, level_up
+from hora_rl.allocator.posterior import Int
+from hora_rl.allocator.rules.base import Division, Mask, Sampled, level_up
 
 
 def _divide(sampled: Sampled, room: Int, budget: int) -> Int:

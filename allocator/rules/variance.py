@@ -16,8 +16,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal
 
 OPTIONS = {"dr_grpo", "prior"}
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules.base import Marginal, Rule
-from allocator.rules.outcomes import FIRST_HIT, HITS_VARIANCE
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules.base import Marginal, Rule
+from hora_rl.allocator.rules.outcomes import FIRST_HIT, HITS_VARIANCE
 
 Step = Callable[[Any], Any]
 """w(c+1) - w(c) of hits c: an array, or one whole number as a Fraction."""

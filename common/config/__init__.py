@@ -10,19 +10,19 @@ from typing import Self, TypeVar
 
 from pydantic import model_validator
 
-from common.answers import instructions
-from common.config.allocation import Allocation, WarmUp
-from common.config.base import Section
-from common.config.data import Data, Model, Rows, Run, Source
-from common.config.environment import Environment
-from common.config.learner import Learner, Optimizer, Weights
-from common.config.lora import Lora
-from common.config.objective import Objective, check_sampling
-from common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
-from common.config.rollout import Rollout
-from common.config.serve import Serve
-from common.config.services import Coordinator, Generator, Queue
-from common.config.telemetry import Evaluation, Telemetry
+from hora_rl.common.answers import instructions
+from hora_rl.common.config.allocation import Allocation, WarmUp
+from hora_rl.common.config.base import Section
+from hora_rl.common.config.data import Data, Model, Rows, Run, Source
+from hora_rl.common.config.environment import Environment
+from hora_rl.common.config.learner import Learner, Optimizer, Weights
+from hora_rl.common.config.lora import Lora
+from hora_rl.common.config.objective import Objective, check_sampling
+from hora_rl.common.config.reward import BUILT_IN, EPISODE, Reward, Verifier
+from hora_rl.common.config.rollout import Rollout
+from hora_rl.common.config.serve import Serve
+from hora_rl.common.config.services import Coordinator, Generator, Queue
+from hora_rl.common.config.telemetry import Evaluation, Telemetry
 
 __all__ = [
     "Allocation",

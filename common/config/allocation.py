@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.config.base import Count, Section
+from hora_rl.common.config.base import Count, Section
 
 
 class WarmUp(Section):

@@ -8,8 +8,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from common.config.base import Count, Section
-from common.config.reward import Reward
+from hora_rl.common.config.base import Count, Section
+from hora_rl.common.config.reward import Reward
 
 GENERATED = ("arithmetic", "reasoning_gym")
 """Data sets that are made and not read: what stands before the colon of a path."""

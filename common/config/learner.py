@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.config.base import Beta, Count, Seconds, Section
-from common.config.lora import Lora
-from common.config.objective import Objective
+from hora_rl.common.config.base import Beta, Count, Seconds, Section
+from hora_rl.common.config.lora import Lora
+from hora_rl.common.config.objective import Objective
 
 
 class Optimizer(Section):

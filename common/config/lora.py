@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from common.config.base import Count, Section
+from hora_rl.common.config.base import Count, Section
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM allocates memory (`max_lora_rank`). Other ranks use the next larger one."""

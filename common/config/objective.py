@@ -6,11 +6,11 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from common.advantages import BINARY, OBJECTIVES
-from common.config.allocation import Allocation
-from common.config.base import Count, Section
-from common.config.rollout import Rollout
-from common.user_code import is_user_function
+from hora_rl.common.advantages import BINARY, OBJECTIVES
+from hora_rl.common.config.allocation import Allocation
+from hora_rl.common.config.base import Count, Section
+from hora_rl.common.config.rollout import Rollout
+from hora_rl.common.user_code import is_user_function
 
 
 class GroupWeight(Section):

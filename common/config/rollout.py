@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, Seconds, Section
 
 
 class Rollout(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from common.config.base import Count, Section
+from hora_rl.common.config.base import Count, Section
 
 
 class Serve(Section):

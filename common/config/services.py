@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, Seconds, Section
 
 
 class Generator(Section):

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, Seconds, Section
 
 
 class Telemetry(Section):

@@ -12,8 +12,8 @@ expressions the judgement of math-verify, with nearness (relative tolerance) and
 verdict     the order of all this
 """
 
-from common.equality.sizes import bounded
-from common.equality.texts import bare
-from common.equality.verdict import gold_fault, math_equal, quick_verdict
+from hora_rl.common.equality.sizes import bounded
+from hora_rl.common.equality.texts import bare
+from hora_rl.common.equality.verdict import gold_fault, math_equal, quick_verdict
 
 __all__ = ["bare", "bounded", "gold_fault", "math_equal", "quick_verdict"]

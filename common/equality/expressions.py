@@ -18,12 +18,12 @@ from sympy import Add, Basic, I, Interval, Mul, Rational
 from sympy.core.expr import Expr
 from sympy.logic.boolalg import Boolean
 
-from common.equality.nearness import same_value
-from common.equality.numerals import ungrouped
-from common.equality.regions import is_relation, region, same_region, variable
-from common.equality.statements import DOTS
-from common.equality.units import Total
-from common.errors import any_error_as
+from hora_rl.common.equality.nearness import same_value
+from hora_rl.common.equality.numerals import ungrouped
+from hora_rl.common.equality.regions import is_relation, region, same_region, variable
+from hora_rl.common.equality.statements import DOTS
+from hora_rl.common.equality.units import Total
+from hora_rl.common.errors import any_error_as
 
 _NORMAL = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False

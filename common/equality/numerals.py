@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from common.equality.texts import SPACE, bare, tight
+from hora_rl.common.equality.texts import SPACE, bare, tight
 
 _NUMBER = re.compile(r"([+-]?)(\d{1,3}(?:,\d{3})+|\d+|(?=\.\d))(?:\.(\d*))?")
 _LISTED = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from common.equality.notation import named, symbols
+from hora_rl.common.equality.notation import named, symbols
 
 MAX_NESTING = 12
 """Maximum nesting of brackets. The deepest gold answer of the four benchmarks has 2."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from common.equality.notation import TEXT
-from common.equality.texts import BOXED, SPACE, closing_brace, unwrapped
-from common.equality.units import is_unit_word
+from hora_rl.common.equality.notation import TEXT
+from hora_rl.common.equality.texts import BOXED, SPACE, closing_brace, unwrapped
+from hora_rl.common.equality.units import is_unit_word
 
 _SEPARATORS = re.compile(rf"(?:{SPACE}|[,;$]|\\[()\[\]]|\b(?:and|or)\b|{TEXT}\{{[\s,]*(?:and|or)?[\s,]*\}})*")
 _FORMULA = re.compile(r"(?<!\\)\$[^$]+(?<!\\)\$|\\\(.+?\\\)", re.DOTALL)

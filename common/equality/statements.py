@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from common.equality.notation import TEXT
-from common.equality.numerals import ungrouped
-from common.equality.texts import GREEK, SPACE, letters, split_outside
+from hora_rl.common.equality.notation import TEXT
+from hora_rl.common.equality.numerals import ungrouped
+from hora_rl.common.equality.texts import GREEK, SPACE, letters, split_outside
 
 _LEADING = re.compile(
     rf"(?:{SPACE}|\\(?:therefore|implies|approx|simeq|(?:[Ll]ong)?[Rr]ightarrow|to)\b|=>|=(?!=))+"

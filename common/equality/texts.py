@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from common.equality.notation import TEXT, symbols
+from hora_rl.common.equality.notation import TEXT, symbols
 
 BOXED = "\\boxed{"
 SPACE = r"(?:\\[,;:! ]|\\q?quad\b|\\(?:thin|med|thick)space\b|~|\s)"

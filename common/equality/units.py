@@ -10,10 +10,10 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from common.equality.notation import MATHS
-from common.equality.numerals import canonical_number
-from common.equality.texts import SPACE
-from common.equality.unit_table import ONE, PERCENT, SCALES, UNKNOWN, Unit, unit_named
+from hora_rl.common.equality.notation import MATHS
+from hora_rl.common.equality.numerals import canonical_number
+from hora_rl.common.equality.texts import SPACE
+from hora_rl.common.equality.unit_table import ONE, PERCENT, SCALES, UNKNOWN, Unit, unit_named
 
 _WORDS = r"\\(?:text(?:bf|rm|it|normal|up)?|mathrm|mbox)\s*\{([^{}\\]*)\}"
 _POWER = r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?"

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from common.equality.notation import named
-from common.equality.numerals import canonical_number, other_base
-from common.equality.sizes import bounded
-from common.equality.solutions import solution_fault
-from common.equality.statements import claim
-from common.equality.texts import bare, tight
-from common.equality.units import Total, totals
-from common.equality.words import (
+from hora_rl.common.equality.notation import named
+from hora_rl.common.equality.numerals import canonical_number, other_base
+from hora_rl.common.equality.sizes import bounded
+from hora_rl.common.equality.solutions import solution_fault
+from hora_rl.common.equality.statements import claim
+from hora_rl.common.equality.texts import bare, tight
+from hora_rl.common.equality.units import Total, totals
+from hora_rl.common.equality.words import (
     canonical_words,
     is_prose,
     option_verdict,
@@ -48,7 +48,7 @@ def _equals_itself(answer: str) -> bool:
     answer = bare(answer)
     if is_prose(answer):
         return True
-    from common.equality import expressions
+    from hora_rl.common.equality import expressions
 
     return all(
         expressions.equal_totals(gold, gold)
@@ -77,7 +77,7 @@ def quick_verdict(gold: str, answer: str) -> bool | None:
 
 def math_equal(gold: str, answer: str) -> bool:
     """The verdict of math-verify. Time and memory are unbounded: call it in a process that can be killed."""
-    from common.equality import expressions
+    from hora_rl.common.equality import expressions
 
     verdict = quick_verdict(gold, answer)
     if verdict is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 
-from common.equality.notation import FUNCTIONS, MATHS, TEXT
-from common.equality.statements import claim
-from common.equality.texts import SPACE, bare
-from common.equality.units import is_unit_word
+from hora_rl.common.equality.notation import FUNCTIONS, MATHS, TEXT
+from hora_rl.common.equality.statements import claim
+from hora_rl.common.equality.texts import SPACE, bare
+from hora_rl.common.equality.units import is_unit_word
 
 _WORDS = re.compile(TEXT + r"\{([^{}\\]*[A-Za-z][^{}\\]*)\}")
 _TEXTS = re.compile(TEXT + r"\{([^{}\\]*)\}")

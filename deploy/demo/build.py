@@ -1,6 +1,6 @@
 """Build the demo model: a small Qwen2 and its tokenizer, warm-started on worked additions.
 
-    python -m deploy.demo.build OUT [--seed 0]
+    python -m hora_rl.deploy.demo.build OUT [--seed 0]
 
 The worked additions it imitates come from somebody who misremembers some sums of two digits: two pairs in
 three never, one in five every other time, the rest almost always (`recall`). The model then follows the
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from common import arithmetic
-from deploy.demo.measure import measure
-from deploy.demo.tokenizer import make_tokenizer
-from deploy.tasks.author import recall as remembered
+from hora_rl.common import arithmetic
+from hora_rl.deploy.demo.measure import measure
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.tasks.author import recall as remembered
 
 MAX_TOKENS = 512
 STEPS = 700

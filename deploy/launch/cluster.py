@@ -9,27 +9,27 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.config import Config
-from common.errors import ConfigError, HoraError, RunError
-from common.keys import Keys
-from common.load import differences
-from common.redis import Redis, connect
-from common.state import read_state
-from common.telemetry import SILENT_S, beats
-from deploy.app import APP
-from deploy.launch.best import settle_last
-from deploy.launch.evaluation import evaluate_run
-from deploy.launch.live_evaluation import evaluating
-from deploy.launch.placement import telling_unplaced
-from deploy.launch.ray_token import keep_token_private
-from deploy.launch.signals import starting_ray
-from deploy.monitor.alerts import Alerts
-from deploy.monitor.progress import progress, working
-from deploy.preflight.checks import SHOWN_BY_RUN, require, show
-from deploy.preflight.findings import Target
-from deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
-from evaluation.model_weights import model_digest
-from learner.ray_job import job_of, refuse_beside_another
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, HoraError, RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import differences
+from hora_rl.common.redis import Redis, connect
+from hora_rl.common.state import read_state
+from hora_rl.common.telemetry import SILENT_S, beats
+from hora_rl.deploy.app import APP
+from hora_rl.deploy.launch.best import settle_last
+from hora_rl.deploy.launch.evaluation import evaluate_run
+from hora_rl.deploy.launch.live_evaluation import evaluating
+from hora_rl.deploy.launch.placement import telling_unplaced
+from hora_rl.deploy.launch.ray_token import keep_token_private
+from hora_rl.deploy.launch.signals import starting_ray
+from hora_rl.deploy.monitor.alerts import Alerts
+from hora_rl.deploy.monitor.progress import progress, working
+from hora_rl.deploy.preflight.checks import SHOWN_BY_RUN, require, show
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
+from hora_rl.evaluation.model_weights import model_digest
+from hora_rl.learner.ray_job import job_of, refuse_beside_another
 
 # Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
 LOCAL = (
@@ -50,7 +50,7 @@ def train_on_cluster(config: Config) -> None:
     configuration."""
     import ray
 
-    from learner import launch
+    from hora_rl.learner import launch
 
     console = Console()
     show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)

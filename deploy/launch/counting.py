@@ -8,23 +8,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.coordinator.deployment import render_prompts
-from actors.coordinator.identity import mixture_of
-from allocator.planning.forecast import LEAST_PROMPTS
-from common.config import Config
-from common.errors import ConfigError
-from common.order import mixed_rows
-from common.prompts import load_tokenizer
-from common.types import Prompt
-from deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
-from deploy.launch.local import with_port
-from deploy.launch.stack import stack
-from deploy.preflight.checks import require
-from deploy.preflight.findings import Target
-from deploy.preflight.machine import check_writable
-from deploy.preflight.processors import on_processors
-from evaluation.plan.collect import collect
-from evaluation.plan.counts import CountsError
+from hora_rl.actors.coordinator.deployment import render_prompts
+from hora_rl.actors.coordinator.identity import mixture_of
+from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.order import mixed_rows
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
+from hora_rl.deploy.launch.local import with_port
+from hora_rl.deploy.launch.stack import stack
+from hora_rl.deploy.preflight.checks import require
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.machine import check_writable
+from hora_rl.deploy.preflight.processors import on_processors
+from hora_rl.evaluation.plan.collect import collect
+from hora_rl.evaluation.plan.counts import CountsError
 
 
 def count_local(config: Config, number: int, samples: int, out: Path) -> None:

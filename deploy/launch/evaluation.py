@@ -14,26 +14,26 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
-from actors.coordinator.sampling import Generate, Score
-from common.config import Config, Data
-from common.datasets import Dataset, load_dataset, load_held_out
-from common.errors import ConfigError, RunError
-from common.model_files import weights_digest
-from common.prompts import load_tokenizer, make_prompt
-from common.redis import Redis, connect
-from common.rewards import gold_test
-from common.state import read_state
-from common.telemetry import record_evaluation
-from common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
-from common.weight_versions import newest_now
-from deploy.app import APP
-from evaluation.benchmarks import Benchmark, held_out, refuse_long
-from evaluation.console import shown
-from evaluation.evaluate import Counts, evaluate
-from evaluation.model_weights import model_digest
-from evaluation.results import Result, make_result, markdown_table, read_result, write_result
-from evaluation.sample_loop import Progress as Reading
-from learner.records import log_evaluation
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.common.config import Config, Data
+from hora_rl.common.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.model_files import weights_digest
+from hora_rl.common.prompts import load_tokenizer, make_prompt
+from hora_rl.common.redis import Redis, connect
+from hora_rl.common.rewards import gold_test
+from hora_rl.common.state import read_state
+from hora_rl.common.telemetry import record_evaluation
+from hora_rl.common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
+from hora_rl.common.weight_versions import newest_now
+from hora_rl.deploy.app import APP
+from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
+from hora_rl.evaluation.console import shown
+from hora_rl.evaluation.evaluate import Counts, evaluate
+from hora_rl.evaluation.model_weights import model_digest
+from hora_rl.evaluation.results import Result, make_result, markdown_table, read_result, write_result
+from hora_rl.evaluation.sample_loop import Progress as Reading
+from hora_rl.learner.records import log_evaluation
 
 Run = Callable[[Coroutine[Any, Any, Counts]], Counts]
 """Runs an evaluation to its end."""
@@ -210,7 +210,7 @@ def application_calls(config: Config, version: int, *, weights_come: bool = True
     """Calls to what samples, on weights `version` or newer, and to verifiers, of the running application."""
     from ray import serve
 
-    from actors.calls import policy_calls, verifier_calls
+    from hora_rl.actors.calls import policy_calls, verifier_calls
 
     policy, verifier = (serve.get_deployment_handle(name, APP) for name in (config.policy, "verifier"))
     generate = policy_calls(policy, config, version, weights_come=weights_come)

@@ -8,14 +8,14 @@ from typing import TypedDict
 from rich.console import Console
 from rich.text import Text
 
-from common.config import Config
-from common.datasets import load_held_out
-from common.errors import ConfigError
-from common.rewards import gold_test
-from deploy.launch.evaluation import samples_file
-from evaluation.benchmarks import held_out
-from evaluation.results import Result
-from evaluation.samples import first_samples
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import load_held_out
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.rewards import gold_test
+from hora_rl.deploy.launch.evaluation import samples_file
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.samples import first_samples
 
 NUMBER = 3
 LONGEST = 100

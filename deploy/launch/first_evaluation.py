@@ -24,12 +24,12 @@ from typing import Any
 import redis
 from rich.console import Console
 
-from common.config import Config
-from common.errors import HoraError
-from common.keys import Keys
-from common.redis import connect
-from deploy.launch.evaluation import evaluate_run, is_missing
-from evaluation.evaluate import Counts
+from hora_rl.common.config import Config
+from hora_rl.common.errors import HoraError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.evaluation import evaluate_run, is_missing
+from hora_rl.evaluation.evaluate import Counts
 
 HOLD_S, RENEW_S = 120, 10.0
 Up = Callable[[threading.Event], bool]

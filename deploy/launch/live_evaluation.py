@@ -23,15 +23,15 @@ import redis
 import structlog
 from rich.console import Console
 
-from actors.coordinator.sampling import Generate, Score
-from common.config import Config
-from common.errors import HoraError, PinLost
-from common.redis import AsyncRedis, connect_async
-from common.state import read_state_async
-from common.telemetry import keep_beating, stop_beating
-from common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
-from deploy.launch.best import settle_best
-from deploy.launch.evaluation import (
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.common.config import Config
+from hora_rl.common.errors import HoraError, PinLost
+from hora_rl.common.redis import AsyncRedis, connect_async
+from hora_rl.common.state import read_state_async
+from hora_rl.common.telemetry import keep_beating, stop_beating
+from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
+from hora_rl.deploy.launch.best import settle_best
+from hora_rl.deploy.launch.evaluation import (
     about_sampling,
     application_calls,
     in_flight_on,
@@ -41,13 +41,13 @@ from deploy.launch.evaluation import (
     samples_file,
     write_counts,
 )
-from deploy.launch.pinning import Pinning
-from evaluation.benchmarks import held_out
-from evaluation.evaluate import Counts, evaluate
-from evaluation.results import Result
-from evaluation.sample_loop import Progress
-from evaluation.samples import newest_version
-from evaluation.schedule import is_late, next_evaluation, upcoming
+from hora_rl.deploy.launch.pinning import Pinning
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.evaluate import Counts, evaluate
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.sample_loop import Progress
+from hora_rl.evaluation.samples import newest_version
+from hora_rl.evaluation.schedule import is_late, next_evaluation, upcoming
 
 log = structlog.get_logger(__name__)
 POLL_S = 1.0

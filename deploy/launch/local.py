@@ -18,35 +18,35 @@ from pathlib import Path
 
 from rich.console import Console
 
-from actors.coordinator.identity import MAY_CHANGE
-from common.config import Config
-from common.errors import ConfigError
-from common.load import differences, load
-from common.redis import connect
-from deploy.launch.best import settle_last
-from deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
-from deploy.launch.first_evaluation import evaluating_first
-from deploy.launch.live_evaluation import evaluating
-from deploy.launch.placement import telling_unplaced
-from deploy.launch.ports import free_port
-from deploy.launch.run_redis import refuse_leftovers
-from deploy.launch.stack import Application, stack, starting
-from deploy.launch.summary import summarise
-from deploy.monitor.alerts import Alerts
-from deploy.monitor.pace import Pace
-from deploy.monitor.presence import is_watched
-from deploy.monitor.progress import progress, working
-from deploy.monitor.terminal import LINE_PERIOD_S
-from deploy.preflight.checks import SHOWN_BY_RUN, require, show
-from deploy.preflight.findings import Target
-from deploy.preflight.machine import check_writable
-from deploy.preflight.memory import run_target
-from deploy.preflight.processors import on_processors
-from deploy.preflight.resources import shares_a_card
-from deploy.runs.record import CONFIG, RunFile, has_run, settled, write_config
-from evaluation.benchmarks import find_benchmarks
-from evaluation.model_weights import model_digest
-from learner.origin import step_of
+from hora_rl.actors.coordinator.identity import MAY_CHANGE
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import differences, load
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.best import settle_last
+from hora_rl.deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
+from hora_rl.deploy.launch.first_evaluation import evaluating_first
+from hora_rl.deploy.launch.live_evaluation import evaluating
+from hora_rl.deploy.launch.placement import telling_unplaced
+from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.launch.run_redis import refuse_leftovers
+from hora_rl.deploy.launch.stack import Application, stack, starting
+from hora_rl.deploy.launch.summary import summarise
+from hora_rl.deploy.monitor.alerts import Alerts
+from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.deploy.monitor.presence import is_watched
+from hora_rl.deploy.monitor.progress import progress, working
+from hora_rl.deploy.monitor.terminal import LINE_PERIOD_S
+from hora_rl.deploy.preflight.checks import SHOWN_BY_RUN, require, show
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.machine import check_writable
+from hora_rl.deploy.preflight.memory import run_target
+from hora_rl.deploy.preflight.processors import on_processors
+from hora_rl.deploy.preflight.resources import shares_a_card
+from hora_rl.deploy.runs.record import CONFIG, RunFile, has_run, settled, write_config
+from hora_rl.evaluation.benchmarks import find_benchmarks
+from hora_rl.evaluation.model_weights import model_digest
+from hora_rl.learner.origin import step_of
 
 LAST_LOOK_S = LINE_PERIOD_S + 1.0
 """Seconds for the slowest view to show the end of the run."""
@@ -177,7 +177,7 @@ def with_port(config: Config) -> Config:
 
 
 def _train(application: Application, run_dir: Path, console: Console, alerts: Alerts) -> Pace:
-    from learner import launch
+    from hora_rl.learner import launch
 
     config, url = application.config, application.url
     if shares_a_card(config) or config.generator.sleep != "none":

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from common import pin_lease
-from common.config import Config
-from common.keys import Keys
-from common.redis import AsyncRedis, text_of
-from common.rendezvous import chosen
-from common.telemetry import SILENT_S
-from common.types import Pinned
+from hora_rl.common import pin_lease
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import AsyncRedis, text_of
+from hora_rl.common.rendezvous import chosen
+from hora_rl.common.telemetry import SILENT_S
+from hora_rl.common.types import Pinned
 
 POLL_S = 0.2
 Beats = Mapping[str, Mapping[str, Any]]

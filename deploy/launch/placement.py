@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import redis
 
-from common.config import Config
-from common.errors import RunError
-from common.keys import Keys
-from common.redis import connect
-from common.state import changed
-from common.telemetry import SILENT_S
-from deploy.app import APP
-from deploy.monitor.run_state import read_run
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import SILENT_S
+from hora_rl.deploy.app import APP
+from hora_rl.deploy.monitor.run_state import read_run
 
 EVERY_S = 5.0
 

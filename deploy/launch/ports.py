@@ -6,7 +6,7 @@ import random
 import socket
 from contextlib import suppress
 
-from common.errors import RunError
+from hora_rl.common.errors import RunError
 
 # Above Ray's workers, and below the range from which Linux gives any free port, as Ray's daemons
 # do by the dozen: a port of that range that is free now may be taken before Serve binds it.

@@ -28,12 +28,12 @@ from urllib.parse import quote, urlencode
 import structlog
 from redis.exceptions import BusyLoadingError
 
-from common.errors import RunError
-from common.files import replace_text
-from common.kept_secret import kept_secret
-from common.malloc import KEEP_FREED_MEMORY
-from common.processes import die_with_parent
-from common.redis import connect
+from hora_rl.common.errors import RunError
+from hora_rl.common.files import replace_text
+from hora_rl.common.kept_secret import kept_secret
+from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.processes import die_with_parent
+from hora_rl.common.redis import connect
 
 log = structlog.get_logger(__name__)
 START_S = 30.0

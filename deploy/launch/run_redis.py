@@ -12,13 +12,13 @@ from typing import cast
 
 import redis
 
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.keys import Keys
-from common.redis import connect, hidden
-from common.telemetry import SILENT_S
-from deploy.launch.redis_server import RedisServer
-from deploy.runs.record import URL, named_redis
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect, hidden
+from hora_rl.common.telemetry import SILENT_S
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.runs.record import URL, named_redis
 
 
 @contextmanager

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from common.config import Config
-from common.errors import RunError, any_error_as
-from common.keys import Keys
-from common.redis import connect
-from deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
-from deploy.launch.ray_token import keep_token_private
-from deploy.launch.run_redis import run_redis
-from deploy.launch.signals import starting_ray, undisturbed
-from deploy.monitor.hosts import SERVE_CALLBACK
-from deploy.monitor.progress import working
-from deploy.runs.record import RunFile, issue_token
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError, any_error_as
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
+from hora_rl.deploy.launch.ray_token import keep_token_private
+from hora_rl.deploy.launch.run_redis import run_redis
+from hora_rl.deploy.launch.signals import starting_ray, undisturbed
+from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
+from hora_rl.deploy.monitor.progress import working
+from hora_rl.deploy.runs.record import RunFile, issue_token
 
 if TYPE_CHECKING:
     from ray.serve import Application as ServeApplication
@@ -59,7 +59,7 @@ class Application:
     def wait(self, stopped: threading.Event | None = None) -> bool:
         """Whether all replicas are up: False when `stopped` was set before they were. Raises RunError with
         the reason when one cannot start."""
-        from deploy.app import APP, endpoint_of
+        from hora_rl.deploy.app import APP, endpoint_of
 
         stopped = stopped or threading.Event()
         if self.is_up:
@@ -80,7 +80,7 @@ class Application:
 
     def wait_for_all_but(self, name: str) -> None:
         """Until the replicas of every deployment but `name` are up. Raises RunError as `wait` does."""
-        from deploy.app import APP
+        from hora_rl.deploy.app import APP
 
         self._are_up(APP, threading.Event(), name)
 
@@ -138,7 +138,7 @@ def starting(
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns of a replica that is busy for a moment
 
-    from deploy.app import APP, build_run, build_sampler
+    from hora_rl.deploy.app import APP, build_run, build_sampler
 
     with ExitStack() as stopping, ExitStack() as exits:
         began, bar = time.monotonic(), exits.enter_context(ExitStack())

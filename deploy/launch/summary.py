@@ -14,16 +14,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Config
-from common.files import replace_text
-from common.records import GroupRecord
-from deploy.launch.best import read_best
-from deploy.launch.evaluation import read_run_results
-from deploy.launch.examples import read_examples, show_examples
-from deploy.monitor.pace import Pace
-from deploy.runs.prediction import idle_side
-from evaluation.phase_b import PhaseB, counted
-from evaluation.results import Result
+from hora_rl.common.config import Config
+from hora_rl.common.files import replace_text
+from hora_rl.common.records import GroupRecord
+from hora_rl.deploy.launch.best import read_best
+from hora_rl.deploy.launch.evaluation import read_run_results
+from hora_rl.deploy.launch.examples import read_examples, show_examples
+from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.deploy.runs.prediction import idle_side
+from hora_rl.evaluation.phase_b import PhaseB, counted
+from hora_rl.evaluation.results import Result
 
 
 def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> dict[str, object]:

@@ -27,8 +27,8 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from common.config import Config
-from evaluation.console import say
+from hora_rl.common.config import Config
+from hora_rl.evaluation.console import say
 
 log = structlog.get_logger(__name__)
 LIMIT_S = 10.0

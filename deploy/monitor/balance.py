@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 LEAST_STEPS, LEAST_S = 2, 10.0
 """Nothing is said from fewer steps, or from less time: generators are looked at once a second."""

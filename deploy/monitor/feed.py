@@ -19,13 +19,13 @@ from typing import Any
 import redis
 import structlog
 
-from common.errors import HoraError
-from common.keys import Keys
-from common.redis import Redis, connect, hidden
-from common.state import read_config
-from deploy.monitor.history import History
-from deploy.monitor.presence import Presence
-from deploy.monitor.run_state import RunState, read_run
+from hora_rl.common.errors import HoraError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import Redis, connect, hidden
+from hora_rl.common.state import read_config
+from hora_rl.deploy.monitor.history import History
+from hora_rl.deploy.monitor.presence import Presence
+from hora_rl.deploy.monitor.run_state import RunState, read_run
 
 log = structlog.get_logger(__name__)
 PERIOD_S = 1.0

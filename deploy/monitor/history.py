@@ -12,14 +12,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from common.config import Config
-from common.keys import Keys
-from common.records import ShardReport
-from common.redis import Redis
-from common.state import read_state
-from common.telemetry import FLOWS
-from deploy.monitor.run_state import numbers
-from evaluation.phase_b import PhaseB, Share, classes, counted, total
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.records import ShardReport
+from hora_rl.common.redis import Redis
+from hora_rl.common.state import read_state
+from hora_rl.common.telemetry import FLOWS
+from hora_rl.deploy.monitor.run_state import numbers
+from hora_rl.evaluation.phase_b import PhaseB, Share, classes, counted, total
 
 POINTS = 400
 KEPT = 4 * POINTS

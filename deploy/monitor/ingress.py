@@ -7,9 +7,9 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from common.config import Config
-from deploy.monitor.prometheus import Exporter
-from deploy.monitor.web import create_app
+from hora_rl.common.config import Config
+from hora_rl.deploy.monitor.prometheus import Exporter
+from hora_rl.deploy.monitor.web import create_app
 
 
 @serve.ingress()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deploy.monitor.run_state import RunState
+from hora_rl.deploy.monitor.run_state import RunState
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ much of a request it takes.
 uvicorn waits for ever for the rest of a request: a few hundred clients that send a byte a minute use up its
 sockets. Its protocol class is exchanged for one with limits: by `hora monitor --page` for its own server,
 and in the proxies of Serve through Serve's callback,
-`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.monitor.patience:limit_requests`.
+`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=hora_rl.deploy.monitor.patience:limit_requests`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uvicorn.config
 from starlette.middleware import Middleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from deploy.monitor.hosts import ProxyGuard
+from hora_rl.deploy.monitor.hosts import ProxyGuard
 
 REQUEST_S = 10.0
 """From the start of a connection, or of a request on it, to its last byte."""

@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from common.config import Config
-from common.errors import RunError
-from common.redis import connect
-from deploy.monitor.alerts import Alerts
-from deploy.monitor.pace import Pace
-from deploy.monitor.run_state import RunState, read_run
-from deploy.monitor.warnings import Kind, Warning
-from evaluation.console import LONG_S, say, shown
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.redis import connect
+from hora_rl.deploy.monitor.alerts import Alerts
+from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.deploy.monitor.run_state import RunState, read_run
+from hora_rl.deploy.monitor.warnings import Kind, Warning
+from hora_rl.evaluation.console import LONG_S, say, shown
 
 EVERY_S = 1.0
 QUIET_S = 300.0

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from ray.util.metrics import Counter, Gauge
 
-from common.telemetry import SILENT_S
-from deploy.monitor.run_state import RunState
-from deploy.monitor.warnings import Kind
+from hora_rl.common.telemetry import SILENT_S
+from hora_rl.deploy.monitor.run_state import RunState
+from hora_rl.deploy.monitor.warnings import Kind
 
 # name -> (description with unit, tags besides `run`)
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -14,13 +14,13 @@ from fastapi import FastAPI, HTTPException, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from common.keys import Keys
-from common.redis import Redis
-from common.rollout_files import ARRAYS, REWARD
-from common.state import read_config, read_state
-from deploy.monitor.feed import Feed
-from evaluation.rollout_table import Order, columns_of, read_rollouts, steps_of
-from evaluation.run_folders import RunFolderError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import Redis
+from hora_rl.common.rollout_files import ARRAYS, REWARD
+from hora_rl.common.state import read_config, read_state
+from hora_rl.deploy.monitor.feed import Feed
+from hora_rl.evaluation.rollout_table import Order, columns_of, read_rollouts, steps_of
+from hora_rl.evaluation.run_folders import RunFolderError
 
 PAGE = Path(__file__).with_name("rollouts.html")
 READERS = 2

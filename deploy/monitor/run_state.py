@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import redis
 
-from common.config import Config
-from common.keys import Keys
-from common.queue import depth_of
-from common.state import SharedState, read_config
-from common.telemetry import FLOWS, SILENT_S, TELEMETRY
-from deploy.monitor.balance import KEPT, Balance, Split, balance, split_of
-from deploy.monitor.warnings import Kind, Warning, warnings
-from evaluation.phase_b import PhaseB, Share, total
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import depth_of
+from hora_rl.common.state import SharedState, read_config
+from hora_rl.common.telemetry import FLOWS, SILENT_S, TELEMETRY
+from hora_rl.deploy.monitor.balance import KEPT, Balance, Split, balance, split_of
+from hora_rl.deploy.monitor.warnings import Kind, Warning, warnings
+from hora_rl.evaluation.phase_b import PhaseB, Share, total
 
 GONE_S = 60.0
 WINDOW_S = 60.0

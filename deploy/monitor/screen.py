@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from common.telemetry import SILENT_S
-from deploy.monitor.run_state import Part, RunState
-from evaluation.console import plain_table
-from evaluation.results import span
+from hora_rl.common.telemetry import SILENT_S
+from hora_rl.deploy.monitor.run_state import Part, RunState
+from hora_rl.evaluation.console import plain_table
+from hora_rl.evaluation.results import span
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 SIDE_BY_SIDE = 110

@@ -12,14 +12,14 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
-from common.errors import RunError
-from common.redis import Redis, connect, hidden
-from deploy.monitor.feed import Read
-from deploy.monitor.presence import Presence
-from deploy.monitor.run_state import RunState, read_run
-from deploy.monitor.screen import line, screen
-from deploy.runs.record import RunFile
-from evaluation.console import say
+from hora_rl.common.errors import RunError
+from hora_rl.common.redis import Redis, connect, hidden
+from hora_rl.deploy.monitor.feed import Read
+from hora_rl.deploy.monitor.presence import Presence
+from hora_rl.deploy.monitor.run_state import RunState, read_run
+from hora_rl.deploy.monitor.screen import line, screen
+from hora_rl.deploy.runs.record import RunFile
+from hora_rl.evaluation.console import say
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0
@@ -80,8 +80,8 @@ def serve_page(
     `folder` is the run's where it is here."""
     import uvicorn
 
-    from deploy.monitor.patience import LimitedProtocol
-    from deploy.monitor.web import create_app
+    from hora_rl.deploy.monitor.patience import LimitedProtocol
+    from hora_rl.deploy.monitor.web import create_app
 
     uvicorn.run(
         create_app(redis_url, run, names=(host, *names), read=read, folder=folder),

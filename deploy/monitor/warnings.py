@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from common.telemetry import SILENT_S, TELEMETRY
-from deploy.monitor.balance import IDLES, LEAST_S
+from hora_rl.common.telemetry import SILENT_S, TELEMETRY
+from hora_rl.deploy.monitor.balance import IDLES, LEAST_S
 
 if TYPE_CHECKING:
-    from deploy.monitor.run_state import Part, RunState
+    from hora_rl.deploy.monitor.run_state import Part, RunState
 
 MOST = 0.5
 PATIENCE = 3

@@ -10,24 +10,24 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from common.config import Config
-from common.errors import ConfigError, HoraError
-from common.load import load
-from common.plain_yaml import read_yaml
-from common.pretrained import obtain
-from deploy.monitor.progress import working
-from deploy.preflight import configuration, disk, machine, processors, services, sources, task
-from deploy.preflight.driver import driver, precision
-from deploy.preflight.findings import Check, Finding, Target
-from deploy.preflight.group_size import group_size
-from deploy.preflight.isolation import sandbox
-from deploy.preflight.memory import estimated, memory, model_shape, run_target
-from deploy.preflight.resources import read_cards
-from deploy.preflight.rollout_disk import rollouts
-from deploy.preflight.step_costs import UNKNOWN, said
-from deploy.preflight.triton import triton_build
-from deploy.preflight.weight_files import weight_files
-from evaluation.console import say
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.load import load
+from hora_rl.common.plain_yaml import read_yaml
+from hora_rl.common.pretrained import obtain
+from hora_rl.deploy.monitor.progress import working
+from hora_rl.deploy.preflight import configuration, disk, machine, processors, services, sources, task
+from hora_rl.deploy.preflight.driver import driver, precision
+from hora_rl.deploy.preflight.findings import Check, Finding, Target
+from hora_rl.deploy.preflight.group_size import group_size
+from hora_rl.deploy.preflight.isolation import sandbox
+from hora_rl.deploy.preflight.memory import estimated, memory, model_shape, run_target
+from hora_rl.deploy.preflight.resources import read_cards
+from hora_rl.deploy.preflight.rollout_disk import rollouts
+from hora_rl.deploy.preflight.step_costs import UNKNOWN, said
+from hora_rl.deploy.preflight.triton import triton_build
+from hora_rl.deploy.preflight.weight_files import weight_files
+from hora_rl.evaluation.console import say
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """Quick checks that apply on every machine."""
@@ -47,7 +47,6 @@ CONFIGURATION: tuple[Check, ...] = (
 """Checks of a configuration that is meant for another machine."""
 CHECKS: tuple[Check, ...] = (
     machine.python,
-    machine.import_origin,
     machine.folder,
     *NAMES,
     configuration.packages,
@@ -192,7 +191,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         return Target(config, "train") if trained else run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
-    _check_endpoint(config, raw["applications"], source)
+    _check_applications(config, raw["applications"], source)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
@@ -200,14 +199,17 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
 
 
-def _check_endpoint(config: Config, applications: list[dict[str, Any]], source: str) -> None:
-    """Raise ConfigError for a Serve file that asks for the endpoint and has no application for it."""
+def _check_applications(config: Config, applications: list[dict[str, Any]], source: str) -> None:
+    """Raise ConfigError for an application that cannot be imported, and where the endpoint has none."""
     paths = [str(application.get("import_path")) for application in applications]
+    for path in paths:
+        if path.startswith("deploy."):
+            raise ConfigError(f"{source}: import_path: {path} is called hora_rl.{path} now")
     if config.serve.endpoint and not any(path.endswith(":build_endpoint") for path in paths):
         raise ConfigError(
             f"{source}: serve.endpoint is true, and no application has import_path: "
-            "deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 and the "
-            "same args, or set it to false"
+            "hora_rl.deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 "
+            "and the same args, or set it to false"
         )
 
 

@@ -13,27 +13,27 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.coordinator.prompt_features import feature_model
-from actors.environment.registry import environment_of, load_environment
-from allocator import allocate
-from allocator.priors.make import NAMES, UNCONDITIONED
-from common.adapters import check_base, refuse_to_train
-from common.answers import load_extract
-from common.config import Config
-from common.config.environment import LIBRARY
-from common.datasets import load_held_out
-from common.errors import ConfigError
-from common.load import check_paths
-from common.model_files import own_configuration
-from common.reward_names import function_of
-from common.rewards import gold_test, group_functions
-from common.user_code import is_user_function, working_folder
-from common.user_rewards import load_reward
-from deploy.preflight.findings import Finding, Target, must, ok, plural, should
-from deploy.preflight.machine import gpus, model_gib
-from deploy.preflight.rounds import rounds
-from learner.kernels import check_liger_family, check_liger_here
-from learner.user_advantage import try_advantage
+from hora_rl.actors.coordinator.prompt_features import feature_model
+from hora_rl.actors.environment.registry import environment_of, load_environment
+from hora_rl.allocator import allocate
+from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
+from hora_rl.common.adapters import check_base, refuse_to_train
+from hora_rl.common.answers import load_extract
+from hora_rl.common.config import Config
+from hora_rl.common.config.environment import LIBRARY
+from hora_rl.common.datasets import load_held_out
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import check_paths
+from hora_rl.common.model_files import own_configuration
+from hora_rl.common.reward_names import function_of
+from hora_rl.common.rewards import gold_test, group_functions
+from hora_rl.common.user_code import is_user_function, working_folder
+from hora_rl.common.user_rewards import load_reward
+from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, plural, should
+from hora_rl.deploy.preflight.machine import gpus, model_gib
+from hora_rl.deploy.preflight.rounds import rounds
+from hora_rl.learner.kernels import check_liger_family, check_liger_here
+from hora_rl.learner.user_advantage import try_advantage
 
 OWN_FAULTS = (ArithmeticError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
 
@@ -153,7 +153,7 @@ def context(target: Target) -> Iterator[Finding]:
 
 def family(target: Target) -> Iterator[Finding]:
     """Whether the learner computes the log-probs of the model's family correctly."""
-    from learner.agreement import check_family
+    from hora_rl.learner.agreement import check_family
 
     if target.trains:
         name, unshared = check_family(target.config)
@@ -179,7 +179,9 @@ def packages(target: Target) -> Iterator[Finding]:
     """Packages that this configuration needs and `make setup` does not install, and arguments of vLLM."""
     learner, engine = target.config.learner, target.config.generator.engine_args
     if engine:
-        from actors.generator.engine_args import check_engine_args  # imports vLLM, which takes seconds
+        from hora_rl.actors.generator.engine_args import (
+            check_engine_args,  # imports vLLM, which takes seconds
+        )
 
         check_engine_args(engine)
     if learner.kernels == "liger" and target.trains:

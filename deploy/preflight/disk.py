@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import Config
-from deploy.preflight.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
-from deploy.preflight.findings import Finding, Target, must, ok, size
-from deploy.preflight.memory import model_shape
-from deploy.preflight.rollout_disk import expected_gib
+from hora_rl.common.config import Config
+from hora_rl.deploy.preflight.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
+from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, size
+from hora_rl.deploy.preflight.memory import model_shape
+from hora_rl.deploy.preflight.rollout_disk import expected_gib
 
 # Bytes of one line of groups.jsonl, and of a step in steps.jsonl and TensorBoard; rounded up.
 OF_GROUP, OF_STEP = 1024, 8192

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.load import ROOT
-from deploy.preflight import machine
-from deploy.preflight.findings import Finding, Target, must, should
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.findings import Finding, Target, must, should
 
 # Oldest branch of the driver for every minor version of a CUDA release (NVIDIA, "Minor Version
 # Compatibility", table 1).

@@ -21,9 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from common.config import Config
-from learner.flops import Shape
-from learner.prefixes import ALIGNED, divide, window_of
+from hora_rl.common.config import Config
+from hora_rl.learner.flops import Shape
+from hora_rl.learner.prefixes import ALIGNED, divide, window_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,7 +128,7 @@ class Need:
 
 def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
     """One learner rank, on a card, or without one in host memory."""
-    from learner.engine import effective_stage
+    from hora_rl.learner.engine import effective_stage
 
     learner, width = config.learner, WIDTH[config.model.dtype]
     stage, world = effective_stage(config), learner.workers

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config import Config
+from hora_rl.common.config import Config
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.config import Config
-from deploy.preflight.findings import Finding, Target, should
+from hora_rl.common.config import Config
+from hora_rl.deploy.preflight.findings import Finding, Target, should
 
 TOKEN_BYTES = 8
 """A token and its log-prob."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.verifier.sandbox.sandbox import Sandbox
-from deploy.preflight.findings import Finding, Target, ok
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.deploy.preflight.findings import Finding, Target, ok
 
 HAVE = "Python's standard library, and no folder to write to"
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING
 
-from actors.verifier.errors import VerifierUnavailable
-from actors.verifier.pool import VerifierPool
-from common.config import Config
-from common.datasets import Row
-from common.errors import ConfigError
-from common.prompts import render
-from common.rewards import total
-from common.user_code import working_folder
-from common.user_rewards import Answer
-from deploy.monitor.visible import visible
-from deploy.preflight.configuration import OWN_FAULTS
-from deploy.preflight.findings import Finding, ok
+from hora_rl.actors.verifier.errors import VerifierUnavailable
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.prompts import render
+from hora_rl.common.rewards import total
+from hora_rl.common.user_code import working_folder
+from hora_rl.common.user_rewards import Answer
+from hora_rl.deploy.monitor.visible import visible
+from hora_rl.deploy.preflight.configuration import OWN_FAULTS
+from hora_rl.deploy.preflight.findings import Finding, ok
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

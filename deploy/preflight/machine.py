@@ -15,14 +15,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import common
-from common.errors import ConfigError, RunError
-from common.load import ROOT
-from deploy.launch.ports import check_port
-from deploy.preflight.findings import Finding, Target, must, ok, should
-from deploy.runs.record import RunFile
-from hora_rl.names import OURS
-from learner import extensions
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.launch.ports import check_port
+from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.runs.record import RunFile
+from hora_rl.learner import extensions
 
 GIB = 2**30
 SHARED_GIB = 1.0
@@ -58,27 +56,6 @@ def versions(target: Target) -> Iterator[Finding]:
     off = [f"{name} {v} (pinned {pins[name]})" for name, v in has.items() if pins.get(name, v) != v]
     says = "; ".join(off) or ", ".join(f"{name} {found}" for name, found in has.items())
     yield should(not off, "packages", says, "make setup installs the versions that are tested together")
-
-
-def import_origin(target: Target) -> Iterator[Finding]:
-    """A folder of the user may have the name of one of ours. An installed wheel keeps both. In a checkout
-    Ray's workers, which search the working folder first, would import the user's."""
-    found = Path(str(common.__path__[0])).resolve()
-    fix = f"this hora is in {ROOT}: start it from a folder that has no `common` of its own"
-    yield must(found.parent == ROOT, "package `common`", f"imported from {found}", fix)
-    for name in OURS if ROOT.name != "hora_rl" else ():
-        if theirs := _package_here(name):
-            says = f"{theirs} has the name of {ROOT / name}, and Ray's workers would import yours"
-            fix = f"install HORA as a wheel, which keeps both (pip install --no-deps {ROOT}), or rename yours"
-            yield Finding("fail", f"package `{name}`", says, fix)
-
-
-def _package_here(name: str) -> Path | None:
-    """The module or folder with Python files of this name in the working folder, unless it is ours."""
-    path = next((p for p in (Path(name), Path(f"{name}.py")) if p.exists()), None)
-    if path is None or path.resolve().parent == ROOT:
-        return None
-    return path.resolve() if path.is_file() or any(path.glob("*.py")) else None
 
 
 def gpu_count(target: Target) -> Iterator[Finding]:

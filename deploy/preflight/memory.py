@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.config import Config
-from common.model_files import own_configuration
-from common.pretrained import obtain
-from common.processes import free_memory
-from deploy.preflight import machine
-from deploy.preflight.estimate import (
+from hora_rl.common.config import Config
+from hora_rl.common.model_files import own_configuration
+from hora_rl.common.pretrained import obtain
+from hora_rl.common.processes import free_memory
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.estimate import (
     CONTEXT_GIB,
     ModelShape,
     Need,
@@ -23,9 +23,9 @@ from deploy.preflight.estimate import (
     rank_need,
     transfer_gib,
 )
-from deploy.preflight.findings import Finding, Target, must, ok, should
-from deploy.preflight.processors import on_processors
-from deploy.preflight.resources import GIB, SPARE, Card, choose, read_cards, shares_a_card
+from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.preflight.processors import on_processors
+from hora_rl.deploy.preflight.resources import GIB, SPARE, Card, choose, read_cards, shares_a_card
 
 HOST_KEYS = (
     "learner.tokens_per_microbatch, learner.gradient_checkpointing, learner.logit_chunk, learner.lora, "

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from common.config import Config
-from common.config.base import Section
-from common.processes import processors
-from deploy.preflight import machine
-from deploy.preflight.findings import Finding, Target, ok, plural, should
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import Section
+from hora_rl.common.processes import processors
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.findings import Finding, Target, ok, plural, should
 
 AnySection = TypeVar("AnySection", bound=Section)
 CPUINFO = Path("/proc/cpuinfo")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from common.config import Config
-from common.errors import ConfigError
-from common.load import differences
-from deploy.preflight.estimate import (
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import differences
+from hora_rl.deploy.preflight.estimate import (
     ModelShape,
     generator_need,
     kv_token_bytes,
@@ -25,7 +25,7 @@ from deploy.preflight.estimate import (
     rank_need,
     waiting_gib,
 )
-from deploy.preflight.step_costs import step_seconds
+from hora_rl.deploy.preflight.step_costs import step_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from common.config import Config
-from deploy.preflight.findings import Finding, Target, ok, size
+from hora_rl.common.config import Config
+from hora_rl.deploy.preflight.findings import Finding, Target, ok, size
 
 GIB = 2**30
 # Bytes of files of 640 rollouts of 2,000 tokens of English, and of short ones; rounded up.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from deploy.preflight.findings import Finding, Target, ok
+from hora_rl.deploy.preflight.findings import Finding, Target, ok
 
 ENOUGH = 2
 """Rollouts asked for at once for each place, below which the remark is made."""

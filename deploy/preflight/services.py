@@ -11,16 +11,16 @@ from typing import cast
 import redis
 from redis.exceptions import ResponseError
 
-import common
-from common.config import Config
-from common.errors import RunError
-from common.redis import connect, hidden
-from deploy.launch.ray_token import open_to_others, token_file
-from deploy.launch.redis_server import executable
-from deploy.launch.signals import starting_ray
-from deploy.preflight.findings import Finding, Target, must, ok, should
-from deploy.preflight.machine import enough_gpus
-from deploy.runs.record import named_redis, redis_url
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import ROOT
+from hora_rl.common.redis import connect, hidden
+from hora_rl.deploy.launch.ray_token import open_to_others, token_file
+from hora_rl.deploy.launch.redis_server import executable
+from hora_rl.deploy.launch.signals import starting_ray
+from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, should
+from hora_rl.deploy.preflight.machine import enough_gpus
+from hora_rl.deploy.runs.record import named_redis, redis_url
 
 PODS_S, POLL_S = 300.0, 2.0
 
@@ -121,15 +121,15 @@ def _same_code() -> Finding:
     from ray.exceptions import RayError
 
     def origin() -> str:
-        import common
+        from hora_rl.common import load
 
-        return str(common.__path__[0])
+        return str(load.ROOT)
 
-    mine = str(common.__path__[0])
+    mine = str(ROOT)
     try:
         found = ray.get(ray.remote(num_cpus=0)(origin).remote(), timeout=60)
     except RayError as error:
         found = f"nowhere ({type(error).__name__})"
-    fix = f"not {mine}: install hora on every node, and call `ray start` in a folder without a `common`"
+    fix = f"not {mine}: install hora on every node, and call `ray start` in a folder without a `hora_rl`"
     same = Path(found).resolve() == Path(mine).resolve()
-    return must(same, "Ray workers", f"import common from {found}", fix)
+    return must(same, "Ray workers", f"import hora_rl from {found}", fix)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.config import Config
-from common.datasets import Dataset, load_dataset, load_held_out
-from common.errors import ConfigError
-from common.order import Mixture, counts_of, mixed_rows
-from common.prompts import load_tokenizer, render
-from common.rewards import gold_test
-from deploy.preflight.findings import Finding, Target, ok, plural
-from evaluation.benchmarks import known_leaks, refuse_long
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.order import Mixture, counts_of, mixed_rows
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.common.rewards import gold_test
+from hora_rl.deploy.preflight.findings import Finding, Target, ok, plural
+from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common.config import Config
-from deploy.preflight.estimate import (
+from hora_rl.common.config import Config
+from hora_rl.deploy.preflight.estimate import (
     GIB,
     WIDTH,
     ModelShape,
@@ -15,7 +15,7 @@ from deploy.preflight.estimate import (
     published_gib,
     shared_rows,
 )
-from learner.flops import PEAK_BF16, peak_flops
+from hora_rl.learner.flops import PEAK_BF16, peak_flops
 
 MEAN = 0.5
 """Mean response over the longest one, where nobody knows better."""
@@ -96,7 +96,7 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
 def _exchanged(config: Config, shape: ModelShape, micro: float) -> float:
     """What one rank sends in a step: gradients of each micro-batch, and the new weights once; in ZeRO-3
     instead the weights in each forward and backward pass."""
-    from learner.engine import effective_stage
+    from hora_rl.learner.engine import effective_stage
 
     world, stage = config.learner.workers, effective_stage(config)
     if world == 1:

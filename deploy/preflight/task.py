@@ -7,17 +7,17 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from common.answers import ANSWERS, example, instructions, prefill
-from common.config import Config
-from common.datasets import Json, Row, load_dataset
-from common.equality import quick_verdict
-from common.gym import TASK
-from common.prompts import load_tokenizer, render_text
-from common.rewards import gold_test
-from common.stop_tokens import named, stop_tokens
-from deploy.preflight.code_task import programs
-from deploy.preflight.findings import Finding, Target, ok
-from deploy.preflight.judged import judge, prompt_as_read, shown
+from hora_rl.common.answers import ANSWERS, example, instructions, prefill
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Json, Row, load_dataset
+from hora_rl.common.equality import quick_verdict
+from hora_rl.common.gym import TASK
+from hora_rl.common.prompts import load_tokenizer, render_text
+from hora_rl.common.rewards import gold_test
+from hora_rl.common.stop_tokens import named, stop_tokens
+from hora_rl.deploy.preflight.code_task import programs
+from hora_rl.deploy.preflight.findings import Finding, Target, ok
+from hora_rl.deploy.preflight.judged import judge, prompt_as_read, shown
 
 ROWS = 64
 """Rows among which a wrong answer is looked for."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from deploy.preflight import machine
-from deploy.preflight.findings import Finding, Target, must
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.findings import Finding, Target, must
 
 
 def triton_build(target: Target) -> Iterator[Finding]:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from common.adapter_names import WEIGHTS
-from common.config import Config
-from common.errors import ConfigError
-from common.model_files import own_configuration
-from common.prompts import load_tokenizer
-from deploy.preflight.findings import Finding, Target, ok
+from hora_rl.common.adapter_names import WEIGHTS
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.model_files import own_configuration
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.deploy.preflight.findings import Finding, Target, ok
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from allocator.rules import get_rule
-from common.config import Config
-from common.errors import RunError
-from common.files import check_regular
-from common.load import load
-from common.redis import connect
-from deploy.launch.redis_server import RedisServer
-from deploy.monitor.progress import working
-from deploy.runs.record import RunFile, redis_url
-from evaluation.audit import audit, gather
-from evaluation.audit_rollouts import rollout_rows
+from hora_rl.allocator.rules import get_rule
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.files import check_regular
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.monitor.progress import working
+from hora_rl.deploy.runs.record import RunFile, redis_url
+from hora_rl.evaluation.audit import audit, gather
+from hora_rl.evaluation.audit_rollouts import rollout_rows
 
 
 def audit_run(run: Path) -> bool:

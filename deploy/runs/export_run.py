@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.errors import RunError
-from common.load import load
-from deploy.monitor.progress import working
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.deploy.monitor.progress import working
 
 
 def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False) -> str:
@@ -16,7 +16,7 @@ def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False)
     if not file.is_file():
         raise RunError(f"{run}: not a run folder, there is no config.yaml; `hora runs` lists runs")
     with working(f"export of {run}"):
-        from learner.export import export_checkpoint
+        from hora_rl.learner.export import export_checkpoint
 
         done = export_checkpoint(run, load(str(file)), step, out, adapter=adapter)
     what = "adapter" if adapter else "model"

@@ -9,22 +9,22 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from actors.coordinator.deployment import render_prompts
-from actors.coordinator.prompt_features import features_of, prior_of
-from allocator.calibration import log_loss, reliability
-from allocator.priors import make_prior
-from allocator.priors.files import save_state
-from allocator.priors.fit import fit_prior, outcomes
-from allocator.priors.make import UNCONDITIONED
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.load import load
-from common.prompts import load_tokenizer
-from common.types import Prompt
-from deploy.monitor.progress import working
-from evaluation.console import say
-from evaluation.report.figures import reliability_figure, save
-from evaluation.run_folders import records
+from hora_rl.actors.coordinator.deployment import render_prompts
+from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
+from hora_rl.allocator.calibration import log_loss, reliability
+from hora_rl.allocator.priors import make_prior
+from hora_rl.allocator.priors.files import save_state
+from hora_rl.allocator.priors.fit import fit_prior, outcomes
+from hora_rl.allocator.priors.make import UNCONDITIONED
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.monitor.progress import working
+from hora_rl.evaluation.console import say
+from hora_rl.evaluation.report.figures import reliability_figure, save
+from hora_rl.evaluation.run_folders import records
 
 SENTENCE = ("mpnet-dual", "gp")
 """Priors whose features come from a sentence-embedding model; those of the others are the policy's."""

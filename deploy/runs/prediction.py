@@ -9,22 +9,22 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import Config
-from common.errors import ConfigError
-from common.load import load
-from deploy.monitor.balance import KEPT, Metrics, balance, split_of
-from deploy.preflight.estimate import GIB, ModelShape
-from deploy.preflight.memory import model_shape
-from deploy.preflight.step_costs import (
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
+from hora_rl.deploy.preflight.estimate import GIB, ModelShape
+from hora_rl.deploy.preflight.memory import model_shape
+from hora_rl.deploy.preflight.step_costs import (
     COPY_BYTES,
     MEAN,
     WANTED_MFU,
     StepArithmetic,
     arithmetic,
 )
-from evaluation.report.predicted import Predicted, PredictedRow
-from evaluation.run_folders import Array, load_run, records
-from learner.flops import peak_flops
+from hora_rl.evaluation.report.predicted import Predicted, PredictedRow
+from hora_rl.evaluation.run_folders import Array, load_run, records
+from hora_rl.learner.flops import peak_flops
 
 Row = PredictedRow
 

@@ -24,20 +24,20 @@ from typing import Any, Literal
 import structlog
 from rich.console import Console
 
-from common.access import sha256
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.files import replace_text
-from common.kept_secret import kept_secret
-from common.keys import Keys
-from common.load import dump_yaml, load
-from common.processes import this_machine
-from common.redis import connect, has_password
-from common.state import changed
-from deploy.launch.signals import asked_to_stop, undisturbed
-from deploy.monitor.progress import working
-from deploy.runs.process_identity import age_s, same_boot, start_ticks
-from evaluation.console import say
+from hora_rl.common.access import sha256
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.files import replace_text
+from hora_rl.common.kept_secret import kept_secret
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.common.processes import this_machine
+from hora_rl.common.redis import connect, has_password
+from hora_rl.common.state import changed
+from hora_rl.deploy.launch.signals import asked_to_stop, undisturbed
+from hora_rl.deploy.monitor.progress import working
+from hora_rl.deploy.runs.process_identity import age_s, same_boot, start_ticks
+from hora_rl.evaluation.console import say
 
 log = structlog.get_logger(__name__)
 State = Literal["running", "finished", "failed", "stopped"]

@@ -15,11 +15,11 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from common.errors import ConfigError, RunError
-from common.rollout_files import REWARD
-from deploy.monitor.visible import pieces, visible
-from evaluation.console import say
-from evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.rollout_files import REWARD
+from hora_rl.deploy.monitor.visible import pieces, visible
+from hora_rl.evaluation.console import say
+from hora_rl.evaluation.rollout_table import Order, Wanted, read_rollouts, steps_of
 
 HEAD, TAIL = 1000, 500
 """Characters shown of a long text: its beginning, and its end, where the answer is."""

@@ -1,8 +1,8 @@
 """What a study with exact curves measured, in one compressed file, and every table and figure of the reports
 from such files.
 
-    python -m deploy.study.archive pack STUDY FOLDER OUT.json.xz
-    python -m deploy.study.archive report docs/results
+    python -m hora_rl.deploy.study.archive pack STUDY FOLDER OUT.json.xz
+    python -m hora_rl.deploy.study.archive report docs/results
 
 `pack` keeps of each finished cell its curves, its steps, the counts of every group and the success of every
 prompt at the end, and of the arms whose mechanism is reported the rate that each group was sampled with.
@@ -20,16 +20,16 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import HoraError
-from common.load import load
-from deploy.study.cells import Study, cells, load_study
-from deploy.study.exact_curves import CURVES
-from deploy.study.exact_report import rules_of
-from evaluation.report.curves import Curve, curve_of
-from evaluation.report.curves_report import report_curves
-from evaluation.report.figures import save
-from evaluation.report.mechanism import Groups, Terms, foretold
-from evaluation.report.mechanism_figures import allocation_figure, mechanism_figure, mechanism_table
+from hora_rl.common.errors import HoraError
+from hora_rl.common.load import load
+from hora_rl.deploy.study.cells import Study, cells, load_study
+from hora_rl.deploy.study.exact_curves import CURVES
+from hora_rl.deploy.study.exact_report import rules_of
+from hora_rl.evaluation.report.curves import Curve, curve_of
+from hora_rl.evaluation.report.curves_report import report_curves
+from hora_rl.evaluation.report.figures import save
+from hora_rl.evaluation.report.mechanism import Groups, Terms, foretold
+from hora_rl.evaluation.report.mechanism_figures import allocation_figure, mechanism_figure, mechanism_table
 
 KEPT = ("step", "prompt_index", "p", "successes", "rounds", "round_hits", "tokens")
 """Columns of groups that others do not follow from: a group's size is G0 + Σ rounds, its hits are
@@ -166,7 +166,7 @@ def unpack(path: Path) -> Archive:
     except (OSError, lzma.LZMAError, ValueError, KeyError, AttributeError) as error:
         raise HoraError(
             f"{path}: not an archive of a study ({type(error).__name__}: {error}); make one with "
-            "`python -m deploy.study.archive pack`"
+            "`python -m hora_rl.deploy.study.archive pack`"
         ) from None
 
 

@@ -14,23 +14,31 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import TextColumn
 
-from common.config import Config
-from common.errors import RunError
-from common.load import dump_yaml
-from common.processes import processors
-from deploy.launch.signals import heard_afterwards, undisturbed
-from deploy.preflight.memory import run_target
-from deploy.runs.record import RunFile
-from deploy.study.cells import Cell, Study, cells, folders, has_exact_success, load_study, same_at_step_0
-from deploy.study.exact_curves import CURVES
-from deploy.study.exact_report import write_exact_report
-from deploy.study.folder import alone_in
-from deploy.study.stack_curves import check_kept, write_stack_curves
-from evaluation.benchmarks import held_out
-from evaluation.console import counting_bar, say
-from evaluation.report.study_report import write_study_report
-from evaluation.report.study_statistics import unmatched
-from evaluation.run_folders import load_run
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import dump_yaml
+from hora_rl.common.processes import processors
+from hora_rl.deploy.launch.signals import heard_afterwards, undisturbed
+from hora_rl.deploy.preflight.memory import run_target
+from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.study.cells import (
+    Cell,
+    Study,
+    cells,
+    folders,
+    has_exact_success,
+    load_study,
+    same_at_step_0,
+)
+from hora_rl.deploy.study.exact_curves import CURVES
+from hora_rl.deploy.study.exact_report import write_exact_report
+from hora_rl.deploy.study.folder import alone_in
+from hora_rl.deploy.study.stack_curves import check_kept, write_stack_curves
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.console import counting_bar, say
+from hora_rl.evaluation.report.study_report import write_study_report
+from hora_rl.evaluation.report.study_statistics import unmatched
+from hora_rl.evaluation.run_folders import load_run
 
 STOP_LIMIT_S = 120.0
 POLL_S = 0.5

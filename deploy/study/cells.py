@@ -16,12 +16,12 @@ from pathlib import Path
 import yaml
 from pydantic import Field, JsonValue, ValidationError
 
-from common.config import Config
-from common.config.base import Section
-from common.errors import ConfigError
-from common.load import ROOT, check_paths, differences, load
-from common.plain_yaml import read_yaml
-from deploy.tasks.recall import KS, TASK_FILE, load_task
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import Section
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import ROOT, check_paths, differences, load
+from hora_rl.common.plain_yaml import read_yaml
+from hora_rl.deploy.tasks.recall import KS, TASK_FILE, load_task
 
 STUDIES = ROOT / "deploy" / "studies"
 # Settings that every cell of a study shares: the budget, what is trained on which data, and how it is

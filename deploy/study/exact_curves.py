@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from common.config import Config
-from common.files import replace_text
-from deploy.tasks.recall import KS, ExactSuccess, RecallTask
+from hora_rl.common.config import Config
+from hora_rl.common.files import replace_text
+from hora_rl.deploy.tasks.recall import KS, ExactSuccess, RecallTask
 
 CURVES = "curves.json"
 

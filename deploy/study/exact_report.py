@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.study.cells import Study, folders
-from deploy.study.exact_curves import CURVES
-from evaluation.report.curves import Rules
-from evaluation.report.curves_report import write_curves_report
+from hora_rl.deploy.study.cells import Study, folders
+from hora_rl.deploy.study.exact_curves import CURVES
+from hora_rl.evaluation.report.curves import Rules
+from hora_rl.evaluation.report.curves_report import write_curves_report
 
 
 def write_exact_report(study: Study, out: Path) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import RunError
+from hora_rl.common.errors import RunError
 
 
 @contextmanager

@@ -26,25 +26,25 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import init_process_group, is_initialized
 from transformers import PreTrainedTokenizerBase
 
-from actors.coordinator.allocation import divide_round, rounds_of
-from actors.coordinator.cycles import BatchAllocation
-from actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
-from allocator.priors import Prior, make_prior
-from common.config import Config
-from common.errors import ConfigError
-from common.order import batch_rows
-from common.prompts import load_tokenizer, render
-from common.types import Group, Prompt, Rollout
-from deploy.study.exact_curves import ExactCurves
-from deploy.study.local_sampler import LocalSampler
-from deploy.study.merging import merged
-from deploy.tasks.recall import TRAINED, RecallTask, load_task
-from learner.batch import micro_batches, samples_at
-from learner.device import set_device
-from learner.engine import Engine
-from learner.estimator import estimator_of
-from learner.extensions import compile_extensions
-from learner.records import group_record
+from hora_rl.actors.coordinator.allocation import divide_round, rounds_of
+from hora_rl.actors.coordinator.cycles import BatchAllocation
+from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
+from hora_rl.allocator.priors import Prior, make_prior
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.order import batch_rows
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.common.types import Group, Prompt, Rollout
+from hora_rl.deploy.study.exact_curves import ExactCurves
+from hora_rl.deploy.study.local_sampler import LocalSampler
+from hora_rl.deploy.study.merging import merged
+from hora_rl.deploy.tasks.recall import TRAINED, RecallTask, load_task
+from hora_rl.learner.batch import micro_batches, samples_at
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
+from hora_rl.learner.estimator import estimator_of
+from hora_rl.learner.extensions import compile_extensions
+from hora_rl.learner.records import group_record
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.load import dump_yaml
-from common.processes import die_with_parent, processors
-from deploy.study.cells import Cell, cells, load_study
-from deploy.study.exact_curves import CURVES
-from deploy.study.exact_report import write_exact_report
-from deploy.study.folder import alone_in
-from deploy.study.loop import run_cell
-from evaluation.console import counting_bar, say
+from hora_rl.common.load import dump_yaml
+from hora_rl.common.processes import die_with_parent, processors
+from hora_rl.deploy.study.cells import Cell, cells, load_study
+from hora_rl.deploy.study.exact_curves import CURVES
+from hora_rl.deploy.study.exact_report import write_exact_report
+from hora_rl.deploy.study.folder import alone_in
+from hora_rl.deploy.study.loop import run_cell
+from hora_rl.evaluation.console import counting_bar, say
 
 
 def study_loop(source: str, out: Path | None, parallel: int | None) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from common.config import Objective
-from learner.batch import Sample
+from hora_rl.common.config import Objective
+from hora_rl.learner.batch import Sample
 
 
 def merged(samples: Sequence[Sample], objective: Objective) -> list[Sample]:

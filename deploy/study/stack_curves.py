@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from common.config import Config
-from common.errors import ConfigError
-from common.prompts import load_tokenizer
-from deploy.study.exact_curves import ExactCurves
-from deploy.tasks.recall import load_task
-from evaluation.run_folders import records
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.deploy.study.exact_curves import ExactCurves
+from hora_rl.deploy.tasks.recall import load_task
+from hora_rl.evaluation.run_folders import records
 
 
 def check_kept(config: Config) -> None:
@@ -44,8 +44,8 @@ def write_stack_curves(config: Config) -> Path:
 
 def _policies(config: Config) -> Iterator[tuple[int, PreTrainedModel]]:
     """The policy before the first step and after each that has a checkpoint, with the number of steps."""
-    from learner.engine import load_model
-    from learner.export import checkpoint_weights
+    from hora_rl.learner.engine import load_model
+    from hora_rl.learner.export import checkpoint_weights
 
     model = load_model(config).eval()
     yield 0, model

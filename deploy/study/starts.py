@@ -1,6 +1,6 @@
 """What to expect of a new task and warm start: differences of the studies, pooled over starts.
 
-    python -m deploy.study.starts docs/results
+    python -m hora_rl.deploy.study.starts docs/results
 
 Seeds of one warm start say how its training varies, and nothing of another task or another network. So the
 unit is the start: each has one mean difference with its standard error over seeds, and these are pooled with
@@ -20,10 +20,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from deploy.study.archive import unpack
-from evaluation.report.curves import Array, Curve
-from evaluation.report.figures import COLORS, MARKERS, save
-from evaluation.report.paired import area
+from hora_rl.deploy.study.archive import unpack
+from hora_rl.evaluation.report.curves import Array, Curve
+from hora_rl.evaluation.report.figures import COLORS, MARKERS, save
+from hora_rl.evaluation.report.paired import area
 
 STARTS: Mapping[str, tuple[str, ...]] = {
     "facts, first start": ("facts", "facts-arms"),

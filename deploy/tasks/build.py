@@ -1,7 +1,7 @@
 """Build a recall task: its model, warm-started to remember each answer with its probability, and its data
 sets.
 
-    python -m deploy.tasks.build facts OUT [--seed 0]
+    python -m hora_rl.deploy.tasks.build facts OUT [--seed 0]
 
 OUT/model is a Hugging Face folder; OUT/trained.jsonl and the other sets are data sets; OUT/task.json is what
 `hora study --loop` reads; OUT/measured.json says how near the model is to the probabilities that were asked
@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from deploy.demo.build import MAX_TOKENS, descend, make_model, new_folder, save
-from deploy.demo.tokenizer import make_tokenizer
-from deploy.tasks.catalogue import TASKS
-from deploy.tasks.recall import (
+from hora_rl.deploy.demo.build import MAX_TOKENS, descend, make_model, new_folder, save
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.tasks.catalogue import TASKS
+from hora_rl.deploy.tasks.recall import (
     KS,
     Demonstrations,
     ExactSuccess,

@@ -1,6 +1,6 @@
 """Build the code task: its data sets, and a model that was warm-started on programs.
 
-    python -m deploy.tasks.build_programs OUT [--seed 0]
+    python -m hora_rl.deploy.tasks.build_programs OUT [--seed 0]
 
 OUT/model is a Hugging Face folder of 0.2 million parameters; OUT/train.jsonl and OUT/held-out.jsonl are data
 sets. `deploy/demo/programs` was made so; a run takes a few minutes on one CPU thread.
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
-from deploy.demo.build import MAX_TOKENS, imitate, make_model, new_folder, save
-from deploy.demo.tokenizer import make_tokenizer
-from deploy.tasks import programs
+from hora_rl.deploy.demo.build import MAX_TOKENS, imitate, make_model, new_folder, save
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.tasks import programs
 
 STEPS = 700
 HEADS, LAYERS = 2, 3

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.tasks.recall import TRAINED, Demonstrations, RecallTask
+from hora_rl.deploy.tasks.recall import TRAINED, Demonstrations, RecallTask
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CANDIDATES = 4

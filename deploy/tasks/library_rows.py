@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 
-from actors.environment.library.process import TASK, VerifiersEnvironment
-from common.config import Config
-from common.errors import ConfigError
+from hora_rl.actors.environment.library.process import TASK, VerifiersEnvironment
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
 
 AT_A_TIME = 32
 Opening = list[dict[str, str]]

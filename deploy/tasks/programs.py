@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.code import FENCE
-from deploy.tasks.author import recall
+from hora_rl.common.code import FENCE
+from hora_rl.deploy.tasks.author import recall
 
 OPERATIONS = {"a": "x+={}", "s": "x-={}", "m": "x*={}", "d": "x//={}", "r": "x%={}"}
 WORDS = {

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from common.errors import ConfigError
-from deploy.tasks.reward import completion
+from hora_rl.common.errors import ConfigError
+from hora_rl.deploy.tasks.reward import completion
 
 TRAINED, TASK_FILE = "trained", "task.json"
 KS = (1, 4, 16, 64, 256)
@@ -54,7 +54,7 @@ def load_task(folder: Path) -> RecallTask:
         about = json.loads((folder / TASK_FILE).read_text())
     except OSError:
         raise ConfigError(
-            f"{folder}: holds no {TASK_FILE}; make one with `python -m deploy.tasks.build facts {folder}`"
+            f"{folder}: holds no {TASK_FILE}; make one: `python -m hora_rl.deploy.tasks.build facts {folder}`"
         ) from None
     return RecallTask(
         about["name"],

@@ -1,6 +1,6 @@
 """Count successes of training prompts for a plan, one line per prompt in a file that a later call resumes.
 
-    missing prompts ─► evaluation.sample_loop.draw ─► {"id", "successes", "trials", "tokens", "about"}
+    missing prompts ─► hora_rl.evaluation.sample_loop.draw ─► {"id", "successes", "trials", "tokens", "about"}
 
 A prompt is written when all its samples are counted, so an interruption costs only the prompts in work.
 Each line says what it is of: counts of two models, temperatures or sizes never meet in a file.
@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from actors.coordinator.sampling import Generate, Score
-from common.types import Completion, Prompt, Scored
-from evaluation.plan.counts import CountsError
-from evaluation.sample_loop import Meter, Progress, Request, draw, request_seed
-from evaluation.samples import append, cut_torn_line, fingerprint, first_difference
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.common.types import Completion, Prompt, Scored
+from hora_rl.evaluation.plan.counts import CountsError
+from hora_rl.evaluation.sample_loop import Meter, Progress, Request, draw, request_seed
+from hora_rl.evaluation.samples import append, cut_torn_line, fingerprint, first_difference
 
 
 async def collect(

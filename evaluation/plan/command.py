@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from allocator.planning.forecast import ARMS
-from allocator.planning.forecast import plan as plan_of
-from allocator.planning.table import Plan
-from evaluation.plan.counts import CountsError, read_counts
-from evaluation.plan.show import as_json, draw, show
+from hora_rl.allocator.planning.forecast import ARMS
+from hora_rl.allocator.planning.forecast import plan as plan_of
+from hora_rl.allocator.planning.table import Plan
+from hora_rl.evaluation.plan.counts import CountsError, read_counts
+from hora_rl.evaluation.plan.show import as_json, draw, show
 
 
 def plan(

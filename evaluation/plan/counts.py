@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from allocator.posterior import Float, Int
-from common.errors import ConfigError
-from evaluation.results import read_result
-from evaluation.run_folders import records
+from hora_rl.allocator.posterior import Float, Int
+from hora_rl.common.errors import ConfigError
+from hora_rl.evaluation.results import read_result
+from hora_rl.evaluation.run_folders import records
 
 
 class CountsError(ConfigError):

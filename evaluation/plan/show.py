@@ -10,8 +10,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from allocator.planning.table import Plan, Row
-from evaluation.report.figures import COLORS, MARKERS, save
+from hora_rl.allocator.planning.table import Plan, Row
+from hora_rl.evaluation.report.figures import COLORS, MARKERS, save
 
 
 def as_json(plan: Plan) -> str:

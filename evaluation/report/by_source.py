@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from evaluation.run_folders import Run
+from hora_rl.evaluation.run_folders import Run
 
 EDGE = 10
 """A tenth of the steps at either end is the beginning and the end of training."""

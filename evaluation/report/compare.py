@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import ConfigError
-from common.load import differing
-from evaluation.console import plain_table
-from evaluation.report.figures import curves_figure
-from evaluation.report.pages import inline_svg, write_page
-from evaluation.report.runs_report import by_name
-from evaluation.report.smoothing import moving_average
-from evaluation.report.terminal_curves import Array, chart, colour
-from evaluation.run_folders import Run, RunFolderError, load_run
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import differing
+from hora_rl.evaluation.console import plain_table
+from hora_rl.evaluation.report.figures import curves_figure
+from hora_rl.evaluation.report.pages import inline_svg, write_page
+from hora_rl.evaluation.report.runs_report import by_name
+from hora_rl.evaluation.report.smoothing import moving_average
+from hora_rl.evaluation.report.terminal_curves import Array, chart, colour
+from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 METRICS = ("success", "reward", "length/mean", "entropy")
 OVER = {"step": "optimizer step", "rollouts": "rollouts", "tokens": "tokens", "hours": "hours of training"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluation.report.paired import Difference, area, at_matched, holm, paired_difference
-from evaluation.run_folders import RunFolderError
+from hora_rl.evaluation.report.paired import Difference, area, at_matched, holm, paired_difference
+from hora_rl.evaluation.run_folders import RunFolderError
 
 Array = NDArray[np.float64]
 Curves = Mapping[str, Mapping[int, "Curve"]]

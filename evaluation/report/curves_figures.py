@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy import stats
 
-from evaluation.report.figures import COLORS, MARKERS
-from evaluation.report.paired import Difference, power
+from hora_rl.evaluation.report.figures import COLORS, MARKERS
+from hora_rl.evaluation.report.paired import Difference, power
 
 Array = NDArray[np.float64]
 Arms = Mapping[str, Mapping[str, Array]]

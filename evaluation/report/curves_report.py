@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.report.curves import (
+from hora_rl.evaluation.report.curves import (
     Array,
     Compared,
     Curve,
@@ -22,11 +22,16 @@ from evaluation.report.curves import (
     figure_of,
     load_curve,
 )
-from evaluation.report.curves_figures import forest_figure, frontier_figure, pass_rates_figure, power_figure
-from evaluation.report.figures import save
-from evaluation.report.markdown import markdown_table
-from evaluation.report.paired import Difference, detectable, not_inferior
-from evaluation.run_folders import RunFolderError
+from hora_rl.evaluation.report.curves_figures import (
+    forest_figure,
+    frontier_figure,
+    pass_rates_figure,
+    power_figure,
+)
+from hora_rl.evaluation.report.figures import save
+from hora_rl.evaluation.report.markdown import markdown_table
+from hora_rl.evaluation.report.paired import Difference, detectable, not_inferior
+from hora_rl.evaluation.run_folders import RunFolderError
 
 NEAR_CEILING = 0.95
 """Level of the baseline above which a bounded share leaves little room, and its differences are skewed."""

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from evaluation.pass_at_k import Estimate
-from evaluation.report.figures import COLORS, MARKERS
-from evaluation.results import Result
-from evaluation.run_folders import Run
+from hora_rl.evaluation.pass_at_k import Estimate
+from hora_rl.evaluation.report.figures import COLORS, MARKERS
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import Run
 
 
 @dataclass(frozen=True, slots=True)

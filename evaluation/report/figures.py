@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from allocator.calibration import Reliability
-from evaluation.pass_at_k import Estimate
-from evaluation.phase_b import PhaseB, Share, classes
-from evaluation.report.smoothing import moving_average
+from hora_rl.allocator.calibration import Reliability
+from hora_rl.evaluation.pass_at_k import Estimate
+from hora_rl.evaluation.phase_b import PhaseB, Share, classes
+from hora_rl.evaluation.report.smoothing import moving_average
 
 if TYPE_CHECKING:
-    from evaluation.run_folders import Run
+    from hora_rl.evaluation.run_folders import Run
 
 Array = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from math import exp, lgamma
 
 import numpy as np
 
-from evaluation.phase_b import Share, classes
-from evaluation.run_folders import Run
+from hora_rl.evaluation.phase_b import Share, classes
+from hora_rl.evaluation.run_folders import Run
 
 
 @dataclass(frozen=True, slots=True)

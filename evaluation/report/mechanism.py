@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from allocator import Session
+from hora_rl.allocator import Session
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.figure import Figure
 
-from evaluation.report.figures import COLORS
-from evaluation.report.markdown import markdown_table
-from evaluation.report.mechanism import EDGES, Groups, by_difficulty
+from hora_rl.evaluation.report.figures import COLORS
+from hora_rl.evaluation.report.markdown import markdown_table
+from hora_rl.evaluation.report.mechanism import EDGES, Groups, by_difficulty
 
 Arms = Mapping[str, Groups]
 LABELS = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]

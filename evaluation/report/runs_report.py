@@ -13,15 +13,15 @@ from pathlib import Path
 import yaml
 from matplotlib.figure import Figure
 
-from evaluation.report.by_source import by_source, sources_of
-from evaluation.report.during_training import columns, evaluated, training_figure
-from evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
-from evaluation.report.hits import hits_by_difficulty
-from evaluation.report.pages import inline_svg, write_page
-from evaluation.report.predicted import Predict, Predicted, shown
-from evaluation.report.tables import curves, summarise, table_1
-from evaluation.results import csv_table
-from evaluation.run_folders import Run, RunFolderError, load_run
+from hora_rl.evaluation.report.by_source import by_source, sources_of
+from hora_rl.evaluation.report.during_training import columns, evaluated, training_figure
+from hora_rl.evaluation.report.figures import allocation_figure, metrics_figure, pass_at_k_figure, save
+from hora_rl.evaluation.report.hits import hits_by_difficulty
+from hora_rl.evaluation.report.pages import inline_svg, write_page
+from hora_rl.evaluation.report.predicted import Predict, Predicted, shown
+from hora_rl.evaluation.report.tables import curves, summarise, table_1
+from hora_rl.evaluation.results import csv_table
+from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))
 LEARNING = (("success", "Success on training prompts"), ("reward/format", "Format reward"))

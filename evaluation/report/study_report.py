@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from common.errors import HoraError
-from evaluation.benchmarks import held_out_name
-from evaluation.pass_at_k import Estimate
-from evaluation.report.figures import (
+from hora_rl.common.errors import HoraError
+from hora_rl.evaluation.benchmarks import held_out_name
+from hora_rl.evaluation.pass_at_k import Estimate
+from hora_rl.evaluation.report.figures import (
     allocation_figure,
     arms_figure,
     difference_figure,
     pass_at_k_figure,
     save,
 )
-from evaluation.report.pages import inline_svg, write_page
-from evaluation.report.study_statistics import (
+from hora_rl.evaluation.report.pages import inline_svg, write_page
+from hora_rl.evaluation.report.study_statistics import (
     Mean,
     estimate,
     matched,
@@ -32,9 +32,9 @@ from evaluation.report.study_statistics import (
     per_problem,
     unmatched,
 )
-from evaluation.report.study_text import COUNTS, markdown
-from evaluation.results import Result
-from evaluation.run_folders import Run, RunFolderError, load_run
+from hora_rl.evaluation.report.study_text import COUNTS, markdown
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 Arms = Mapping[str, Mapping[int, Run]]
 CURVES = (

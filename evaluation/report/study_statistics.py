@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from evaluation.pass_at_k import Estimate, pass_at_k
-from evaluation.results import Result
-from evaluation.run_folders import Run, check_same_problems
+from hora_rl.evaluation.pass_at_k import Estimate, pass_at_k
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import Run, check_same_problems
 
 Array = NDArray[np.float64]
 TOKENS_APART = 0.05

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from evaluation.report.markdown import markdown_table
+from hora_rl.evaluation.report.markdown import markdown_table
 
 COUNTS = ("rollouts", "tokens", "seconds")
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.benchmarks import BENCHMARKS
-from evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
-from evaluation.phase_b import PhaseB
-from evaluation.results import Result
-from evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
+from hora_rl.evaluation.benchmarks import BENCHMARKS
+from hora_rl.evaluation.pass_at_k import Estimate, pass_at_k, resampled_means
+from hora_rl.evaluation.phase_b import PhaseB
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_same_problems
 
 
 @dataclass(frozen=True, slots=True)

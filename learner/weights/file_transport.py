@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 import torch
 
-from common.digests import hasher
-from common.files import replacing
-from common.processes import free_memory
-from common.weight_versions import Manifest, path_of
-from learner.engine import DTYPES
-from learner.weights.broadcast import BroadcastClient, Confirmation
-from learner.weights.host_copy import Snapshot
+from hora_rl.common.digests import hasher
+from hora_rl.common.files import replacing
+from hora_rl.common.processes import free_memory
+from hora_rl.common.weight_versions import Manifest, path_of
+from hora_rl.learner.engine import DTYPES
+from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
+from hora_rl.learner.weights.host_copy import Snapshot
 
 SAFETENSORS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 ASK_S = 5.0

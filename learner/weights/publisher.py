@@ -25,16 +25,16 @@ import redis
 import structlog
 import torch
 
-from common.config import Config
-from common.keys import Keys
-from common.weight_versions import Manifest, advance, announce, mark_of, newest_now
-from learner.engine import Engine
-from learner.weights.broadcast import BroadcastClient, Confirmation
-from learner.weights.file_transport import FileTransport
-from learner.weights.host_copy import HostCopy, Snapshot
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.weight_versions import Manifest, advance, announce, mark_of, newest_now
+from hora_rl.learner.engine import Engine
+from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
+from hora_rl.learner.weights.file_transport import FileTransport
+from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
 
 if TYPE_CHECKING:
-    from learner.weights.transfer_group import TransferGroup
+    from hora_rl.learner.weights.transfer_group import TransferGroup
 
 log = structlog.get_logger(__name__)
 HELD_POLL_S = 0.1
@@ -168,7 +168,7 @@ class Publisher:
 
 def _group(config: Config, client: redis.Redis, broadcast: BroadcastClient) -> TransferGroup:
     # Imported here because it needs vLLM, which costs seconds and hundreds of MiB.
-    from learner.weights.transfer_group import TransferGroup
+    from hora_rl.learner.weights.transfer_group import TransferGroup
 
     return TransferGroup(config, client, broadcast)
 

@@ -26,11 +26,11 @@ import torch
 from ray.exceptions import RayError
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-from common.config import Config
-from learner.weights.broadcast import BroadcastClient, Confirmation
-from learner.weights.group_engines import ENGINES, Meeting
-from learner.weights.host_copy import Snapshot
-from learner.weights.lagging import Lagging
+from hora_rl.common.config import Config
+from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
+from hora_rl.learner.weights.group_engines import ENGINES, Meeting
+from hora_rl.learner.weights.host_copy import Snapshot
+from hora_rl.learner.weights.lagging import Lagging
 
 log = structlog.get_logger(__name__)
 ATTEMPTS = 3

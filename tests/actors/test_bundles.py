@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.bundles import Bundled, packed
+from hora_rl.actors.bundles import Bundled, packed
 
 
 class Sent:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors import calls
-from actors.calls import retry
-from common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
+from hora_rl.actors import calls
+from hora_rl.actors.calls import retry
+from hora_rl.common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
 
 
 @pytest.fixture(autouse=True)

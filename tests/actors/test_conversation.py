@@ -9,12 +9,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from actors.environment.conversation import Conversation, History
-from actors.environment.template import Template
-from common.errors import EnvironmentFault
-from common.types import Completion, FinishReason, VersionSpan
-from deploy.demo.tokenizer import make_tokenizer
-from learner.turns import sequences
+from hora_rl.actors.environment.conversation import Conversation, History
+from hora_rl.actors.environment.template import Template
+from hora_rl.common.errors import EnvironmentFault
+from hora_rl.common.types import Completion, FinishReason, VersionSpan
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.learner.turns import sequences
 from tests.support.groups import rollout
 
 # Control tokens of each family, its end of a turn first.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.leases import Leases
-from actors.coordinator.ranking import ranked
-from common.keys import Keys
-from common.redis import connect
-from common.types import Group, Prompt
+from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.ranking import ranked
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Group, Prompt
 from tests.support.coordination import (
     PROMPTS,
     config_of,

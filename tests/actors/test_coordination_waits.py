@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.scheduler import Coordination
-from allocator import allocate
-from common.errors import RunError
-from common.keys import Keys
-from common.order import batch_rows
-from common.redis import connect
-from common.types import Completion, Prompt, SamplingRequest, Scored
+from hora_rl.actors.coordinator.scheduler import Coordination
+from hora_rl.allocator import allocate
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.order import batch_rows
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from tests.support.coordination import (
     GROUP,
     PROMPTS,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.allocation import divide_round
-from actors.coordinator.cycles import Cycles
-from actors.coordinator.shard import Found
-from allocator import allocate
-from allocator.priors.fixed import FixedPrior
-from common.redis import connect
-from common.state import read_state
+from hora_rl.actors.coordinator.allocation import divide_round
+from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.shard import Found
+from hora_rl.allocator import allocate
+from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.common.redis import connect
+from hora_rl.common.state import read_state
 from tests.support.cycles import (
     G0,
     SHARDS,

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.cycles import Cycles
-from actors.coordinator.leases import Leases
-from allocator.priors.empirical import EmpiricalPrior, fit_beta
-from allocator.priors.fixed import FixedPrior
-from common.config import Config
-from common.keys import Keys
-from common.redis import connect
+from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.allocator.priors.empirical import EmpiricalPrior, fit_beta
+from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
 from tests.support.cycles import (
     G0,
     SHARDS,

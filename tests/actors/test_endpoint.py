@@ -11,14 +11,14 @@ import httpx
 import numpy as np
 import pytest
 
-from actors.endpoint import guard
-from actors.endpoint.guard import Guard, Rate
-from actors.endpoint.line import Line
-from actors.endpoint.requests import FIELDS, Refused, checked
-from actors.generator.places import Places
-from common.config import Serve
-from common.errors import NoRoom
-from common.types import BELOW_TRAINING, Prompt, SamplingRequest
+from hora_rl.actors.endpoint import guard
+from hora_rl.actors.endpoint.guard import Guard, Rate
+from hora_rl.actors.endpoint.line import Line
+from hora_rl.actors.endpoint.requests import FIELDS, Refused, checked
+from hora_rl.actors.generator.places import Places
+from hora_rl.common.config import Serve
+from hora_rl.common.errors import NoRoom
+from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
 
 LIMITS = Serve()
 CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}

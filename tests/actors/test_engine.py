@@ -9,13 +9,13 @@ from typing import Any
 import psutil
 import pytest
 
-from common.answers import format_reward
-from common.config import Config
-from common.errors import UnhealthyError
-from common.load import load
-from common.malloc import KEEP_FREED_MEMORY
-from common.prompts import load_tokenizer, render
-from common.types import Completion, Tokens
+from hora_rl.common.answers import format_reward
+from hora_rl.common.config import Config
+from hora_rl.common.errors import UnhealthyError
+from hora_rl.common.load import load
+from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.common.types import Completion, Tokens
 from tests.support.chat_model import TURN_END, chat_tokenizer, save_chat_model
 from tests.support.endless import N, never_end
 
@@ -27,7 +27,7 @@ Runs = Callable[[Coroutine[Any, Any, None]], None]
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Any, Runs]]:
     """(An engine, what runs a coroutine on its event loop)."""
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     with asyncio.Runner() as runner:
 
@@ -81,7 +81,7 @@ def test_every_completion_says_where_and_when_it_was_sampled(
 def test_an_engine_that_gets_no_tokens_is_hung_unless_it_is_paused_for_weights(
     served: tuple[Any, Runs], prompt: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors.generator import vllm_engine as module
+    from hora_rl.actors.generator import vllm_engine as module
 
     engine, run = served
 
@@ -132,7 +132,7 @@ def test_a_call_that_is_cancelled_leaves_no_sequence_running(
 @pytest.mark.slow
 def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
     """oneDNN compiles a matrix product for each number of rows."""
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     config = load("tiny", ["rollout.max_response_tokens=2"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)
@@ -158,7 +158,7 @@ def test_every_number_of_sequences_does_not_take_memory_of_its_own() -> None:
 def test_a_base_model_under_a_chat_template_ends_with_its_turn_and_gets_its_format_reward(
     tmp_path: Path,
 ) -> None:
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     says = "<think>1+1</think>\n<answer>2</answer>"
     limits = {"max_prompt_tokens": 700, "max_response_tokens": 128}

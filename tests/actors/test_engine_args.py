@@ -5,15 +5,15 @@ import os
 
 import pytest
 
-from common.errors import ConfigError
-from common.load import load
-from common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.malloc import KEEP_FREED_MEMORY
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
 def args(*overrides: str):
-    from actors.generator.engine_args import engine_args
+    from hora_rl.actors.generator.engine_args import engine_args
 
     return engine_args(load("tiny", overrides))
 
@@ -41,7 +41,7 @@ def test_what_vllm_lacks_or_hora_sets_is_refused(more: dict[str, object], told: 
 
 
 def test_every_argument_that_hora_sets_has_its_key() -> None:
-    from actors.generator.engine_args import KEYS, _own
+    from hora_rl.actors.generator.engine_args import KEYS, _own
 
     config = load("tiny", ["learner.lora.rank=8", "learner.lora.alpha=16"])
     assert _own(config).keys() - KEYS.keys() == {"block_size", "enable_chunked_prefill", "load_format"}
@@ -57,7 +57,7 @@ def test_graphs_are_captured_on_gpus_unless_the_key_says_otherwise(monkeypatch: 
 
 
 def test_an_engine_keeps_the_memory_that_it_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from actors.generator.engine_args import set_environment
+    from hora_rl.actors.generator.engine_args import set_environment
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
     set_environment(load("tiny", ["generator.threads=3"]))

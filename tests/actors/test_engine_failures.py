@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from actors.generator.failure_notes import FailureNotes
-from common.errors import ConfigError, RunError
-from common.finite import not_finite, refuse_not_finite
-from common.load import load
+from hora_rl.actors.generator.failure_notes import FailureNotes
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.finite import not_finite, refuse_not_finite
+from hora_rl.common.load import load
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
 import logging
-from actors.generator.failure_notes import note_failures
+from hora_rl.actors.generator.failure_notes import note_failures
 note_failures()
 note_failures()
 log = logging.getLogger("vllm.v1.engine.core")
@@ -67,7 +67,7 @@ def nan_weights(folder: Path) -> None:
 def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_path: Path) -> None:
     from vllm.model_executor.model_loader import get_model_loader
 
-    from actors.generator.engine_args import engine_args
+    from hora_rl.actors.generator.engine_args import engine_args
 
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
     settings = engine_args(load("tiny", [f"model.path={folder}"])).create_engine_config()
@@ -82,7 +82,7 @@ def test_vllm_loads_files_and_refuses_the_first_tensor_that_is_no_number(tmp_pat
 @pytest.mark.system
 @pytest.mark.timeout(280)
 def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> None:
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
     nan_weights(folder)
@@ -102,8 +102,8 @@ def test_an_engine_names_what_is_wrong_with_its_model(tmp_path: Path) -> None:
 
 @pytest.mark.system
 def test_a_learner_names_the_weights_that_are_no_numbers(tmp_path: Path) -> None:
-    from learner.device import set_device
-    from learner.engine import Engine
+    from hora_rl.learner.device import set_device
+    from hora_rl.learner.engine import Engine
 
     folder = Path(shutil.copytree(ROOT / "deploy/demo/model", tmp_path / "model"))
     nan_weights(folder)

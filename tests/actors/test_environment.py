@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.environment.between import between
-from actors.environment.calculator import calculator, evaluate
-from actors.environment.conversation import Conversation
-from actors.environment.episode_runner import run_episode
-from actors.environment.guess import guess
-from actors.environment.policy import Policy
-from actors.environment.protocol import Episode, EpisodeOver
-from actors.environment.python_tool import python_tool
-from actors.environment.registry import load_environment
-from actors.environment.template import Template
-from actors.environment.tools import EpisodeTools, SandboxTools
-from common.config import Config
-from common.datasets import Row
-from common.errors import ConfigError, EnvironmentFault
-from common.load import load
-from common.prompts import load_tokenizer, make_prompt
-from common.types import Completion, Tokens, VersionSpan
+from hora_rl.actors.environment.between import between
+from hora_rl.actors.environment.calculator import calculator, evaluate
+from hora_rl.actors.environment.conversation import Conversation
+from hora_rl.actors.environment.episode_runner import run_episode
+from hora_rl.actors.environment.guess import guess
+from hora_rl.actors.environment.policy import Policy
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver
+from hora_rl.actors.environment.python_tool import python_tool
+from hora_rl.actors.environment.registry import load_environment
+from hora_rl.actors.environment.template import Template
+from hora_rl.actors.environment.tools import EpisodeTools, SandboxTools
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import ConfigError, EnvironmentFault
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, make_prompt
+from hora_rl.common.types import Completion, Tokens, VersionSpan
 
 GUESS = load("tiny-guess")
 TOKENIZER = load_tokenizer(GUESS.model.path)

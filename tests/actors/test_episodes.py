@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.calls import retry
-from actors.environment.episodes import Episodes
-from actors.environment.guess import guess
-from actors.environment.protocol import Episode, EpisodeFunction
-from actors.environment.watchdog import Watchdog
-from common.config import Config
-from common.datasets import Row
-from common.errors import PinLost, RunError
-from common.load import from_args, load
-from common.prompts import load_tokenizer, make_prompt
-from common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.actors.calls import retry
+from hora_rl.actors.environment.episodes import Episodes
+from hora_rl.actors.environment.guess import guess
+from hora_rl.actors.environment.protocol import Episode, EpisodeFunction
+from hora_rl.actors.environment.watchdog import Watchdog
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import PinLost, RunError
+from hora_rl.common.load import from_args, load
+from hora_rl.common.prompts import load_tokenizer, make_prompt
+from hora_rl.common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
 from tests.support.coordination import config_of, every_promise_was_kept, with_deaths
 from tests.support.simulated import Fleet
 

@@ -3,9 +3,9 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from actors.generator.places import Places
-from common.errors import NoRoom
-from common.types import BELOW_TRAINING, Prompt, SamplingRequest
+from hora_rl.actors.generator.places import Places
+from hora_rl.common.errors import NoRoom
+from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
 
 PROMPT = Prompt(0, "1+1", "2", np.zeros(3, np.int32))
 

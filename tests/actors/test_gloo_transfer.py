@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.config import Config
-from common.load import load
-from common.prompts import load_tokenizer, render
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, render
 
 
 class OneReplica:
@@ -66,7 +66,7 @@ def snapshot(
 ) -> Any:
     """The initial weights times `factor`; sending them breaks off in the middle, `breaks` times, or waits
     there for `gate`."""
-    from learner.weights.transfer_group import Snapshot
+    from hora_rl.learner.weights.transfer_group import Snapshot
 
     class Breaking(Snapshot):
         left = breaks
@@ -87,8 +87,8 @@ def snapshot(
 @pytest.mark.system
 @pytest.mark.timeout(280)
 def test_a_broadcast_reaches_the_model_whole_or_not_at_all() -> None:
-    from actors.generator.vllm_engine import Engine
-    from learner.weights.transfer_group import ATTEMPTS, TransferGroup
+    from hora_rl.actors.generator.vllm_engine import Engine
+    from hora_rl.learner.weights.transfer_group import ATTEMPTS, TransferGroup
 
     config = load("tiny", ["weights.transport=gloo", "weights.update_limit_s=30"])
     prompt = render(load_tokenizer(config.model.path), "57+68=?", config.data)

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import yaml
 
-from actors.calls import group_calls
-from actors.coordinator.ranking import LastTexts, unranked
-from actors.verifier.pool import VerifierPool
-from common.config import Reward
-from common.errors import ConfigError
-from common.load import load
-from common.prompts import load_tokenizer
-from common.rewards import group_functions
-from common.types import Prompt
-from common.user_rewards import Answer
-from deploy.preflight.checks import TASK, examine
-from deploy.preflight.findings import Target
+from hora_rl.actors.calls import group_calls
+from hora_rl.actors.coordinator.ranking import LastTexts, unranked
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Reward
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.rewards import group_functions
+from hora_rl.common.types import Prompt
+from hora_rl.common.user_rewards import Answer
+from hora_rl.deploy.preflight.checks import TASK, examine
+from hora_rl.deploy.preflight.findings import Target
 from tests.support.groups import group, rollout
 
 OWN = """

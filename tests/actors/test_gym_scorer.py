@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from actors.verifier.pool import VerifierPool
-from common.config import Data, Reward
-from common.datasets import load_dataset
-from common.rewards import gold_test
-from common.user_rewards import Answer
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Data, Reward
+from hora_rl.common.datasets import load_dataset
+from hora_rl.common.rewards import gold_test
+from hora_rl.common.user_rewards import Answer
 
 pytestmark = pytest.mark.system
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.identity import MAY_CHANGE, fingerprint, settle
-from common.config import Config, Reward
-from common.datasets import Row
-from common.errors import RunError
-from common.keys import Keys
-from common.load import load
-from common.prompts import load_tokenizer, make_prompt
-from common.redis import connect, connect_async
-from common.types import Prompt
-from deploy.launch.redis_server import RedisServer
+from hora_rl.actors.coordinator.identity import MAY_CHANGE, fingerprint, settle
+from hora_rl.common.config import Config, Reward
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, make_prompt
+from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.launch.redis_server import RedisServer
 
 KEYS = Keys("r")
 

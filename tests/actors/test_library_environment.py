@@ -14,15 +14,15 @@ import numpy as np
 import psutil
 import pytest
 
-from actors.environment.episodes import Episodes
-from actors.environment.library.process import VerifiersEnvironment, task_of
-from common.config import Config
-from common.datasets import Row
-from common.errors import ConfigError, EnvironmentFault
-from common.load import load
-from common.prompts import load_tokenizer, make_prompt
-from common.types import Completion, Failed, SamplingRequest, VersionSpan
-from deploy.tasks.library_rows import problem_of, write_rows
+from hora_rl.actors.environment.episodes import Episodes
+from hora_rl.actors.environment.library.process import VerifiersEnvironment, task_of
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import ConfigError, EnvironmentFault
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, make_prompt
+from hora_rl.common.types import Completion, Failed, SamplingRequest, VersionSpan
+from hora_rl.deploy.tasks.library_rows import problem_of, write_rows
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers
 
 KINDS = ("good", "raises", "hangs", "rewrites", "rubric", "silent", "leaks", "dies")  # of verifiers_rooms

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.torch import save_file
 
-from common.config import Config
-from common.load import load
-from common.types import Completion, Tokens
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.types import Completion, Tokens
 from tests.support.adapters import policy_with_adapter, published, scores
 from tests.support.endless import N, never_end
 
@@ -69,8 +69,8 @@ def configuration(*more: str) -> Config:
 def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_running_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors.generator.engine_args import CPU_BLOCK
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.engine_args import CPU_BLOCK
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     config = configuration()
 
@@ -123,8 +123,8 @@ def test_log_probs_are_those_of_the_labelled_version_with_cached_prompts_and_run
 def test_an_adapter_that_does_not_fit_leaves_the_old_one_and_one_from_a_folder_is_served(
     tmp_path: Path,
 ) -> None:
-    from actors.generator.vllm_engine import Engine
-    from learner.lora import write_adapter
+    from hora_rl.actors.generator.vllm_engine import Engine
+    from hora_rl.learner.lora import write_adapter
 
     config = configuration()
     assert config.learner.lora is not None

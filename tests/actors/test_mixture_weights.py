@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Lfm2MoeConfig, MixtralConfig, PreTrainedModel, Qwen3MoeConfig
 
-from common.config import Config
-from common.load import ROOT, load
-from common.prompts import load_tokenizer, render
+from hora_rl.common.config import Config
+from hora_rl.common.load import ROOT, load
+from hora_rl.common.prompts import load_tokenizer, render
 
 SHAPE = {
     "hidden_size": 128,
@@ -66,14 +66,14 @@ class Learner:
 
 def published(hf: PreTrainedModel, version: int) -> Any:
     """What the learner takes of its engine to publish it."""
-    from learner.weights.host_copy import HostCopy, Snapshot
+    from hora_rl.learner.weights.host_copy import HostCopy, Snapshot
 
     learner: Any = Learner(hf)
     return Snapshot(version, HostCopy(learner, rank=0).take(), learner.device)
 
 
 def file_of(config: Config, folder: Path, weights: Any) -> dict[str, object]:
-    from learner.weights.file_transport import FileTransport
+    from hora_rl.learner.weights.file_transport import FileTransport
 
     nobody: Any = SimpleNamespace()
     transport = FileTransport(folder, "r", config.model.dtype, lambda _: None, nobody, weights.version)
@@ -95,7 +95,7 @@ async def differences(engine: Any, config: Config, hf: PreTrainedModel) -> float
 
 @pytest.mark.system
 def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
-    from learner.weights.host_copy import HostCopy
+    from hora_rl.learner.weights.host_copy import HostCopy
 
     _, hf = saved(tmp_path / "model", mixtral)
     copy = HostCopy(cast(Any, Learner(hf)), rank=0)
@@ -115,7 +115,7 @@ def test_every_copy_has_the_names_of_files(tmp_path: Path) -> None:
 def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
     tmp_path: Path, family: Callable[..., Any]
 ) -> None:
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     config, hf = saved(tmp_path / "model", family)
 
@@ -144,8 +144,8 @@ def test_experts_that_are_one_tensor_in_memory_reach_the_engine(
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_names_that_vllm_drops_are_an_error(tmp_path: Path) -> None:
-    from actors.generator.vllm_engine import Engine
-    from learner.weights.host_copy import Snapshot
+    from hora_rl.actors.generator.vllm_engine import Engine
+    from hora_rl.learner.weights.host_copy import Snapshot
 
     config, hf = saved(tmp_path / "model", lfm2_moe)
     in_memory = [(name, p.detach()) for name, p in hf.named_parameters()]

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from actors.coordinator.plans import Plans
-from actors.coordinator.shard import Plan, Round
-from common.config import Config
-from common.keys import Keys
-from common.queue import Consumer, Producer
-from common.redis import connect, connect_async
-from common.types import Group, Phase, Rollout
-from common.wire import decode_group
-from deploy.launch.redis_server import RedisServer
+from hora_rl.actors.coordinator.plans import Plans
+from hora_rl.actors.coordinator.shard import Plan, Round
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import Consumer, Producer
+from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.types import Group, Phase, Rollout
+from hora_rl.common.wire import decode_group
+from hora_rl.deploy.launch.redis_server import RedisServer
 from tests.support.groups import group, rollout
 
 CONFIG = Config.model_validate({"run": {"name": "p"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}})

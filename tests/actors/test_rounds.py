@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import Config
-from common.errors import ConfigError
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.types import Completion, SamplingRequest
-from deploy.monitor.run_state import read_run
-from evaluation.audit import audit, gather
-from evaluation.audit_divisions import divisions as divided
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Completion, SamplingRequest
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.evaluation.audit import audit, gather
+from hora_rl.evaluation.audit_divisions import divisions as divided
 from tests.support.held import rollouts_held
 from tests.support.simulated import RATES, Fleet, Learner, coordinate, prompts, score_by_chance
 

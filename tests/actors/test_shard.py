@@ -5,9 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.coordinator.sampling import Sampler, begun, sample_seed
-from actors.coordinator.shard import Allocation, Draw, Found, Plan, Round, Shard, next_round, phase_a, phase_b
-from common.types import Completion, Group, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.actors.coordinator.sampling import Sampler, begun, sample_seed
+from hora_rl.actors.coordinator.shard import (
+    Allocation,
+    Draw,
+    Found,
+    Plan,
+    Round,
+    Shard,
+    next_round,
+    phase_a,
+    phase_b,
+)
+from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored, VersionSpan
 
 
 def make_shard(n: int = 3, g0: int = 4, per_request: int = 16) -> Shard:

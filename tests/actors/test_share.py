@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.generator.share import QUIET_S, SAVED_S, SHARE, Share
+from hora_rl.actors.generator.share import QUIET_S, SAVED_S, SHARE, Share
 
 
 class Clock:

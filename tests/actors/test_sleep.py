@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from actors.generator import sleep
-from actors.generator.held_weights import HeldWeights, Installed
-from actors.generator.sleep import DEAD_S, is_left, keep_watch, wait_for_card
-from common.keys import Keys
-from common.load import load
-from common.redis import connect, connect_async
-from common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
+from hora_rl.actors.generator import sleep
+from hora_rl.actors.generator.held_weights import HeldWeights, Installed
+from hora_rl.actors.generator.sleep import DEAD_S, is_left, keep_watch, wait_for_card
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
 
 GROUP: tuple[dict[str, Any], tuple[str, ...], str] = (
     {"rank_offset": 1, "join_s": 5.0},

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from common.config import Config
-from common.errors import ConfigError
-from common.load import load
-from common.types import Completion, Tokens
-from learner.engine import load_model
-from learner.logprobs import Policy
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.types import Completion, Tokens
+from hora_rl.learner.engine import load_model
+from hora_rl.learner.logprobs import Policy
 from tests.support.adapters import policy_with_adapter, published, scores
 from tests.support.endless import N, never_end
 
@@ -69,7 +69,7 @@ def noting(did: list[str], name: str, call: Callable[..., Any]) -> Callable[...,
 def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelled_with(
     more: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from actors.generator import vllm_engine as module
+    from hora_rl.actors.generator import vllm_engine as module
 
     config = load("tiny", [*SLEEPS, *more])
     policies = {version: policy(config, version) for version in (0, 1)}
@@ -125,7 +125,7 @@ def test_it_wakes_on_new_weights_and_every_token_is_of_the_version_it_is_labelle
 def test_an_engine_that_could_not_free_its_memory_is_refused() -> None:
     from vllm.platforms import current_platform
 
-    from actors.generator.engine_args import engine_args
+    from hora_rl.actors.generator.engine_args import engine_args
 
     if current_platform.is_sleep_mode_available():
         pytest.skip("this machine's engine can sleep")

@@ -14,32 +14,32 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from actors.calls import verifier_calls
-from actors.coordinator.deployment import render_prompts
-from actors.coordinator.identity import mixture_of
-from actors.verifier.pool import VerifierPool
-from common.config import Config
-from common.errors import ConfigError, RunError, WireError
-from common.keys import Keys
-from common.load import from_args
-from common.order import counts_of
-from common.prompts import load_tokenizer
-from common.queue import Entry
-from common.redis import connect
-from common.telemetry import record_step
-from common.types import Completion, Group, Prompt, Scored, VersionSpan
-from common.user_rewards import Answer
-from common.wire import encode_additional, encode_pre_rollouts
-from deploy.monitor.prometheus import gauges
-from deploy.monitor.run_state import read_run
-from deploy.monitor.screen import screen
-from deploy.preflight import sources
-from deploy.preflight.findings import Target
-from evaluation.audit import audit, gather
-from learner.admission import Vocabulary, admitted
-from learner.estimator import estimator_of
-from learner.metrics import step_metrics
-from learner.records import group_record
+from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.coordinator.deployment import render_prompts
+from hora_rl.actors.coordinator.identity import mixture_of
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError, WireError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import from_args
+from hora_rl.common.order import counts_of
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.queue import Entry
+from hora_rl.common.redis import connect
+from hora_rl.common.telemetry import record_step
+from hora_rl.common.types import Completion, Group, Prompt, Scored, VersionSpan
+from hora_rl.common.user_rewards import Answer
+from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.deploy.monitor.prometheus import gauges
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.screen import screen
+from hora_rl.deploy.preflight import sources
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.evaluation.audit import audit, gather
+from hora_rl.learner.admission import Vocabulary, admitted
+from hora_rl.learner.estimator import estimator_of
+from hora_rl.learner.metrics import step_metrics
+from hora_rl.learner.records import group_record
 from tests.support.coordination import payloads_of, records
 from tests.support.groups import group, rollout
 from tests.support.simulated import Fleet, Learner, coordinate

@@ -1,6 +1,6 @@
 """An engine is hung when requests are open and no sequence gets a token."""
 
-from actors.generator.stall import Progress
+from hora_rl.actors.generator.stall import Progress
 
 
 class Clock:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from actors.calls import verifier_calls
-from actors.verifier.pool import VerifierPool
-from common.config import Config, Reward
-from common.types import Completion, Prompt, Scored, VersionSpan
+from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Config, Reward
+from hora_rl.common.types import Completion, Prompt, Scored, VersionSpan
 
 OWN = "tests.system.own_reward:brevity"
 

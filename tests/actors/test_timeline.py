@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from actors.generator.timeline import Sequences
+from hora_rl.actors.generator.timeline import Sequences
 
 
 @dataclass

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.calls import generator_calls, verifier_calls
-from actors.verifier.pool import VerifierPool
-from common.config import Config, Data, Reward
-from common.datasets import load_dataset
-from common.errors import AwayTooLong
-from common.types import Completion, Prompt, SamplingRequest, VersionSpan
-from common.user_rewards import Answer
+from hora_rl.actors.calls import generator_calls, verifier_calls
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Config, Data, Reward
+from hora_rl.common.datasets import load_dataset
+from hora_rl.common.errors import AwayTooLong
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, VersionSpan
+from hora_rl.common.user_rewards import Answer
 
 OWN = """
 import asyncio, time
 from pathlib import Path
-from common.errors import Unavailable
+from hora_rl.common.errors import Unavailable
 
 def passes(answer):
     right = answer.row["expected"] in answer.completion and answer.finish_reason == "stop"

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.verifier.errors import VerifierUnavailable
-from actors.verifier.pool import VerifierPool, default_processes
-from common.config import Reward
-from common.config.reward import Verifier
+from hora_rl.actors.verifier.errors import VerifierUnavailable
+from hora_rl.actors.verifier.pool import VerifierPool, default_processes
+from hora_rl.common.config import Reward
+from hora_rl.common.config.reward import Verifier
 from tests.support.bombs import batches, bombs, seconds
 
 pytestmark = [pytest.mark.system, pytest.mark.core]
@@ -240,8 +240,8 @@ def test_a_users_reward_that_fails_raises_and_names_itself(own: None) -> None:
 
 PARENT = """
 import asyncio, os, sys
-from actors.verifier.pool import VerifierPool
-from common.config import Reward
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Reward
 
 async def main():
     pool = VerifierPool(Reward(time_limit_s=300.0), processes=2)

@@ -10,10 +10,10 @@ import pytest
 import ray
 from ray import serve
 
-from actors.verifier.deployment import Verifier
-from common.config import Config
-from common.keys import Keys
-from common.redis import connect
+from hora_rl.actors.verifier.deployment import Verifier
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
 
 RUN = "judged"
 

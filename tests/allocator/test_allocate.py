@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allocator import allocate
-from allocator.posterior import posterior
-from allocator.rules import get_rule
-from allocator.rules.base import Marginal
+from hora_rl.allocator import allocate
+from hora_rl.allocator.posterior import posterior
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Marginal
 
 
 def marginal(alpha: Fraction, beta: Fraction, level: int) -> Fraction:
@@ -228,10 +228,10 @@ def test_numpy_is_all_it_needs() -> None:
         "class Only:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] in "
-        "{'torch','scipy','ray','redis','vllm','transformers','pydantic','common'}:\n"
+        "{'torch','scipy','ray','redis','vllm','transformers','pydantic'} or name == 'hora_rl.common':\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Only())\n"
-        "from allocator import allocate\n"
+        "from hora_rl.allocator import allocate\n"
         "print(allocate([0, 3, 8], 8, 72).tolist())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

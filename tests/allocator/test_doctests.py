@@ -9,10 +9,10 @@ import pkgutil
 import pytest
 
 import allocator
-from common.load import ROOT
+from hora_rl.common.load import ROOT
 
 MODULES = [
-    "common.advantages",
+    "hora_rl.common.advantages",
     *(m.name for m in pkgutil.walk_packages(allocator.__path__, "allocator.")),
 ]
 

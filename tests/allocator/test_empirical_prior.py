@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 from scipy.special import betaln
 from scipy.stats import betabinom
 
-from allocator.priors import make_prior
-from allocator.priors.base import LearnedPrior
-from allocator.priors.empirical import CYCLES, LEAST, MOST, fit_beta
-from allocator.priors.files import load_state, save_state
+from hora_rl.allocator.priors import make_prior
+from hora_rl.allocator.priors.base import LearnedPrior
+from hora_rl.allocator.priors.empirical import CYCLES, LEAST, MOST, fit_beta
+from hora_rl.allocator.priors.files import load_state, save_state
 
 G0 = 8
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from allocator import allocate
-from allocator.lengths import STRENGTH, WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
+from hora_rl.allocator import allocate
+from hora_rl.allocator.lengths import STRENGTH, WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
 
 
 def one_by_one(c: list[int], g0: int, tokens: float, lengths: list[float]) -> list[int]:

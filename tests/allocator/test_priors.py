@@ -11,14 +11,14 @@ import torch
 from scipy.special import gammaln
 from scipy.stats import betabinom, binom
 
-from allocator.calibration import log_loss, reliability
-from allocator.priors import make_prior
-from allocator.priors.base import LearnedPrior
-from allocator.priors.files import load_state, save_state
-from allocator.priors.fit import fit_prior, outcomes
-from allocator.priors.gp import NOISE, GaussianProcessPrior
-from allocator.priors.make import NAMES, UNCONDITIONED
-from allocator.priors.probe import Probe, ProbePrior
+from hora_rl.allocator.calibration import log_loss, reliability
+from hora_rl.allocator.priors import make_prior
+from hora_rl.allocator.priors.base import LearnedPrior
+from hora_rl.allocator.priors.files import load_state, save_state
+from hora_rl.allocator.priors.fit import fit_prior, outcomes
+from hora_rl.allocator.priors.gp import NOISE, GaussianProcessPrior
+from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
+from hora_rl.allocator.priors.probe import Probe, ProbePrior
 
 N, D, G0 = 80, 12, 8
 LEARNED = [name for name in NAMES if name not in UNCONDITIONED]

@@ -9,7 +9,7 @@ from math import exp, floor, lgamma, log
 import numpy as np
 import pytest
 
-from allocator import Session, allocate
+from hora_rl.allocator import Session, allocate
 
 CASES = 1_000
 

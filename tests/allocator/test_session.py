@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from allocator import Session, allocate, blocks, problem
-from allocator.lengths import Lengths, per_token
-from allocator.posterior import Float, Int, Posterior
-from allocator.rules import get_rule
-from allocator.rules.base import Gain
+from hora_rl.allocator import Session, allocate, blocks, problem
+from hora_rl.allocator.lengths import Lengths, per_token
+from hora_rl.allocator.posterior import Float, Int, Posterior
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Gain
 from tests.allocator.one_by_one import GAINS, one_by_one
 
 STOPS = ["none", "hit", "mixed"]

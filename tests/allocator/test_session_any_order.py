@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allocator import Session, allocate
+from hora_rl.allocator import Session, allocate
 from tests.allocator.test_session import RULES, STOPS
 
 N, G, G0 = 7, 12, 3

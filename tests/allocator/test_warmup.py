@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from allocator.warmup import WarmUpGate
+from hora_rl.allocator.warmup import WarmUpGate
 
 GOOD, BAD = 0.9, 0.8
 

@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import beta as beta_density
 from scipy.stats import binom
 
-from allocator import Session, allocate
-from allocator.posterior import Posterior
-from allocator.rules import get_rule
-from allocator.rules.base import Marginal
+from hora_rl.allocator import Session, allocate
+from hora_rl.allocator.posterior import Posterior
+from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules.base import Marginal
 
 
 def gains(rule: str, c: int, n: int, levels: int) -> np.ndarray:

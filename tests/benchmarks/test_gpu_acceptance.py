@@ -89,7 +89,7 @@ def test_a_check_that_raises_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 LOUD = """
 import atexit, sys
 
-sys.modules["learner.head"] = None
+sys.modules["hora_rl.learner.head"] = None
 atexit.register(lambda: print("a library's last words", file=sys.stderr))
 """
 

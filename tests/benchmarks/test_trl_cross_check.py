@@ -19,12 +19,12 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from benchmarks.trl_cross_check import _arguments, _ordered, _rewards, prepare
-from common.config import Objective
-from common.order import batch_rows
-from common.prompts import load_tokenizer
-from learner.batch import micro_batches, samples_of
-from learner.estimator import Estimator
-from learner.logprobs import Policy
+from hora_rl.common.config import Objective
+from hora_rl.common.order import batch_rows
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.learner.batch import micro_batches, samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.logprobs import Policy
 
 
 def test_both_sides_get_the_same_prompts_rewards_and_settings(tmp_path: Path) -> None:

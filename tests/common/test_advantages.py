@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.advantages import (
+from hora_rl.common.advantages import (
     BINARY,
     OBJECTIVES,
     advantages,

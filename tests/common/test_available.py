@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from blake3 import blake3
 
-from common.errors import DamagedWeights, StaleWeights
-from common.load import load
-from common.redis import connect
-from common.weight_versions import Manifest, announce, available, check_file, path_of
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.errors import DamagedWeights, StaleWeights
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.weight_versions import Manifest, announce, available, check_file, path_of
+from hora_rl.deploy.launch.redis_server import RedisServer
 
 
 def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(

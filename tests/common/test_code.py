@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from common.code import Pair, RowTests, code_block, extract_code, read_tests, same_output
-from common.config.reward import Reward
-from common.errors import ConfigError
-from common.load import load
+from hora_rl.common.code import Pair, RowTests, code_block, extract_code, read_tests, same_output
+from hora_rl.common.config.reward import Reward
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
 
 
 @pytest.mark.parametrize(

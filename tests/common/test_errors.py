@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.equality.expressions import parse
-from common.errors import RunError, Unavailable, any_error_as
-from common.user_code import failures_named
+from hora_rl.common.equality.expressions import parse
+from hora_rl.common.errors import RunError, Unavailable, any_error_as
+from hora_rl.common.user_code import failures_named
 
 
 def test_an_error_of_any_type_becomes_the_named_one() -> None:
@@ -38,6 +38,6 @@ def test_bad_syntax_is_no_expression_and_too_little_memory_is_no_verdict(
     def full(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("common.equality.expressions.latex2sympy", full)
+    monkeypatch.setattr("hora_rl.common.equality.expressions.latex2sympy", full)
     with pytest.raises(MemoryError):
         parse("1")

@@ -1,10 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from common import gym
-from common.config import Config, Data, Evaluation
-from common.datasets import DataError, load_dataset, load_held_out
-from common.errors import HoraError
+from hora_rl.common import gym
+from hora_rl.common.config import Config, Data, Evaluation
+from hora_rl.common.datasets import DataError, load_dataset, load_held_out
+from hora_rl.common.errors import HoraError
 
 pytestmark = pytest.mark.system
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.errors import ConfigError
-from common.redis import connect, hidden
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.redis import connect, hidden
 
 
 @pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "abc/def", "plain", "p%40ss"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from common.answers import ANSWERS, instructions
-from common.equality import bounded, math_equal
+from hora_rl.common.answers import ANSWERS, instructions
+from hora_rl.common.equality import bounded, math_equal
 
 lenient = ANSWERS["lenient"]
 

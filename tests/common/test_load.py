@@ -9,9 +9,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from common.config.base import Section
-from common.errors import ConfigError
-from common.load import check_paths, differences, dump_yaml, from_args, load
+from hora_rl.common.config.base import Section
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import check_paths, differences, dump_yaml, from_args, load
 
 GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
 

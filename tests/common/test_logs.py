@@ -5,7 +5,7 @@ import threading
 import pytest
 import structlog
 
-from common import logs
+from hora_rl.common import logs
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError
-from common.load import dump_yaml, from_args, load
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import dump_yaml, from_args, load
 
 GOOD: dict[str, Any] = {"model": {"path": "org/model"}, "data": {"path": "arithmetic"}}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common import processes
+from hora_rl.common import processes
 
 STAT = "anon 1\ninactive_file 300\nactive_file 5\n"
 

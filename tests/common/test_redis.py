@@ -6,9 +6,9 @@ from urllib.parse import quote_plus
 
 import pytest
 
-from common.errors import RunError
-from common.redis import connect
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.errors import RunError
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.redis_server import RedisServer
 
 
 def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.errors import ConfigError
-from common.load import load
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
 
 ALONE = ("generator.sleep=step", "rollout.max_staleness=0")
 

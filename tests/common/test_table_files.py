@@ -6,12 +6,12 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from common import files, table_files
-from common.config import Data, Reward
-from common.datasets import load_dataset
-from common.errors import ConfigError
-from common.load import load
-from common.rewards import gold_test
+from hora_rl.common import files, table_files
+from hora_rl.common.config import Data, Reward
+from hora_rl.common.datasets import load_dataset
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.rewards import gold_test
 
 ROWS = [
     {"problem": "1 + 1", "answer": "2", "tests": [{"input": "1", "output": "2"}]},

@@ -8,10 +8,16 @@ import msgpack
 import numpy as np
 import pytest
 
-from common.errors import WireError
-from common.msgpack_count import count_objects
-from common.types import Group, Origin, Phase, Rollout, Turn, VersionSpan
-from common.wire import MAX_OBJECTS, decode_group, encode_additional, encode_group, encode_pre_rollouts
+from hora_rl.common.errors import WireError
+from hora_rl.common.msgpack_count import count_objects
+from hora_rl.common.types import Group, Origin, Phase, Rollout, Turn, VersionSpan
+from hora_rl.common.wire import (
+    MAX_OBJECTS,
+    decode_group,
+    encode_additional,
+    encode_group,
+    encode_pre_rollouts,
+)
 from tests.support.groups import group, rollout
 
 
@@ -315,7 +321,7 @@ LONG_TEXT = b"\x81\xa1t\xdb" + (3 * 2**20).to_bytes(4, "big") + b"a" * (3 * 2**2
 def test_a_message_that_would_grow_in_memory_is_refused_without_taking_it(
     data: bytes, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.wire.MAX_OBJECTS", limit)
+    monkeypatch.setattr("hora_rl.common.wire.MAX_OBJECTS", limit)
     tracemalloc.start()
     try:
         with pytest.raises(WireError):

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
-from common.load import ROOT, from_args
-from deploy.preflight import machine
+from hora_rl.common.config import Config
+from hora_rl.common.load import ROOT, from_args
+from hora_rl.deploy.preflight import machine
 from tests.support.preflight import H200, Make
 
 

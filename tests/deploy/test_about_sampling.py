@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.load import load
-from deploy.launch.evaluation import about_sampling
+from hora_rl.common.load import load
+from hora_rl.deploy.launch.evaluation import about_sampling
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import HoraError
-from common.load import ROOT
-from deploy.study.archive import pack, report, unpack
-from deploy.tasks.catalogue import TASKS
+from hora_rl.common.errors import HoraError
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.study.archive import pack, report, unpack
+from hora_rl.deploy.tasks.catalogue import TASKS
 
 STUDY = """
 name: mini

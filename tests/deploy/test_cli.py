@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.load import ROOT, dump_yaml, load
-from deploy.cli import main
-from deploy.launch.local import _prepare, run_local
-from deploy.runs.record import RunFile, write_config
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import ROOT, dump_yaml, load
+from hora_rl.deploy.cli import main
+from hora_rl.deploy.launch.local import _prepare, run_local
+from hora_rl.deploy.runs.record import RunFile, write_config
 from tests.support.families import write_model
 
 Done = subprocess.CompletedProcess[str]
@@ -119,7 +119,7 @@ def test_a_rule_and_a_reward_beside_the_command_are_found_as_ray_s_workers_find_
 
 
 def test_the_same_names_stop_a_deployment_and_a_run(tmp_path: Path) -> None:
-    from deploy.app import build
+    from hora_rl.deploy.app import build
 
     config = load("tiny", ["allocation.rule=hit_utilty", f"run.folder={tmp_path}"])
     assert len(signature(build).parameters) == 1, "Serve takes no other builder"
@@ -177,8 +177,8 @@ def without_a_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RunError("the stack was reached")
         yield ""
 
-    monkeypatch.setattr("deploy.launch.local.starting", away)
-    monkeypatch.setattr("deploy.launch.local.require", lambda *_: [])
+    monkeypatch.setattr("hora_rl.deploy.launch.local.starting", away)
+    monkeypatch.setattr("hora_rl.deploy.launch.local.require", lambda *_: [])
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_one_command_starts_a_run_and_resumes_it_when_it_is_queued_again(
 ) -> None:
     resumed: list[bool] = []
     monkeypatch.setattr(
-        "deploy.launch.local.run_local", lambda config, *, resume, fresh: resumed.append(resume)
+        "hora_rl.deploy.launch.local.run_local", lambda config, *, resume, fresh: resumed.append(resume)
     )
     command = ["run", "tiny", "--resume-or-start", "-s", f"run.folder={tmp_path}"]
     hora(*command)
@@ -241,7 +241,7 @@ def test_a_model_is_evaluated_within_the_limits_of_its_run_or_the_limits_are_sai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hora: Callable[..., Done]
 ) -> None:
     seen: list[Config] = []
-    monkeypatch.setattr("deploy.launch.local.evaluate_local", lambda config, *_: seen.append(config))
+    monkeypatch.setattr("hora_rl.deploy.launch.local.evaluate_local", lambda config, *_: seen.append(config))
     model = tmp_path / "RUN" / "model"
     shutil.copytree(load("tiny").model.path, model)
     alone = hora("eval", str(model))
@@ -317,7 +317,7 @@ def test_an_install_without_the_extra_says_what_to_install() -> None:
 def test_help_answers_without_loading_the_frameworks() -> None:
     code = (
         "import sys\n"
-        "from deploy.cli import app\n"
+        "from hora_rl.deploy.cli import app\n"
         "from typer.testing import CliRunner\n"
         "result = CliRunner().invoke(app, ['--help'])\n"
         "assert result.exit_code == 0\n"

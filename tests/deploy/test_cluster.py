@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.state import changed
-from common.telemetry import heartbeat_now
-from deploy.launch import cluster
-from deploy.launch.cluster import _disagreement, check_agreement
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.deploy.launch import cluster
+from hora_rl.deploy.launch.cluster import _disagreement, check_agreement
 
 
 def served(url: str, name: str) -> tuple[Any, Config]:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from actors.verifier.sandbox.sandbox import Sandbox, SandboxError
-from common.config import Config
-from common.errors import ConfigError
-from deploy.preflight import isolation as preflight_sandbox
-from deploy.preflight.checks import CHECKS, examine
-from deploy.preflight.findings import Finding, Target
-from deploy.preflight.isolation import sandbox
-from deploy.preflight.sources import data
-from deploy.preflight.task import task
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxError
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.deploy.preflight import isolation as preflight_sandbox
+from hora_rl.deploy.preflight.checks import CHECKS, examine
+from hora_rl.deploy.preflight.findings import Finding, Target
+from hora_rl.deploy.preflight.isolation import sandbox
+from hora_rl.deploy.preflight.sources import data
+from hora_rl.deploy.preflight.task import task
 from tests.deploy.test_task import save_model
 
 PLUS = {"problem": "Read a number and print it plus one.", "tests": [{"input": "1\n", "output": "2\n"}]}

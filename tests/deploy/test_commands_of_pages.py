@@ -9,9 +9,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from allocator import allocate
-from common.load import load
-from deploy.cli import app
+from hora_rl.allocator import allocate
+from hora_rl.common.load import load
+from hora_rl.deploy.cli import app
 from tests.support.pages import ROOT, Block, blocks
 
 PAGES = (

@@ -14,16 +14,16 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from common.errors import RunError
-from common.load import load
-from common.redis import connect, has_password
-from common.telemetry import record_step
-from deploy.launch.ports import free_port
-from deploy.launch.redis_server import executable
-from deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
-from deploy.monitor.run_state import read_run
-from deploy.preflight.findings import Target
-from deploy.preflight.machine import enough_gpus
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect, has_password
+from hora_rl.common.telemetry import record_step
+from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.launch.redis_server import executable
+from hora_rl.deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.machine import enough_gpus
 from tests.support.ports import wait_for_port
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 from transformers import AutoConfig, Qwen2Config
 
-from common.load import load
-from deploy.preflight import disk, machine
-from deploy.preflight.estimate import weights_gib
-from deploy.preflight.findings import Target, size
-from deploy.preflight.memory import memory, model_shape
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight import disk, machine
+from hora_rl.deploy.preflight.estimate import weights_gib
+from hora_rl.deploy.preflight.findings import Target, size
+from hora_rl.deploy.preflight.memory import memory, model_shape
 from tests.support.preflight import Make, by_name, one
 
 

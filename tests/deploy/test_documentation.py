@@ -10,10 +10,10 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from common.config import Config
-from common.config.base import section_of
-from deploy import command_docs, metric_docs
-from deploy.monitor.warnings import Kind
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import section_of
+from hora_rl.deploy import command_docs, metric_docs
+from hora_rl.deploy.monitor.warnings import Kind
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

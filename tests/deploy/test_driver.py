@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from common.load import load
-from deploy.preflight import machine
-from deploy.preflight.checks import CHECKS
-from deploy.preflight.driver import cuda_version, driver, judge, precision
-from deploy.preflight.findings import Target
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.checks import CHECKS
+from hora_rl.deploy.preflight.driver import cuda_version, driver, judge, precision
+from hora_rl.deploy.preflight.findings import Target
 from tests.support.preflight import one
 
 Install = Callable[[str], None]

@@ -9,10 +9,10 @@ import yaml
 from ray import serve
 from ray.serve import Application
 
-from common.errors import ConfigError
-from common.load import load
-from deploy.app import build_endpoint, build_run, build_sampler, endpoint_of, environment_deployment
-from deploy.preflight.checks import target_of
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.app import build_endpoint, build_run, build_sampler, endpoint_of, environment_deployment
+from hora_rl.deploy.preflight.checks import target_of
 
 
 def served(tmp_path: Path, *more: dict[str, object]) -> str:
@@ -21,16 +21,20 @@ def served(tmp_path: Path, *more: dict[str, object]) -> str:
         **yaml.safe_load(Path("deploy/presets/tiny.yaml").read_text()),
         "serve": {"endpoint": True},
     }
-    applications = [{"name": "hora", "import_path": "deploy.app:build", "route_prefix": "/", "args": args}]
+    applications = [
+        {"name": "hora", "import_path": "hora_rl.deploy.app:build", "route_prefix": "/", "args": args}
+    ]
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump({"applications": [*applications, *more]}))
     return str(file)
 
 
 def test_a_serve_file_without_the_endpoints_application_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no application has import_path: deploy.app:build_endpoint"):
+    with pytest.raises(
+        ConfigError, match=r"no application has import_path: hora_rl.deploy.app:build_endpoint"
+    ):
         target_of(served(tmp_path))
-    second: dict[str, object] = {"name": "endpoint", "import_path": "deploy.app:build_endpoint"}
+    second: dict[str, object] = {"name": "endpoint", "import_path": "hora_rl.deploy.app:build_endpoint"}
     assert target_of(served(tmp_path, second)).config.serve.endpoint
 
 

@@ -8,11 +8,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from common.load import load
-from deploy.preflight.estimate import ModelShape, rank_need, widest_row
-from learner.batch import Sample, micro_batches
-from learner.logprobs import Policy, without_dropout
-from learner.prefixes import Sharing, length, rows_of
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight.estimate import ModelShape, rank_need, widest_row
+from hora_rl.learner.batch import Sample, micro_batches
+from hora_rl.learner.logprobs import Policy, without_dropout
+from hora_rl.learner.prefixes import Sharing, length, rows_of
 
 GIB = 2**30
 PARTS = (

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deploy import command_docs
-from deploy.cli import app
-from deploy.launch.redis_server import RedisServer
-from deploy.runs.record import RunFile, write_config
+from hora_rl.deploy import command_docs
+from hora_rl.deploy.cli import app
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.runs.record import RunFile, write_config
 from tests.support.pages import ROOT
 from tests.support.reported_runs import make_run
 from tests.support.rollouts import write_rollouts

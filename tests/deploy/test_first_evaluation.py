@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from common.config import Config
-from common.errors import RunError
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from deploy.launch import first_evaluation
-from deploy.launch.first_evaluation import Up, evaluating_first
-from evaluation.benchmarks import held_out
-from learner.steps import wait_while_held
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch import first_evaluation
+from hora_rl.deploy.launch.first_evaluation import Up, evaluating_first
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.learner.steps import wait_while_held
 
 Evaluate = Callable[..., None]
 

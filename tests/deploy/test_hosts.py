@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from deploy.monitor import patience
-from deploy.monitor.hosts import Guard, known_host
+from hora_rl.deploy.monitor import patience
+from hora_rl.deploy.monitor.hosts import Guard, known_host
 
 
 @pytest.mark.parametrize(

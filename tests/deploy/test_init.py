@@ -10,16 +10,16 @@ import torch
 from rich.console import Console
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from common.config import Config
-from common.errors import ConfigError
-from common.load import load
-from deploy import initial
-from deploy.initial import BIG, PLANS, SMALL, Task, initialise
-from deploy.preflight import machine, memory
-from deploy.preflight.checks import CONFIGURATION, require, target_of
-from deploy.preflight.estimate import ModelShape
-from deploy.preflight.findings import Target
-from deploy.preflight.memory import memory as memory_of
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy import initial
+from hora_rl.deploy.initial import BIG, PLANS, SMALL, Task, initialise
+from hora_rl.deploy.preflight import machine, memory
+from hora_rl.deploy.preflight.checks import CONFIGURATION, require, target_of
+from hora_rl.deploy.preflight.estimate import ModelShape
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.memory import memory as memory_of
 from tests.support.gguf import write_gguf
 
 TASKS: tuple[Task, ...] = ("math", "mine", "code")
@@ -169,7 +169,8 @@ def test_a_card_without_memory_of_its_own_has_the_host_s(
 ) -> None:
     cards(1, "[N/A]")
     monkeypatch.setattr(
-        "deploy.preflight.resources.psutil.virtual_memory", lambda: SimpleNamespace(total=host_gib * 2**30)
+        "hora_rl.deploy.preflight.resources.psutil.virtual_memory",
+        lambda: SimpleNamespace(total=host_gib * 2**30),
     )
     monkeypatch.setattr(memory, "free_memory", lambda: 2**40)
     path = initialise(tmp_path / "mine.yaml", "math")[0]

@@ -4,16 +4,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import Config
-from common.errors import ConfigError
-from common.load import load
-from common.types import Prompt
-from deploy.launch.best import read_best, settle_best
-from evaluation.benchmarks import held_out
-from evaluation.evaluate import Counts
-from evaluation.results import Result, make_result
-from learner.candidates import best_step, candidate, candidates_in, is_candidate, is_missing
-from learner.origin import write_origin
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.launch.best import read_best, settle_best
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.evaluate import Counts
+from hora_rl.evaluation.results import Result, make_result
+from hora_rl.learner.candidates import best_step, candidate, candidates_in, is_candidate, is_missing
+from hora_rl.learner.origin import write_origin
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ HEAVY = {"torch", "transformers", "vllm", "deepspeed"}
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("modules", ["deploy.app", "deploy.launch.local"])
+@pytest.mark.parametrize("modules", ["hora_rl.deploy.app", "hora_rl.deploy.launch.local"])
 def test_building_the_application_and_starting_a_run_load_no_model_library(modules: str) -> None:
     """Only the checks and the parts load them, when they look at a model."""
     assert not HEAVY & set(imported(modules).large)

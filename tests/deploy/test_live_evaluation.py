@@ -12,21 +12,29 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from actors.generator.pin import Pin
-from common.config import Config
-from common.errors import PinLost
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.state import read_state
-from common.telemetry import heartbeat_now
-from common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
-from common.weight_versions import advance
-from deploy.launch.live_evaluation import LiveEvaluation
-from deploy.monitor.run_state import read_run
-from deploy.monitor.warnings import Kind
-from evaluation.results import Result, read_result
-from learner.candidates import candidate
+from hora_rl.actors.generator.pin import Pin
+from hora_rl.common.config import Config
+from hora_rl.common.errors import PinLost
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.state import read_state
+from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.common.types import (
+    BELOW_TRAINING,
+    Completion,
+    Pinned,
+    Prompt,
+    SamplingRequest,
+    Scored,
+    VersionSpan,
+)
+from hora_rl.common.weight_versions import advance
+from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.evaluation.results import Result, read_result
+from hora_rl.learner.candidates import candidate
 
 PROBLEMS, SAMPLES = 4, 8
 
@@ -149,7 +157,7 @@ def until(true: Callable[[], object], why: Callable[[], str] = str, limit_s: flo
 
 @pytest.fixture
 def live(redis_url: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("deploy.launch.live_evaluation.POLL_S", 0.05)
+    monkeypatch.setattr("hora_rl.deploy.launch.live_evaluation.POLL_S", 0.05)
     made: list[Live] = []
 
     def make(*more: str) -> Live:
@@ -282,7 +290,7 @@ def test_the_end_of_training_breaks_an_evaluation_off_and_keeps_its_samples(live
 
 
 def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(live, monkeypatch) -> None:
-    monkeypatch.setattr("deploy.launch.pinning.POLL_S", 0.02)
+    monkeypatch.setattr("hora_rl.deploy.launch.pinning.POLL_S", 0.02)
     run = live()
     replicas = Replicas(run, "generator/a", "generator/b")
     run.start()
@@ -321,7 +329,7 @@ def test_where_two_replicas_serve_one_stays_at_the_version_of_the_evaluation(liv
 def test_an_evaluation_that_loses_its_replica_goes_on_on_all_and_names_the_versions(
     dies: str, live, monkeypatch
 ) -> None:
-    monkeypatch.setattr("deploy.launch.pinning.POLL_S", 0.02)
+    monkeypatch.setattr("hora_rl.deploy.launch.pinning.POLL_S", 0.02)
     run = live("evaluation.max_sequences=1", "rollout.samples_per_request=1", "generator.max_sequences=2")
     replicas = Replicas(run, "generator/a", "generator/b")
     run.version(2)

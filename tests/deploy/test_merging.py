@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Objective
-from deploy.demo.build import make_model
-from deploy.demo.tokenizer import make_tokenizer
-from deploy.study.merging import merged
-from learner.batch import Sample, make_micro_batch
-from learner.logprobs import Policy, without_dropout
-from learner.objective import policy_loss
+from hora_rl.common.config import Objective
+from hora_rl.deploy.demo.build import make_model
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.study.merging import merged
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.logprobs import Policy, without_dropout
+from hora_rl.learner.objective import policy_loss
 
 
 def samples() -> list[Sample]:

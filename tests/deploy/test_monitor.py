@@ -16,23 +16,23 @@ import pytest
 import redis
 from rich.console import Console
 
-from actors.coordinator.history_writer import oldest_replica
-from common.errors import RunError
-from common.keys import Keys
-from common.redis import connect, connect_async, text_of
-from common.state import changed
-from common.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
-from deploy.launch.redis_server import RedisServer
-from deploy.monitor import prometheus
-from deploy.monitor.prometheus import gauges
-from deploy.monitor.run_state import read_run
-from deploy.monitor.screen import screen, sparkline
-from deploy.monitor.terminal import monitor
-from deploy.monitor.warnings import Kind
-from deploy.runs.record import RunFile
+from hora_rl.actors.coordinator.history_writer import oldest_replica
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect, connect_async, text_of
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.monitor import prometheus
+from hora_rl.deploy.monitor.prometheus import gauges
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.screen import screen, sparkline
+from hora_rl.deploy.monitor.terminal import monitor
+from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.deploy.runs.record import RunFile
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
-MONITOR = "import sys; from deploy.monitor.terminal import monitor; monitor(sys.argv[1], sys.argv[2])"
+MONITOR = "import sys; from hora_rl.deploy.monitor.terminal import monitor; monitor(sys.argv[1], sys.argv[2])"
 
 
 @pytest.fixture
@@ -281,8 +281,8 @@ def test_a_terminal_that_watches_a_finished_run_keeps_its_last_screen_and_ends(r
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_monitor_ends_with_a_run_whose_redis_is_gone_and_says_how(tmp_path, monkeypatch, capsys, terminal):
-    monkeypatch.setattr("deploy.monitor.terminal.PERIOD_S", 0.05)
-    monkeypatch.setattr("deploy.monitor.terminal.LINE_PERIOD_S", 0.05)
+    monkeypatch.setattr("hora_rl.deploy.monitor.terminal.PERIOD_S", 0.05)
+    monkeypatch.setattr("hora_rl.deploy.monitor.terminal.LINE_PERIOD_S", 0.05)
     monkeypatch.setattr(Console, "is_terminal", property(lambda _: terminal))
     file = RunFile(tmp_path / "demo")
     file.start("demo", os.getpid(), http_port=8000, resume="hora run X --resume")

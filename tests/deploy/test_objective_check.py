@@ -2,10 +2,10 @@
 
 import pytest
 
-from common.errors import ConfigError
-from common.load import load
-from deploy.preflight.configuration import names
-from deploy.preflight.findings import Target
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight.configuration import names
+from hora_rl.deploy.preflight.findings import Target
 
 
 def nan_without_a_hit(rewards, successes, phases):  # type: ignore[no-untyped-def]

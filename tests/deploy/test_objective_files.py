@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from common.load import ROOT, load
+from hora_rl.common.load import ROOT, load
 
 FOLDER = ROOT / "deploy" / "objectives"
 METHODS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from ray.serve._private.deployment_scheduler import (
     RequestedResources,
 )
 
-from common.load import load
+from hora_rl.common.load import load
 
 FILE = Path(__file__).parents[2] / "deploy" / "hora-64gpu.yaml"
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 import ray
 
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.state import changed, read_state
-from deploy.launch import placement
-from deploy.launch.placement import Share, telling_unplaced, unplaced
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.state import changed, read_state
+from hora_rl.deploy.launch import placement
+from hora_rl.deploy.launch.placement import Share, telling_unplaced, unplaced
 
 
 def shares(*, generators: int, up: int, ranks_up: int = 1, cpus: float = 0.5) -> list[Share]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from common.load import dump_yaml, load
-from deploy.preflight.step_costs import WANTED_MFU
-from deploy.runs.prediction import predict
-from evaluation.report.predicted import PredictedRow
-from evaluation.report.runs_report import write_report
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.preflight.step_costs import WANTED_MFU
+from hora_rl.deploy.runs.prediction import predict
+from hora_rl.evaluation.report.predicted import PredictedRow
+from hora_rl.evaluation.report.runs_report import write_report
 
 RECORDED = Path(__file__).parent / "recorded_run"
 H100 = 989e12

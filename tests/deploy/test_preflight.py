@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.errors import ConfigError
-from common.load import ROOT
-from common.redis import connect
-from deploy.launch.redis_server import RedisServer
-from deploy.preflight import configuration, machine, services
-from deploy.preflight.checks import target_of
-from deploy.preflight.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
-from deploy.preflight.findings import Finding, Target
-from deploy.preflight.group_size import group_size
-from deploy.preflight.memory import fits_host, memory
-from deploy.preflight.rounds import rounds
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import ROOT
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.preflight import configuration, machine, services
+from hora_rl.deploy.preflight.checks import target_of
+from hora_rl.deploy.preflight.estimate import ModelShape, checkpoint_gib, host_needs, rank_need
+from hora_rl.deploy.preflight.findings import Finding, Target
+from hora_rl.deploy.preflight.group_size import group_size
+from hora_rl.deploy.preflight.memory import fits_host, memory
+from hora_rl.deploy.preflight.rounds import rounds
 from tests.support.preflight import Make, by_name, one
 
 
@@ -82,30 +82,6 @@ def test_the_remedy_for_few_open_files_is_one_that_can_help(
     [found] = machine.limits(Target(config()))
     assert (found.level, found.says) == (level, says)
     assert fix in found.fix
-
-
-def test_common_from_another_folder_is_found(
-    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(machine.common, "__path__", [str(tmp_path / "common")])
-    [finding] = one(machine.import_origin, Target(config())).values()
-    assert finding.level == "fail"
-    assert str(tmp_path) in finding.says
-
-
-def test_a_checkout_refuses_a_project_with_a_package_of_our_name(
-    config: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Ray's workers would import it instead of ours."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "evaluation").mkdir()  # a folder of data is nobody's package
-    assert [f.level for f in machine.import_origin(Target(config()))] == ["ok"]
-    (tmp_path / "deploy").mkdir()
-    (tmp_path / "deploy" / "__init__.py").touch()
-    _, found = machine.import_origin(Target(config()))
-    assert found.level == "fail"
-    for words in (str(tmp_path / "deploy"), str(ROOT / "deploy"), "wheel"):
-        assert words in found.line
 
 
 def test_fewer_gpus_than_asked_for_are_refused_with_both_numbers_and_the_keys(
@@ -196,7 +172,7 @@ def test_activations_that_the_host_cannot_hold_are_refused(
     """SmolLM2's shape: what a micro-batch needs decides, and not the weights of 0.25 GiB."""
     shape = ModelShape(134_515_008, 0, 30, 576, 1536, 192, 49_152)
     lengths = {"max_prompt_tokens": 512, "max_response_tokens": 512}
-    monkeypatch.setattr("deploy.preflight.memory.free_memory", lambda: 24 * 2**30)
+    monkeypatch.setattr("hora_rl.deploy.preflight.memory.free_memory", lambda: 24 * 2**30)
     levels = {}
     for tokens in (4096, 32_768):
         settings = config(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.errors import ConfigError, HoraError
-from common.load import ROOT, load
-from deploy.preflight import configuration, machine, sources
-from deploy.preflight.checks import CHECKS, check_all, examine, require, target_of
-from deploy.preflight.findings import Finding, Target
-from learner import extensions
+from hora_rl.common.errors import ConfigError, HoraError
+from hora_rl.common.load import ROOT, load
+from hora_rl.deploy.preflight import configuration, machine, sources
+from hora_rl.deploy.preflight.checks import CHECKS, check_all, examine, require, target_of
+from hora_rl.deploy.preflight.findings import Finding, Target
+from hora_rl.learner import extensions
 from tests.support.preflight import Make, one
 
 NO_FUNCTION = "a text"
@@ -140,9 +140,9 @@ def test_check_all_shows_every_finding_with_what_to_do(
 
 def test_every_command_goes_through_the_one_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A check that is added to the list is met by `check`, `run`, `train` and `eval`."""
-    from deploy.launch.cluster import train_on_cluster
-    from deploy.launch.local import evaluate_local, run_local
-    from deploy.preflight import checks
+    from hora_rl.deploy.launch.cluster import train_on_cluster
+    from hora_rl.deploy.launch.local import evaluate_local, run_local
+    from hora_rl.deploy.preflight import checks
 
     seen: list[str] = []
 

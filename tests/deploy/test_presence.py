@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from common.redis import connect
-from deploy.launch import local
-from deploy.monitor.presence import Presence, is_watched
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch import local
+from hora_rl.deploy.monitor.presence import Presence, is_watched
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 HORA = str(Path(sys.executable).with_name("hora"))

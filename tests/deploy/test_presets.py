@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from common.answers import FORMAT_INSTRUCTIONS
-from common.errors import ConfigError
-from common.load import ROOT, check_paths, load, presets
-from deploy.preflight.checks import target_of
-from deploy.preflight.configuration import context, model, names
-from deploy.preflight.sources import data
-from deploy.tasks.catalogue import TASKS
+from hora_rl.common.answers import FORMAT_INSTRUCTIONS
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import ROOT, check_paths, load, presets
+from hora_rl.deploy.preflight.checks import target_of
+from hora_rl.deploy.preflight.configuration import context, model, names
+from hora_rl.deploy.preflight.sources import data
+from hora_rl.deploy.tasks.catalogue import TASKS
 
 ALL = sorted(presets())
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from actors.coordinator.deployment import render_prompts
-from actors.coordinator.prompt_features import features_of, prior_of
-from common.errors import ConfigError, RunError
-from common.load import dump_yaml, load
-from common.prompts import load_tokenizer
-from common.types import Prompt
-from deploy.cli import app
-from deploy.runs.fit_prior import calibrate, fit
+from hora_rl.actors.coordinator.deployment import render_prompts
+from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.cli import app
+from hora_rl.deploy.runs.fit_prior import calibrate, fit
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
     def embedded(model: str, texts: list[str]) -> np.ndarray:
         return np.array([[len(model), len(text)] for text in texts], dtype=np.float32)
 
-    monkeypatch.setattr("actors.coordinator.prompt_features.sentence_features", embedded)
+    monkeypatch.setattr("hora_rl.actors.coordinator.prompt_features.sentence_features", embedded)
     overrides = [f"run.folder={tmp_path}", "run.name=r", "allocation.prior=gp"]
     prompts = [Prompt(i, "problem " * i, "1", np.array([1], np.int32)) for i in range(3)]
     for model, given in [("one", prompts), ("another", prompts), ("another", prompts[1:])]:

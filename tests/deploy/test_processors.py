@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
-from common.load import load
-from deploy.preflight import machine, processors
-from deploy.preflight.findings import Finding, Target
-from deploy.preflight.memory import run_target
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight import machine, processors
+from hora_rl.deploy.preflight.findings import Finding, Target
+from hora_rl.deploy.preflight.memory import run_target
 
 BASE = "model: {path: some/model}\ndata: {path: arithmetic}\n"
 

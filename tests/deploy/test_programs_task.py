@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from actors.verifier.code.runner import Runner
-from actors.verifier.sandbox.limits import Limits
-from common.code import extract_code, read_tests
-from common.datasets import load_dataset, load_held_out
-from common.load import load
-from common.rewards import gold_test
-from deploy.tasks.programs import Chain, chains, completion, rows, write
+from hora_rl.actors.verifier.code.runner import Runner
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.common.code import extract_code, read_tests
+from hora_rl.common.datasets import load_dataset, load_held_out
+from hora_rl.common.load import load
+from hora_rl.common.rewards import gold_test
+from hora_rl.deploy.tasks.programs import Chain, chains, completion, rows, write
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "demo" / "programs"
 

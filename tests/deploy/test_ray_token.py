@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
-from deploy.launch.ray_token import keep_token_private, token_file
-from deploy.preflight.findings import Target
-from deploy.preflight.services import ray_token
+from hora_rl.common.config import Config
+from hora_rl.deploy.launch.ray_token import keep_token_private, token_file
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.services import ray_token
 
 TARGET = Target(Config.model_validate({"run": {"name": "r"}, "model": {"path": "m"}, "data": {"path": "d"}}))
 

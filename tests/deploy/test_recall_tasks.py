@@ -9,23 +9,23 @@ import pytest
 import torch
 from scipy import stats
 
-from actors.coordinator.shard import Draw
-from common.config import Config, Data, Source
-from common.errors import ConfigError
-from common.load import load
-from common.types import Prompt
-from deploy.demo.build import MAX_TOKENS, make_model
-from deploy.demo.tokenizer import make_tokenizer
-from deploy.study.local_sampler import LocalSampler
-from deploy.study.loop import run_cell, run_cell_apart
-from deploy.tasks.build import build
-from deploy.tasks.catalogue import TASKS
-from deploy.tasks.recall import (
+from hora_rl.actors.coordinator.shard import Draw
+from hora_rl.common.config import Config, Data, Source
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.demo.build import MAX_TOKENS, make_model
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from hora_rl.deploy.study.local_sampler import LocalSampler
+from hora_rl.deploy.study.loop import run_cell, run_cell_apart
+from hora_rl.deploy.tasks.build import build
+from hora_rl.deploy.tasks.catalogue import TASKS
+from hora_rl.deploy.tasks.recall import (
     ExactSuccess,
     encode_prompts,
     load_task,
 )
-from deploy.tasks.reward import answer_of, completion, one_of
+from hora_rl.deploy.tasks.reward import answer_of, completion, one_of
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -8,13 +8,13 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import hora_rl.runs
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.load import dump_yaml, load
-from deploy.launch import local
-from deploy.preflight import machine
-from deploy.preflight.checks import target_of
-from deploy.preflight.estimate import (
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.launch import local
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.checks import target_of
+from hora_rl.deploy.preflight.estimate import (
     ModelShape,
     asleep_gib,
     checkpoint_gib,
@@ -25,12 +25,12 @@ from deploy.preflight.estimate import (
     rank_need,
     waiting_gib,
 )
-from deploy.preflight.findings import Finding, Target
-from deploy.preflight.memory import beside_engine, holds, memory, run_target, table
-from deploy.preflight.resources import SPARE, Card, choose, read_cards
-from deploy.preflight.step_costs import step_seconds
-from deploy.runs.record import settled, write_config
-from learner.launch import backend, gpu_share
+from hora_rl.deploy.preflight.findings import Finding, Target
+from hora_rl.deploy.preflight.memory import beside_engine, holds, memory, run_target, table
+from hora_rl.deploy.preflight.resources import SPARE, Card, choose, read_cards
+from hora_rl.deploy.preflight.step_costs import step_seconds
+from hora_rl.deploy.runs.record import settled, write_config
+from hora_rl.learner.launch import backend, gpu_share
 
 MOMENTS = "master weights, moments"
 H100, RTX = Card("H100", 79.6), Card("RTX 4090", 24.0)

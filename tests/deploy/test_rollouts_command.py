@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from common.errors import ConfigError, RunError
-from common.rollout_files import path_of
-from deploy.cli import app
-from deploy.monitor.visible import visible
-from deploy.runs.rollout_list import Choice, json_line, order_of, show_rollouts
-from evaluation.rollout_table import read_rollouts
-from evaluation.run_folders import RunFolderError
-from learner.rollout_writer import Texts
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.rollout_files import path_of
+from hora_rl.deploy.cli import app
+from hora_rl.deploy.monitor.visible import visible
+from hora_rl.deploy.runs.rollout_list import Choice, json_line, order_of, show_rollouts
+from hora_rl.evaluation.rollout_table import read_rollouts
+from hora_rl.evaluation.run_folders import RunFolderError
+from hora_rl.learner.rollout_writer import Texts
 from tests.support.rollouts import SOURCES, write_rollouts
 
 HOSTILE = (

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from common.rollout_files import path_of
-from common.state import changed
-from deploy.monitor.web import create_app
-from learner.rollout_writer import Texts
+from hora_rl.common.rollout_files import path_of
+from hora_rl.common.state import changed
+from hora_rl.deploy.monitor.web import create_app
+from hora_rl.learner.rollout_writer import Texts
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of
 

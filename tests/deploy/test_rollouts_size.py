@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from common.load import load
-from common.rollout_files import files_of
-from deploy.preflight.findings import Target
-from deploy.preflight.rollout_disk import expected_gib, in_words, rollouts
+from hora_rl.common.load import load
+from hora_rl.common.rollout_files import files_of
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.rollout_disk import expected_gib, in_words, rollouts
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.telemetry import record_evaluation
-from deploy.monitor.history import BY_STEP
-from deploy.monitor.run_state import read_run
-from deploy.monitor.web import PAGE
-from learner.metrics import step_metrics
-from learner.records import Records, log_evaluation, records_of
+from hora_rl.common.telemetry import record_evaluation
+from hora_rl.deploy.monitor.history import BY_STEP
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.web import PAGE
+from hora_rl.learner.metrics import step_metrics
+from hora_rl.learner.records import Records, log_evaluation, records_of
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 TIMES = {f"time/{part}": 0.5 for part in ("step", "wait", "forward_backward", "gather", "transfer", "load")}

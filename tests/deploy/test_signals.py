@@ -11,9 +11,9 @@ import psutil
 import pytest
 from ray._private import services
 
-from deploy.launch import ray_node, signals
-from deploy.launch.signals import heard_afterwards, starting_ray, stopped_by_signals, undisturbed
-from deploy.runs.record import RunFile
+from hora_rl.deploy.launch import ray_node, signals
+from hora_rl.deploy.launch.signals import heard_afterwards, starting_ray, stopped_by_signals, undisturbed
+from hora_rl.deploy.runs.record import RunFile
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

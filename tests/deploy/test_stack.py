@@ -14,14 +14,14 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.schema import ApplicationStatus, DeploymentStatus
 from rich.console import Console
 
-from common.errors import RunError
-from common.load import load
-from deploy.launch import stack
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.deploy.launch import stack
 
 TRACE = """The deployment failed to start 3 times in a row. Error:
 ray::ServeReplica.initialize_and_get_metadata() (pid=1)
   File "vllm_engine.py", line 3, in begin
-RuntimeError: common.errors.RunError: the model has no weights
+RuntimeError: hora_rl.common.errors.RunError: the model has no weights
 
 """
 

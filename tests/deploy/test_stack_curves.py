@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.load import ROOT, load
-from deploy.study.cell_runner import study
-from deploy.study.cells import has_exact_success
-from deploy.study.stack_curves import check_kept, write_stack_curves
-from deploy.tasks.catalogue import TASKS
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import ROOT, load
+from hora_rl.deploy.study.cell_runner import study
+from hora_rl.deploy.study.cells import has_exact_success
+from hora_rl.deploy.study.stack_curves import check_kept, write_stack_curves
+from hora_rl.deploy.tasks.catalogue import TASKS
 
 
 @pytest.fixture

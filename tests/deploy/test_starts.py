@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deploy.study.starts import pool
+from hora_rl.deploy.study.starts import pool
 
 
 def test_equal_errors_give_the_mean_of_starts_with_their_own_spread() -> None:

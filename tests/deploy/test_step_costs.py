@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from common.load import load
-from deploy.preflight.estimate import GIB, ModelShape
-from deploy.preflight.step_costs import (
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight.estimate import GIB, ModelShape
+from hora_rl.deploy.preflight.step_costs import (
     BANDWIDTH,
     REACHED,
     arithmetic,

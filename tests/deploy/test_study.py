@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from common.errors import ConfigError
-from common.load import ROOT
-from deploy.study.cell_runner import at_once
-from deploy.study.cells import STUDIES, cells, has_exact_success, load_study, same_at_step_0
-from deploy.study.stack_curves import check_kept
-from deploy.tasks.catalogue import TASKS
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import ROOT
+from hora_rl.deploy.study.cell_runner import at_once
+from hora_rl.deploy.study.cells import STUDIES, cells, has_exact_success, load_study, same_at_step_0
+from hora_rl.deploy.study.stack_curves import check_kept
+from hora_rl.deploy.tasks.catalogue import TASKS
 
 GOOD = {
     "name": "mini",
@@ -31,7 +31,7 @@ def written(tmp_path: Path, **changes: object) -> str:
 def test_every_shipped_study_has_valid_cells_of_equal_budget(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, make in TASKS.items():  # stand for those that `python -m deploy.tasks.build` makes
+    for name, make in TASKS.items():  # stand for those that `python -m hora_rl.deploy.tasks.build` makes
         for built in (name, f"{name}-again"):
             task = tmp_path / "tasks" / built
             task.mkdir(parents=True)
@@ -150,9 +150,9 @@ def test_as_many_cells_run_at_once_as_the_processors_hold(
 ) -> None:
     made = cells(load_study(written(tmp_path)), tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: None)
-    monkeypatch.setattr("deploy.study.cell_runner.processors", lambda: 9)
+    monkeypatch.setattr("hora_rl.deploy.study.cell_runner.processors", lambda: 9)
     assert at_once(made) == 4  # one engine thread and one learner thread each
-    monkeypatch.setattr("deploy.study.cell_runner.processors", lambda: 1)
+    monkeypatch.setattr("hora_rl.deploy.study.cell_runner.processors", lambda: 1)
     assert at_once(made) == 1
     assert at_once([]) == 1
 

@@ -14,13 +14,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from common.errors import ConfigError
-from common.load import dump_yaml, load
-from deploy.preflight.memory import run_target
-from deploy.runs.record import RunFile
-from deploy.study import cell_runner
-from deploy.study.cell_runner import is_finished, run_cells
-from deploy.study.cells import Cell, cells, load_study
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.preflight.memory import run_target
+from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.study import cell_runner
+from hora_rl.deploy.study.cell_runner import is_finished, run_cells
+from hora_rl.deploy.study.cells import Cell, cells, load_study
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
 
@@ -28,7 +28,7 @@ STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"alloca
 WAITING = """
 import subprocess, sys
 from pathlib import Path
-from deploy.study import cell_runner as study_run
+from hora_rl.deploy.study import cell_runner as study_run
 
 NOTE = Path(sys.argv[2])
 
@@ -39,7 +39,7 @@ def start(cell, out):
 
 study_run.start_cell = start
 sys.argv[1:] = ["study", sys.argv[1], "--out", str(Path(sys.argv[2]).parent / "out"), "--parallel", "1"]
-from deploy.cli import main
+from hora_rl.deploy.cli import main
 main()
 """
 
@@ -112,7 +112,7 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
                 [sys.executable, "-c", "raise ValueError('worse')"], stdout=file, stderr=file
             )
 
-    monkeypatch.setattr("deploy.study.cell_runner.start_cell", start)
+    monkeypatch.setattr("hora_rl.deploy.study.cell_runner.start_cell", start)
     with open(os.devnull, "w") as nowhere:
         failed = run_cells(plan, [cell], [cell], tmp_path, 1, Console(file=nowhere))
     assert failed == [(cell, "ValueError: worse")]

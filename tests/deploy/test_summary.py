@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from common.config import Config
-from common.datasets import load_held_out
-from deploy.launch.summary import summarise
-from deploy.monitor.pace import Pace
-from evaluation.results import Result, markdown_table, write_result
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import load_held_out
+from hora_rl.deploy.launch.summary import summarise
+from hora_rl.deploy.monitor.pace import Pace
+from hora_rl.evaluation.results import Result, markdown_table, write_result
 
 
 def config(**reward: object) -> Config:

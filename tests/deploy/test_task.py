@@ -11,12 +11,12 @@ import pytest
 import yaml
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from common.config import Config
-from common.errors import ConfigError
-from common.prompts import load_tokenizer, render
-from deploy.preflight.checks import CONFIGURATION, check, examine
-from deploy.preflight.findings import Finding, Target
-from deploy.preflight.task import stops, task
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.deploy.preflight.checks import CONFIGURATION, check, examine
+from hora_rl.deploy.preflight.findings import Finding, Target
+from hora_rl.deploy.preflight.task import stops, task
 from tests.support.chat_model import END, TEMPLATE, THINKING, chat_tokenizer
 
 README = Path(__file__).parents[2] / "README.md"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from common.answers import format_reward
-from common.arithmetic import generate
-from deploy.demo.build import build, make_model, warm_start
-from deploy.demo.measure import measure
-from deploy.demo.tokenizer import make_tokenizer
+from hora_rl.common.answers import format_reward
+from hora_rl.common.arithmetic import generate
+from hora_rl.deploy.demo.build import build, make_model, warm_start
+from hora_rl.deploy.demo.measure import measure
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "demo" / "model"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from common.load import load
-from deploy.preflight import machine
-from deploy.preflight.checks import CHECKS
-from deploy.preflight.findings import Target
-from deploy.preflight.triton import headers, judge, triton_build
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight import machine
+from hora_rl.deploy.preflight.checks import CHECKS
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.triton import headers, judge, triton_build
 from tests.support.preflight import one
 
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -35,7 +35,7 @@ def test_a_machine_without_gpus_needs_neither(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "gpus", lambda: ["H100, 81559 MiB"])
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr("deploy.preflight.triton.find_spec", lambda name: object())
+    monkeypatch.setattr("hora_rl.deploy.preflight.triton.find_spec", lambda name: object())
     assert one(triton_build, target)["Triton"].level == "fail"
 
 

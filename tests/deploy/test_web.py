@@ -12,13 +12,13 @@ import httpx
 import pytest
 import uvicorn
 
-from common.keys import Keys
-from common.redis import connect
-from common.state import changed
-from deploy.launch.redis_server import RedisServer
-from deploy.monitor.presence import is_watched
-from deploy.monitor.run_state import RunState
-from deploy.monitor.web import create_app
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
+from hora_rl.common.state import changed
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.monitor.presence import is_watched
+from hora_rl.deploy.monitor.run_state import RunState
+from hora_rl.deploy.monitor.web import create_app
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 
@@ -110,7 +110,7 @@ def test_a_change_reaches_an_open_stream_within_two_seconds(redis_url, serve):
 
 
 def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, serve, monkeypatch):
-    monkeypatch.setattr("deploy.monitor.web.STREAMS", 5)
+    monkeypatch.setattr("hora_rl.deploy.monitor.web.STREAMS", 5)
     play(SyntheticRun(redis_url, config_of("unread")), 1)
     client = serve(redis_url, "unread")
     address = (client.base_url.host, client.base_url.port)
@@ -137,7 +137,7 @@ def test_clients_that_never_read_their_events_do_not_keep_others_out(redis_url, 
 
 
 def test_a_run_sees_who_reads_its_page_and_who_asks_for_its_status(redis_url, serve, monkeypatch):
-    monkeypatch.setattr("deploy.monitor.feed.WATCHED_S", 1.0)
+    monkeypatch.setattr("hora_rl.deploy.monitor.feed.WATCHED_S", 1.0)
     play(SyntheticRun(redis_url, config_of("read")), 2)
     redis, client = connect(redis_url), serve(redis_url, "read")
     assert not is_watched(redis, "read"), "a server alone"
@@ -190,7 +190,7 @@ def test_a_value_that_is_no_number_does_not_break_the_json(redis_url, serve):
 
 
 def test_the_page_is_told_whether_its_controls_can_work(redis_url, serve, monkeypatch):
-    monkeypatch.setattr("deploy.monitor.feed.PERIOD_S", 0.05)
+    monkeypatch.setattr("hora_rl.deploy.monitor.feed.PERIOD_S", 0.05)
     monkeypatch.delenv("HORA_TOKEN", raising=False)
     run = SyntheticRun(redis_url, config_of("controls"))
     play(run, 1)
@@ -206,7 +206,7 @@ def test_the_page_is_told_whether_its_controls_can_work(redis_url, serve, monkey
 
 
 def test_pause_and_resume_take_the_run_s_token_and_nothing_less(redis_url, serve, monkeypatch):
-    monkeypatch.setattr("deploy.monitor.feed.PERIOD_S", 0.05)
+    monkeypatch.setattr("hora_rl.deploy.monitor.feed.PERIOD_S", 0.05)
     monkeypatch.delenv("HORA_TOKEN", raising=False)
     run = SyntheticRun(redis_url, config_of("controls"))
     client = serve(redis_url, "controls")

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
 
-from common.errors import ConfigError
-from common.load import load
-from deploy.preflight.findings import Target
-from deploy.preflight.weight_files import INDEX, weight_files
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.deploy.preflight.weight_files import INDEX, weight_files
 
 ROOT = Path(__file__).parents[2]
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -11,10 +11,10 @@ import yaml
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from typer.testing import CliRunner
 
-from common.config import Config
-from deploy.cli import app
-from deploy.preflight.checks import target_of
-from deploy.study.cells import cells, load_study
+from hora_rl.common.config import Config
+from hora_rl.deploy.cli import app
+from hora_rl.deploy.preflight.checks import target_of
+from hora_rl.deploy.study.cells import cells, load_study
 from tests.support.pages import ROOT, Block, blocks
 
 PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "how-to").glob("*.md"))
@@ -111,7 +111,7 @@ def test_the_study_of_the_page_has_its_cells(folder: Path) -> None:
 
 def test_the_serve_files_of_the_pages_are_read(folder: Path) -> None:
     [part] = [b for b in YAML if OTHERS.get(b.page) == "a part of a Serve file"]
-    schema = ServeApplicationSchema(import_path="deploy.app:build", **yaml.safe_load(part.text))
+    schema = ServeApplicationSchema(import_path="hora_rl.deploy.app:build", **yaml.safe_load(part.text))
     assert [d.name for d in schema.deployments] == ["generator"]
     [block] = [b for b in YAML if OTHERS.get(b.page) == "a Serve file"]
     args = yaml.safe_dump({**tiny(), "serve": {"endpoint": True}})

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from common.config import Config
-from common.keys import Keys
-from common.redis import connect
-from deploy.launch.redis_server import RedisServer
-from evaluation.audit import RunRecords, audit, gather
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.evaluation.audit import RunRecords, audit, gather
 
 CONFIG = Config.model_validate(
     {

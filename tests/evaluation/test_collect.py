@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from common.load import load
-from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
-from deploy.cli import app
-from deploy.launch.counting import about_data, choose
-from evaluation.plan.collect import collect
-from evaluation.plan.counts import CountsError, read_counts
-from evaluation.sample_loop import Progress
+from hora_rl.common.load import load
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.deploy.cli import app
+from hora_rl.deploy.launch.counting import about_data, choose
+from hora_rl.evaluation.plan.collect import collect
+from hora_rl.evaluation.plan.counts import CountsError, read_counts
+from hora_rl.evaluation.sample_loop import Progress
 
 ABOUT = {"model": "dice", "temperature": 1.0}
 SAMPLES = 20

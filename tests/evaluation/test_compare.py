@@ -12,10 +12,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from common.errors import ConfigError
-from evaluation.report.compare import Comparison, compare, show, write
-from evaluation.report.terminal_curves import chart
-from evaluation.run_folders import RunFolderError
+from hora_rl.common.errors import ConfigError
+from hora_rl.evaluation.report.compare import Comparison, compare, show, write
+from hora_rl.evaluation.report.terminal_curves import chart
+from hora_rl.evaluation.run_folders import RunFolderError
 
 
 def folder(root: Path, name: str, rule: str, rollouts: int, values: list[float]) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluation.report.curves import Rules, compare, load_curve
-from evaluation.report.curves_report import write_curves_report
-from evaluation.run_folders import RunFolderError
+from hora_rl.evaluation.report.curves import Rules, compare, load_curve
+from hora_rl.evaluation.report.curves_report import write_curves_report
+from hora_rl.evaluation.run_folders import RunFolderError
 
 RULES = Rules((("more", "base"), ("same", "base")), ("more is better",), "held-out", 16, 0.02, ("none",))
 STEPS = (0, 3, 6, 9)

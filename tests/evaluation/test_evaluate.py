@@ -12,14 +12,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.answers import extract_tags
-from common.config import Config, Data
-from common.datasets import DataError, Leak, load_dataset
-from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
-from evaluation.benchmarks import BENCHMARKS, find_benchmark, find_benchmarks, held_out, known_leaks, parse_ks
-from evaluation.evaluate import Counts, evaluate
-from evaluation.sample_loop import Progress
-from evaluation.samples import SampleFileError
+from hora_rl.common.answers import extract_tags
+from hora_rl.common.config import Config, Data
+from hora_rl.common.datasets import DataError, Leak, load_dataset
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.evaluation.benchmarks import (
+    BENCHMARKS,
+    find_benchmark,
+    find_benchmarks,
+    held_out,
+    known_leaks,
+    parse_ks,
+)
+from hora_rl.evaluation.evaluate import Counts, evaluate
+from hora_rl.evaluation.sample_loop import Progress
+from hora_rl.evaluation.samples import SampleFileError
 
 ABOUT = {"model": "dice", "temperature": 1.0}
 

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from actors.generator.places import Places
-from common.config import Config
-from common.errors import ConfigError, RunError
-from common.keys import Keys
-from common.load import load
-from common.model_files import weights_digest
-from common.redis import connect
-from common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
-from deploy.launch.evaluation import (
+from hora_rl.actors.generator.places import Places
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.model_files import weights_digest
+from hora_rl.common.redis import connect
+from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
+from hora_rl.deploy.launch.evaluation import (
     after_training,
     evaluate_benchmark,
     evaluate_run,
@@ -32,12 +32,12 @@ from deploy.launch.evaluation import (
     newest_version,
     on_version,
 )
-from deploy.launch.local import evaluate_local
-from deploy.launch.redis_server import RedisServer
-from evaluation.benchmarks import find_benchmark
-from evaluation.evaluate import Counts
-from evaluation.results import Result, make_result
-from learner.origin import write_origin
+from hora_rl.deploy.launch.local import evaluate_local
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.evaluation.benchmarks import find_benchmark
+from hora_rl.evaluation.evaluate import Counts
+from hora_rl.evaluation.results import Result, make_result
+from hora_rl.learner.origin import write_origin
 
 
 @pytest.fixture
@@ -119,8 +119,10 @@ def test_results_are_labelled_with_the_steps_behind_the_weights(
     shutil.copytree(load("tiny").model.path, model)
     if said is not None:
         write_origin(model, "tiny", said)
-    monkeypatch.setattr("deploy.launch.local.stack", lambda *args, **kwargs: nullcontext("no Redis"))
-    monkeypatch.setattr("deploy.launch.local.evaluate_benchmark", lambda *args: labels.append(args[4]))
+    monkeypatch.setattr("hora_rl.deploy.launch.local.stack", lambda *args, **kwargs: nullcontext("no Redis"))
+    monkeypatch.setattr(
+        "hora_rl.deploy.launch.local.evaluate_benchmark", lambda *args: labels.append(args[4])
+    )
     names = [benchmark_file(tmp_path, ROWS)]
     evaluate_local(load("tiny", [f"model.path={model}"]), names, 4, (1,), tmp_path / "out", asked)
     assert labels == [label]
@@ -136,7 +138,7 @@ def test_a_trained_models_samples_are_asked_of_the_only_version_there_is(
         counts = Counts(4, *np.array([[0, 1], [1, 2], [4, 4], [9, 9], [0, 0]]))
         return make_result(args[1], counts, args[2], "m", args[4], 1.0, 0)
 
-    monkeypatch.setattr("deploy.launch.evaluation.sample", sample)
+    monkeypatch.setattr("hora_rl.deploy.launch.evaluation.sample", sample)
     config = load("tiny")
     benchmark = find_benchmark(benchmark_file(tmp_path, ROWS)).sized(4, (1,))
     evaluate_benchmark(config, benchmark, load_benchmark(config, benchmark, console), tmp_path, 60, console)

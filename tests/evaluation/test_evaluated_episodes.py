@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from actors.calls import verifier_calls
-from actors.coordinator.sampling import Generate
-from actors.environment.episodes import Episodes
-from actors.environment.guess import guess
-from common.datasets import Row
-from common.load import load
-from common.prompts import load_tokenizer, make_prompt
-from common.types import Completion, SamplingRequest, VersionSpan
-from evaluation.evaluate import Counts, evaluate
+from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.coordinator.sampling import Generate
+from hora_rl.actors.environment.episodes import Episodes
+from hora_rl.actors.environment.guess import guess
+from hora_rl.common.datasets import Row
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, make_prompt
+from hora_rl.common.types import Completion, SamplingRequest, VersionSpan
+from hora_rl.evaluation.evaluate import Counts, evaluate
 
 GUESS = load("tiny-guess")
 TOKENIZER = load_tokenizer(GUESS.model.path)

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.verifier.pool import VerifierPool
-from common.config import Data, Reward
-from common.datasets import load_dataset
-from common.equality import bare, expressions, gold_fault, math_equal, quick_verdict
-from common.equality.numerals import canonical_number
-from evaluation.benchmarks import BENCHMARKS
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.common.config import Data, Reward
+from hora_rl.common.datasets import load_dataset
+from hora_rl.common.equality import bare, expressions, gold_fault, math_equal, quick_verdict
+from hora_rl.common.equality.numerals import canonical_number
+from hora_rl.evaluation.benchmarks import BENCHMARKS
 
 pytestmark = pytest.mark.system
 

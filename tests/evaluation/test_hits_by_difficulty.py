@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import betabinom
 
-from allocator import Session
-from evaluation.report.hits import HitRow, hits_by_difficulty, promise
-from evaluation.run_folders import Run
+from hora_rl.allocator import Session
+from hora_rl.evaluation.report.hits import HitRow, hits_by_difficulty, promise
+from hora_rl.evaluation.run_folders import Run
 
 G0, G, N = 4, 16, 12
 
@@ -85,7 +85,7 @@ def test_a_run_without_groups_has_no_rows() -> None:
 def test_the_report_shows_the_table(tmp_path: Path) -> None:
     import json
 
-    from evaluation.report.runs_report import write_report
+    from hora_rl.evaluation.report.runs_report import write_report
 
     folder = tmp_path / "run"
     folder.mkdir()

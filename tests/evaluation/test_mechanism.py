@@ -4,7 +4,7 @@ formulas."""
 import numpy as np
 import pytest
 
-from evaluation.report.mechanism import EDGES, Groups, Terms, by_difficulty, foretold
+from hora_rl.evaluation.report.mechanism import EDGES, Groups, Terms, by_difficulty, foretold
 
 
 def groups_of(rates: list[float], repeats: int = 200, size: int = 32) -> Groups:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from evaluation.report.paired import (
+from hora_rl.evaluation.report.paired import (
     area,
     at_matched,
     detectable,

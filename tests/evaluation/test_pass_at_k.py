@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evaluation.pass_at_k import estimates, pass_at_k
+from hora_rl.evaluation.pass_at_k import estimates, pass_at_k
 
 
 def exact(n: int, c: int, k: int) -> float:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch.summary import phase_b_share
-from deploy.monitor.history import History
-from deploy.monitor.prometheus import gauges
-from deploy.monitor.run_state import read_run
-from evaluation.phase_b import PhaseB, classes, counted, total
-from evaluation.report.figures import allocation_figure
-from evaluation.report.tables import summarise
-from evaluation.run_folders import Run, load_run
-from learner.records import group_record
+from hora_rl.deploy.launch.summary import phase_b_share
+from hora_rl.deploy.monitor.history import History
+from hora_rl.deploy.monitor.prometheus import gauges
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.evaluation.phase_b import PhaseB, classes, counted, total
+from hora_rl.evaluation.report.figures import allocation_figure
+from hora_rl.evaluation.report.tables import summarise
+from hora_rl.evaluation.run_folders import Run, load_run
+from hora_rl.learner.records import group_record
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 WARM_UP, BATCHES = 2, 5

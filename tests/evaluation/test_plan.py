@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from allocator import Session
-from allocator.mixture import GRID, fit_mixture, resampled_mixtures
-from allocator.planning.forecast import forecast, reach
-from allocator.planning.forecast import plan as plan_of
-from allocator.planning.outcome import Arm, outcome
-from deploy.cli import app
-from evaluation.plan.command import plan
-from evaluation.plan.counts import CountsError, read_counts
+from hora_rl.allocator import Session
+from hora_rl.allocator.mixture import GRID, fit_mixture, resampled_mixtures
+from hora_rl.allocator.planning.forecast import forecast, reach
+from hora_rl.allocator.planning.forecast import plan as plan_of
+from hora_rl.allocator.planning.outcome import Arm, outcome
+from hora_rl.deploy.cli import app
+from hora_rl.evaluation.plan.command import plan
+from hora_rl.evaluation.plan.counts import CountsError, read_counts
 from tests.support.plan_coverage import on_grid, study
 
 ALL = [

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.launch.summary import phase_b_share
-from evaluation.pass_at_k import pass_at_k
-from evaluation.report.runs_report import write_report
-from evaluation.report.tables import summarise, table_1
-from evaluation.run_folders import Run, load_run
+from hora_rl.deploy.launch.summary import phase_b_share
+from hora_rl.evaluation.pass_at_k import pass_at_k
+from hora_rl.evaluation.report.runs_report import write_report
+from hora_rl.evaluation.report.tables import summarise, table_1
+from hora_rl.evaluation.run_folders import Run, load_run
 from tests.support.reported_runs import G0, MODEL, G, make_run, result, rows, small_run
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.config import Objective
-from evaluation.report.runs_report import write_report
-from evaluation.report.smoothing import moving_average
-from evaluation.report.tables import table_1
-from evaluation.results import ResultError, read_result, write_result
-from evaluation.run_folders import RunFolderError, load_run
+from hora_rl.common.config import Objective
+from hora_rl.evaluation.report.runs_report import write_report
+from hora_rl.evaluation.report.smoothing import moving_average
+from hora_rl.evaluation.report.tables import table_1
+from hora_rl.evaluation.results import ResultError, read_result, write_result
+from hora_rl.evaluation.run_folders import RunFolderError, load_run
 from tests.support.reported_runs import MODEL, make_run, result, rows, small_run
 
 

@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.load import load
-from common.rollout_files import path_of
-from evaluation.audit import RunRecords
-from evaluation.audit_rollouts import rollout_rows
-from evaluation.rollout_table import read_rollouts, steps_of
-from evaluation.run_folders import RunFolderError
-from learner.records import group_record
+from hora_rl.common.load import load
+from hora_rl.common.rollout_files import path_of
+from hora_rl.evaluation.audit import RunRecords
+from hora_rl.evaluation.audit_rollouts import rollout_rows
+from hora_rl.evaluation.rollout_table import read_rollouts, steps_of
+from hora_rl.evaluation.run_folders import RunFolderError
+from hora_rl.learner.records import group_record
 from tests.support.rollouts import write_rollouts
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from evaluation.schedule import Next, is_late, next_evaluation
+from hora_rl.evaluation.schedule import Next, is_late, next_evaluation
 
 
 @pytest.mark.parametrize(

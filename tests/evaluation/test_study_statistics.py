@@ -8,9 +8,9 @@ import pytest
 import yaml
 from scipy import stats
 
-from evaluation.report import study_report
-from evaluation.report.study_report import write_study_report
-from evaluation.report.study_statistics import (
+from hora_rl.evaluation.report import study_report
+from hora_rl.evaluation.report.study_report import write_study_report
+from hora_rl.evaluation.report.study_statistics import (
     estimate,
     half_widths,
     mean_over_seeds,
@@ -18,8 +18,8 @@ from evaluation.report.study_statistics import (
     per_problem,
     unmatched,
 )
-from evaluation.results import Result
-from evaluation.run_folders import Run, RunFolderError, load_run
+from hora_rl.evaluation.results import Result
+from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 KS = [1, 4, 16]
 

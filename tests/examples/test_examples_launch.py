@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
-from common.load import ROOT, load
+from hora_rl.common.load import ROOT, load
 
 LAUNCH = ROOT / "examples" / "launch"
 BIN = Path(sys.executable).parent

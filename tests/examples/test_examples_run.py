@@ -13,10 +13,10 @@ import matplotlib as mpl
 import pytest
 
 import hora_rl
-from common.errors import ConfigError
-from common.load import ROOT
-from evaluation.run_folders import RunFolderError
 from hora_rl import runs as module
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import ROOT
+from hora_rl.evaluation.run_folders import RunFolderError
 
 NOTEBOOK = ROOT / "examples" / "allocation.ipynb"
 

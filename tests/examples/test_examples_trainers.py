@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from allocator import Session
 from examples.prime_rl_hora import Division, classes, install, succeeded
+from hora_rl.allocator import Session
 
 RATES = np.array([0.0, 0.1, 0.5, 1.0])
 G, G0, ROUNDS = 16, 4, 3

@@ -8,17 +8,17 @@ import pytest
 import redis
 import torch
 
-from common.config import Config
-from common.keys import Keys
-from common.load import load
-from common.queue import Ledger
-from common.redis import connect
-from common.types import Group
-from common.wire import encode_additional, encode_pre_rollouts
-from deploy.launch.redis_server import RedisServer
-from learner.admission import Vocabulary
-from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.steps import Planner
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.queue import Ledger
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Group
+from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.learner.admission import Vocabulary
+from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.steps import Planner
 from tests.support.filling import fill
 from tests.support.groups import group, rollout
 
@@ -149,7 +149,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone(
     process_group: None, wrong: str, stage: int
 ) -> None:
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
     engine = Engine(load("tiny", [f"learner.zero_stage={stage}"]), 0, 1)
     assert engine.step([micro_batch(1.0, -1.0)]).applied
@@ -173,7 +173,7 @@ def test_a_loss_or_gradient_not_finite_leaves_the_weights_and_the_schedule_alone
 def test_a_refused_step_leaves_nothing_where_the_moments_are_on_the_host(
     process_group: None, stage: int
 ) -> None:
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
     settings = ["model.dtype=bfloat16", f"learner.zero_stage={stage}", "learner.offload_optimizer=true"]
     norms = list[float]()
@@ -192,7 +192,7 @@ def test_a_refused_step_leaves_nothing_where_the_moments_are_on_the_host(
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=NEEDS_FLOAT16)])
 def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dtype: str) -> None:
     """Whatever the optimizer that DeepSpeed chooses for stage 0: one of them forgets its loss scale."""
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
     def moved(kind: str) -> float:
         rate = "learner.optimizer.learning_rate=0.01"  # far above what 16 bits round away
@@ -209,7 +209,7 @@ def test_a_first_update_in_16_bits_is_as_large_as_in_32(process_group: None, dty
 @pytest.mark.system
 def test_a_loss_scale_that_is_too_large_is_no_bad_loss(process_group: None) -> None:
     """float16 begins with a scale of 65,536 and halves it until the gradients are finite."""
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
     engine = Engine(load("tiny", ["model.dtype=float16"]), 0, 1)
     overflowing = [micro_batch(1e4, -1.0)]

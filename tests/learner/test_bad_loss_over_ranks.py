@@ -12,10 +12,10 @@ RANK = """
 import os, sys
 import numpy as np
 import torch
-from common.load import load
-from learner.batch import Sample, make_micro_batch
-from learner.device import set_device
-from learner.engine import Engine
+from hora_rl.common.load import load
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
 
 stage, rank = sys.argv[1], int(os.environ["RANK"])
 config = load("tiny", [f"learner.zero_stage={stage}", "learner.workers=2"])

@@ -15,11 +15,11 @@ import json, sys
 from pathlib import Path
 import numpy as np
 import torch
-from common.load import load
-from learner.batch import Sample, make_micro_batch
-from learner.checkpoint import Checkpoints
-from learner.device import set_device
-from learner.engine import Engine
+from hora_rl.common.load import load
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.checkpoint import Checkpoints
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
 
 folder = Path(sys.argv[1])
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learner.checkpoint_writer import HostState, tensors_in
+from hora_rl.learner.checkpoint_writer import HostState, tensors_in
 
 
 class Scaler:

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Objective
-from common.types import Group
-from learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
-from learner.entropy import threshold
-from learner.estimator import Estimator
-from learner.logprobs import Policy
-from learner.micro_batch_loss import Task
-from learner.prefixes import Sharing, rows_of
-from learner.totals import Totals
+from hora_rl.common.config import Objective
+from hora_rl.common.types import Group
+from hora_rl.learner.batch import MicroBatch, empty_micro_batch, micro_batches, samples_of
+from hora_rl.learner.entropy import threshold
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.micro_batch_loss import Task
+from hora_rl.learner.prefixes import Sharing, rows_of
+from hora_rl.learner.totals import Totals
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from learner.device import expand_segments
+from hora_rl.learner.device import expand_segments
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Objective
-from common.errors import ConfigError
-from common.load import load
-from deploy.preflight.configuration import context
-from deploy.preflight.findings import Target
-from learner.entropy import EntropyControl, threshold
-from learner.head import scored
+from hora_rl.common.config import Objective
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight.configuration import context
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.learner.entropy import EntropyControl, threshold
+from hora_rl.learner.head import scored
 
 
 def test_a_constant_coefficient_stays() -> None:

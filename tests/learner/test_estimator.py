@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.advantages import centred, grpo, likelihood, max_rl, rloo
-from common.config import Objective
-from common.errors import ConfigError
-from common.types import Group
-from learner.batch import samples_of
-from learner.estimator import Estimator
-from learner.totals import Totals
-from learner.user_advantage import try_advantage, user_advantage
+from hora_rl.common.advantages import centred, grpo, likelihood, max_rl, rloo
+from hora_rl.common.config import Objective
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.types import Group
+from hora_rl.learner.batch import samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.totals import Totals
+from hora_rl.learner.user_advantage import try_advantage, user_advantage
 from tests.support.groups import group, rollout
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.25}

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Objective
-from common.types import Group
-from learner.batch import empty_micro_batch, make_micro_batch, micro_batches, samples_of
-from learner.estimator import Estimator
-from learner.head import scored
-from learner.logprobs import Policy
-from learner.objective import policy_loss
-from learner.prefixes import Sharing, rows_of
+from hora_rl.common.config import Objective
+from hora_rl.common.types import Group
+from hora_rl.learner.batch import empty_micro_batch, make_micro_batch, micro_batches, samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.head import scored
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.prefixes import Sharing, rows_of
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 from tests.support.tiny_qwen2 import tiny_qwen2
@@ -170,7 +170,7 @@ def test_no_logits_wider_than_a_chunk_ever_exist(monkeypatch: pytest.MonkeyPatch
         seen.append(len(logits))
         return scored(logits, *rest)
 
-    monkeypatch.setattr("learner.head.scored", watched)
+    monkeypatch.setattr("hora_rl.learner.head.scored", watched)
     cut_gradient(policy, groups, Objective(), 100_000, ALWAYS, chunk=7)
     assert max(seen) == 7
 

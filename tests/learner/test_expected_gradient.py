@@ -12,9 +12,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from allocator import Session, allocate
-from allocator.rules import RULES
-from common.advantages import Values, likelihood, max_rl, pkpo, rloo
+from hora_rl.allocator import Session, allocate
+from hora_rl.allocator.rules import RULES
+from hora_rl.common.advantages import Values, likelihood, max_rl, pkpo, rloo
 
 RIGHT = np.array([1.0, 1.0, 0.0])
 G0 = 2

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import ConfigError, RunError
-from common.load import dump_yaml, load
-from deploy.runs.export_run import export_run
-from learner.checkpoint import TAG
-from learner.engine import load_model
-from learner.manifest import Manifest, digest, make_secret, read_secret
-from learner.origin import step_of
+from hora_rl.common.errors import ConfigError, RunError
+from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.runs.export_run import export_run
+from hora_rl.learner.checkpoint import TAG
+from hora_rl.learner.engine import load_model
+from hora_rl.learner.manifest import Manifest, digest, make_secret, read_secret
+from hora_rl.learner.origin import step_of
 
 
 def run_folder(tmp_path: Path, *steps: int) -> Path:

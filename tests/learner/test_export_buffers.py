@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from learner.export import _buffers
+from hora_rl.learner.export import _buffers
 from tests.support.families import glm4_moe
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from learner import extensions
+from hora_rl.learner import extensions
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from learner.extensions import owned
+from hora_rl.learner.extensions import owned
 with owned(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -23,7 +23,7 @@ BUILD = """
 import sys
 from pathlib import Path
 from torch.utils.cpp_extension import is_ninja_available
-from learner.extensions import builds_in
+from hora_rl.learner.extensions import builds_in
 assert not is_ninja_available()
 with builds_in(Path(sys.argv[1])):
     assert is_ninja_available()

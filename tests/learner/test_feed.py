@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.config import Config
-from common.errors import RunError
-from common.keys import Keys
-from common.queue import Consumer, Row
-from common.redis import connect
-from common.telemetry import heartbeat_now
-from common.types import Group
-from deploy.launch.redis_server import RedisServer
-from learner.admission import Vocabulary
-from learner.steps import Planner, Reader, divide
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import Consumer, Row
+from hora_rl.common.redis import connect
+from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.common.types import Group
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.learner.admission import Vocabulary
+from hora_rl.learner.steps import Planner, Reader, divide
 from tests.support.filling import fill
 from tests.support.groups import group
 

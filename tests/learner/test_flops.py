@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
 
-from common.queue import Row
-from learner.batch import Sample
-from learner.flops import Shape, peak_flops
-from learner.steps import divide
+from hora_rl.common.queue import Row
+from hora_rl.learner.batch import Sample
+from hora_rl.learner.flops import Shape, peak_flops
+from hora_rl.learner.steps import divide
 
 
 def sample(prompt: int, tokens: int) -> Sample:

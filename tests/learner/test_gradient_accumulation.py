@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.load import load
-from learner.engine import effective_stage
+from hora_rl.common.load import load
+from hora_rl.learner.engine import effective_stage
 
 ROOT = Path(__file__).parents[2]
 ROUNDING = 2.0**-9  # relative size of bfloat16's rounding

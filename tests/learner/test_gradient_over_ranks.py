@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from common.config import Config
-from common.load import load
-from common.types import Group, Rollout
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.types import Group, Rollout
 from tests.support.real_learner import recorded, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.load import load
+from hora_rl.common.load import load
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(250)]  # vLLM takes seconds to import
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ import json, os, signal, sys
 from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
-from common.member_group import meet, member_group
+from hora_rl.common.member_group import meet, member_group
 
 dies, group = sys.argv[1], None
 
@@ -149,8 +149,8 @@ def members(request: pytest.FixtureRequest) -> Iterator[Members]:
     indirect=True,
 )
 def test_a_killed_member_costs_itself_and_the_others_get_the_version(members: Members) -> None:
-    from learner.weights.host_copy import Snapshot
-    from learner.weights.transfer_group import TransferGroup
+    from hora_rl.learner.weights.host_copy import Snapshot
+    from hora_rl.learner.weights.transfer_group import TransferGroup
 
     settings = ["run.name=r", "weights.transport=gloo", "weights.update_limit_s=16"]
     nobody: Any = None
@@ -173,7 +173,7 @@ def test_members_of_a_learner_that_dies_break_off(members: Members) -> None:
         "import sys, os, json, signal, torch\n"
         "from datetime import timedelta\n"
         "from torch.distributed import TCPStore\n"
-        "from common.member_group import member_group\n"
+        "from hora_rl.common.member_group import member_group\n"
         "s = timedelta(seconds=20)\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, timeout=s, wait_for_workers=False)\n"
         "print(store.port, flush=True)\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from learner.host_block import ALIGNED, HostBlock, size_of
+from hora_rl.learner.host_block import ALIGNED, HostBlock, size_of
 
 SHAPES = [((3, 5), torch.float32), ((), torch.int64), ((0, 4), torch.float32), ((7,), torch.bfloat16)]
 

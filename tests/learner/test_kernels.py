@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import ConfigError
-from common.load import load
-from deploy.preflight import configuration
-from deploy.preflight.findings import Target
-from learner import kernels
-from learner.kernels import FAMILIES, check_liger_here, use_liger
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.preflight import configuration
+from hora_rl.deploy.preflight.findings import Target
+from hora_rl.learner import kernels
+from hora_rl.learner.kernels import FAMILIES, check_liger_here, use_liger
 from tests.support.families import model_of
 from tests.support.preflight import one
 
@@ -67,7 +67,7 @@ def test_check_refuses_what_a_rank_would(installed: None, monkeypatch: pytest.Mo
 
 @pytest.mark.system
 def test_a_rank_without_a_card_is_refused_before_it_trains(installed: None, tmp_path: Any) -> None:
-    from learner.engine import Engine
+    from hora_rl.learner.engine import Engine
 
     store = f"file://{tmp_path / 'store'}"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from common.errors import RunError
-from common.load import load
-from deploy.launch.redis_server import RedisServer
-from learner import launch
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.learner import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from common.config import Config
-from common.load import load
-from learner.load_by_part import _Files, _misfit, skeleton
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.learner.load_by_part import _Files, _misfit, skeleton
 from tests.support.families import SETTINGS, model_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

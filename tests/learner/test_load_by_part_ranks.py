@@ -21,12 +21,12 @@ import json, os, sys
 import numpy as np
 import torch
 from deepspeed.utils import safe_get_full_grad
-from common.load import load
-from learner import engine as module
-from learner.batch import Sample, make_micro_batch
-from learner.device import set_device
-from learner.engine import Engine
-from learner.load_by_part import _Files
+from hora_rl.common.load import load
+from hora_rl.learner import engine as module
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
+from hora_rl.learner.load_by_part import _Files
 
 rank, made, by_part = int(os.environ["RANK"]), module.deepspeed_config, module.load_by_part
 reads, read = [], _Files.read

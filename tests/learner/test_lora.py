@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import ConfigError
-from common.load import load
-from learner.agreement import check_family
-from learner.checkpoint import Checkpoints
-from learner.engine import load_model
-from learner.flops import Shape
-from learner.lora import IDENTITY, add_adapter, check_identity, merge, without_adapter, write_adapter
-from learner.weights.file_names import differ
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.learner.agreement import check_family
+from hora_rl.learner.checkpoint import Checkpoints
+from hora_rl.learner.engine import load_model
+from hora_rl.learner.flops import Shape
+from hora_rl.learner.lora import IDENTITY, add_adapter, check_identity, merge, without_adapter, write_adapter
+from hora_rl.learner.weights.file_names import differ
 from tests.learner.test_checkpoint import Weights
 from tests.support.adapters import policy_with_adapter, published
 from tests.support.families import glm4_moe

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from learner.export import _weights
+from hora_rl.learner.export import _weights
 from tests.learner.test_ranks_with_unequal_chunks import TOKENS, write_model
 from tests.support.ranks import cases_of, run_ranks
 
@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from common.load import load
-from learner import engine as module
-from learner.batch import Sample, make_micro_batch
-from learner.device import set_device
-from learner.engine import Engine
+from hora_rl.common.load import load
+from hora_rl.learner import engine as module
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
 
 folder, tokens, cases = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
 rank, made = int(os.environ["RANK"]), module.deepspeed_config

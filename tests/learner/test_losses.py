@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Objective
-from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.objective import policy_loss
+from hora_rl.common.config import Objective
+from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.objective import policy_loss
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from learner import main as program
+from hora_rl.learner import main as program
 
 LINE = "evaluation.every (5) is kept by `hora run` and `hora train`"
 EVALUATED = ("evaluation.every=5", "learner.keep_best=pass@4")

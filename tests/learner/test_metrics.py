@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from common.config import Config
-from common.types import Group, VersionSpan
-from learner.batch import measurable
-from learner.metrics import step_metrics
+from hora_rl.common.config import Config
+from hora_rl.common.types import Group, VersionSpan
+from hora_rl.learner.batch import measurable
+from hora_rl.learner.metrics import step_metrics
 from tests.support.groups import group, rollout
 
 CONFIG = Config.model_validate({"model": {"path": "m"}, "data": {"path": "arithmetic"}})

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.config import Objective
-from learner.batch import MicroBatch, Sample, make_micro_batch
-from learner.objective import importance, policy_loss
+from hora_rl.common.config import Objective
+from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.objective import importance, policy_loss
 
 
 def micro(advantages: list[float], lengths: list[int], generator: float = -1.0) -> MicroBatch:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.load import load
-from learner.device import set_device
+from hora_rl.common.load import load
+from hora_rl.learner.device import set_device
 from tests.support.ranks import run_ranks
 
 RANK = """
 import sys, torch
-from common.load import load
-from learner.engine import Engine
-from learner.extensions import compile_extensions
+from hora_rl.common.load import load
+from hora_rl.learner.engine import Engine
+from hora_rl.learner.extensions import compile_extensions
 from tests.learner.test_bad_input import micro_batch
 
 compile_extensions(lambda doing: None)

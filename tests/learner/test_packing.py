@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from common.config import Config, Objective
-from common.errors import ConfigError
-from common.types import Group
-from learner.batch import Sample, micro_batches, samples_of
-from learner.estimator import Estimator
-from learner.metrics import step_metrics
-from learner.packing import bins
-from learner.prefixes import SAVING, Sharing, divide, rows_of
+from hora_rl.common.config import Config, Objective
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.types import Group
+from hora_rl.learner.batch import Sample, micro_batches, samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.metrics import step_metrics
+from hora_rl.learner.packing import bins
+from hora_rl.learner.prefixes import SAVING, Sharing, divide, rows_of
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 

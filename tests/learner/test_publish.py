@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.weight_versions import newest_now
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.weight_versions import newest_now
+from hora_rl.deploy.launch.redis_server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 
@@ -31,7 +31,7 @@ class Weights:
 
 def first_version(url: str, folder: Path) -> tuple[Any, Any]:
     """(publisher that has published version 1, client of its Redis)."""
-    from learner.weights.publisher import Publisher
+    from hora_rl.learner.weights.publisher import Publisher
 
     client, engine = connect(url), cast(Any, Weights())
     publisher = Publisher(load("tiny", ["run.name=r"]), engine, client, folder, rank=0)
@@ -42,7 +42,7 @@ def first_version(url: str, folder: Path) -> tuple[Any, Any]:
 def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_version(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights.broadcast import BroadcastClient
+    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     goes_on, told = threading.Event(), list[int]()
 
@@ -72,7 +72,7 @@ def test_a_replica_that_stands_still_keeps_neither_the_learner_nor_the_next_vers
 def test_no_version_leaves_the_learner_while_the_initial_policy_is_measured(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights.broadcast import BroadcastClient
+    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     told = list[int]()
     monkeypatch.setattr(BroadcastClient, "update", lambda client, info, version: told.append(version))
@@ -96,7 +96,7 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from learner.weights.broadcast import BroadcastClient
+    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     def fails(client: BroadcastClient, info: Any, version: int) -> None:
         raise ValueError("of Serve's own making")
@@ -112,7 +112,7 @@ def test_what_goes_wrong_when_replicas_are_told_does_not_end_the_learner(
 def test_the_next_step_waits_for_no_file_and_does_not_change_what_is_written(
     tmp_path: Path, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights.file_transport import FileTransport
+    from hora_rl.learner.weights.file_transport import FileTransport
 
     goes_on, write = threading.Event(), FileTransport.write
 
@@ -139,10 +139,10 @@ def test_a_learner_that_publishes_files_never_loads_vllm(tmp_path: Path, redis_s
     script = f"""
 import sys, torch
 from pathlib import Path
-from common.load import load
-from common.redis import connect
-import learner.train
-from learner.weights.publisher import Publisher
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+import hora_rl.learner.train
+from hora_rl.learner.weights.publisher import Publisher
 class Weights:
     hf, device = torch.nn.Linear(4, 4, bias=False), torch.device("cpu")
     def whole(self): return iter([("weight", torch.ones(4, 4))])

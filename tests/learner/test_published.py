@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import DamagedWeights
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.telemetry import heartbeat_now
-from common.weight_versions import check_file, mark_of, newest_now
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.errors import DamagedWeights
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.common.weight_versions import check_file, mark_of, newest_now
+from hora_rl.deploy.launch.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.real_learner import finish, recorded, start
 

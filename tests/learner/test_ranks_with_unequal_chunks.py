@@ -23,10 +23,10 @@ RANK = """
 import json, os, sys
 import numpy as np
 import torch
-from common.load import load
-from learner.batch import Sample, make_micro_batch
-from learner.device import set_device
-from learner.engine import Engine
+from hora_rl.common.load import load
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
 
 tokens, cases = json.loads(sys.argv[1]), json.loads(sys.argv[2])
 rank = int(os.environ["RANK"])

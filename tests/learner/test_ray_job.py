@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.errors import ConfigError
+from hora_rl.common.errors import ConfigError
 
 pytestmark = [pytest.mark.system, pytest.mark.slow]  # starts Ray
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.system, pytest.mark.slow]  # starts Ray
 def learner_of_a() -> Iterator[None]:
     import ray
 
-    from learner.ray_job import job_of
+    from hora_rl.learner.ray_job import job_of
 
     ray.init(
         address="local",
@@ -32,7 +32,7 @@ def learner_of_a() -> Iterator[None]:
 def test_another_run_is_refused_while_a_learner_is_attached(learner_of_a: None) -> None:
     import ray
 
-    from learner.ray_job import refuse_beside_another, training_runs
+    from hora_rl.learner.ray_job import refuse_beside_another, training_runs
 
     assert training_runs() == {"a"}
     refuse_beside_another("a")

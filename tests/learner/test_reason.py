@@ -8,8 +8,8 @@ import pytest
 from ray.exceptions import OutOfMemoryError
 from ray.train import WorkerGroupError
 
-from common.errors import RunError
-from learner import launch
+from hora_rl.common.errors import RunError
+from hora_rl.learner import launch
 
 # As Ray 2.60 wrote it, shortened.
 SHORT_OF_MEMORY = """1 worker(s) were killed due to the node running low on memory. Memory on the node \

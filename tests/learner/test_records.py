@@ -12,8 +12,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RANK = """
 import json, os, sys
 import torch
-from common.load import load
-from learner.records import records_of
+from hora_rl.common.load import load
+from hora_rl.learner.records import records_of
 from tests.support.groups import group, rollout
 
 rank = int(os.environ["RANK"])

@@ -14,15 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.config import Config
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.types import Group
-from deploy.launch.redis_server import RedisServer
-from evaluation.rollout_table import read_rollouts
-from learner.export import export_checkpoint
-from learner.origin import step_of
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Group
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.evaluation.rollout_table import read_rollouts
+from hora_rl.learner.export import export_checkpoint
+from hora_rl.learner.origin import step_of
 from tests.support.filling import fill
 from tests.support.real_learner import finish, recorded, said, start, trained
 

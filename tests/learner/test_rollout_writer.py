@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config
-from common.load import load
-from common.prompts import load_tokenizer, render
-from common.rollout_files import FOLDER, files_of, path_of
-from common.types import Group, Origin
-from evaluation.rollout_table import read_rollouts
-from learner.rollout_writer import RolloutFiles
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.common.rollout_files import FOLDER, files_of, path_of
+from hora_rl.common.types import Group, Origin
+from hora_rl.evaluation.rollout_table import read_rollouts
+from hora_rl.learner.rollout_writer import RolloutFiles
 from tests.support.groups import group, rollout
 
 ORIGIN = Origin("a1b2", 10.0, 10.5, 12.0, 12.25)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.errors import ConfigError
-from common.load import load
-from learner.optimizer import schedule
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.learner.optimizer import schedule
 
 
 @pytest.mark.parametrize("updates", [1, 4])

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from common.errors import RunError
-from common.load import load
-from common.telemetry import STEPPING, TO_SLEEP
-from learner import shared_card
-from learner.shared_card import SharedCard
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.common.telemetry import STEPPING, TO_SLEEP
+from hora_rl.learner import shared_card
+from hora_rl.learner.shared_card import SharedCard
 
 
 class Told:

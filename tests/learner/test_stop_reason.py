@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from ray import train as ray_train
 
-from common import redis as connections
-from common.errors import RunError
-from common.load import load
-from learner import device, launch, train
+from hora_rl.common import redis as connections
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.learner import device, launch, train
 from tests.support.ranks import cases_of, run_ranks
 
 
@@ -89,7 +89,7 @@ def test_a_redis_that_is_gone_hides_no_reason_and_ends_the_next_attempt(
 
 RANKS = """
 import json, os, sys, torch.distributed as dist
-from learner.stop_reason import StopReason
+from hora_rl.learner.stop_reason import StopReason
 
 dist.init_process_group("gloo")
 rank, url = dist.get_rank(), sys.argv[1]

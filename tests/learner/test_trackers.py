@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from common.config import Config
-from common.load import load
-from learner import trackers as module
-from learner.records import log_evaluation
-from learner.trackers import MLflow, trackers
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.learner import trackers as module
+from hora_rl.learner.records import log_evaluation
+from hora_rl.learner.trackers import MLflow, trackers
 
 pytestmark = pytest.mark.system
 STEPS = {

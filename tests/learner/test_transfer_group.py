@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from common.load import load
-from common.redis import connect
-from common.telemetry import heartbeat_now
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.deploy.launch.redis_server import RedisServer
 
 pytestmark = pytest.mark.system  # vLLM takes seconds to import
 
@@ -20,7 +20,7 @@ def client(redis_server: RedisServer) -> Any:
 
 
 def _snapshot(version: int) -> Any:
-    from learner.weights.host_copy import Snapshot
+    from hora_rl.learner.weights.host_copy import Snapshot
 
     return Snapshot(version, [], torch.device("cpu"))
 
@@ -37,8 +37,8 @@ class Clock:
 
 def group(client: Any, sent_s_ago: float, clock: Clock | None = None) -> Any:
     """A group that broadcast a version then, when no replica was there."""
-    from learner.weights.broadcast import BroadcastClient
-    from learner.weights.transfer_group import TransferGroup
+    from hora_rl.learner.weights.broadcast import BroadcastClient
+    from hora_rl.learner.weights.transfer_group import TransferGroup
 
     config = load("tiny", ["run.name=again", "weights.transport=gloo"])
     clock = clock or Clock(0.0)
@@ -62,7 +62,7 @@ def test_a_version_is_sent_again_when_a_replica_that_runs_holds_less(client: Any
 def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights.broadcast import BroadcastClient
+    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     answers = [
         {"replica": "generator/a", "version": 6, "pinned": False},
@@ -93,7 +93,7 @@ def test_a_pinned_replica_is_neither_called_nor_late_until_the_last_version(
 
 
 def test_what_a_pinned_replica_holds_is_no_confirmation() -> None:
-    from learner.weights.broadcast import BroadcastClient
+    from hora_rl.learner.weights.broadcast import BroadcastClient
 
     said = [
         {"replica": f"generator/{v}", "version": v, "checksum": str(v), "pause_s": v, "checksum_s": 0}

@@ -17,11 +17,11 @@ from benchmarks.learner import (
     trl_pass,
     trl_trainer,
 )
-from common.config import Objective
-from learner.batch import Sample, micro_batches, samples_of
-from learner.estimator import Estimator
-from learner.logprobs import Policy
-from learner.objective import policy_loss
+from hora_rl.common.config import Objective
+from hora_rl.learner.batch import Sample, micro_batches, samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.objective import policy_loss
 
 LONGEST, VOCABULARY = 24, 48
 

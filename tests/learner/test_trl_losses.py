@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from benchmarks.learner import TEMPERATURE, gradient, small_model, trl_trainer
-from common.config import Objective
-from common.types import Group, Rollout
-from learner.batch import micro_batches, samples_of
-from learner.entropy import threshold
-from learner.estimator import Estimator
-from learner.logprobs import Policy
-from learner.micro_batch_loss import Task
+from hora_rl.common.config import Objective
+from hora_rl.common.types import Group, Rollout
+from hora_rl.learner.batch import micro_batches, samples_of
+from hora_rl.learner.entropy import threshold
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.micro_batch_loss import Task
 from tests.support.groups import group, rollout
 
 LONGEST, VOCABULARY, GROUPS, SIZE = 16, 48, 4, 4

@@ -10,19 +10,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from common.config import Config, Objective
-from common.errors import WireError
-from common.load import load
-from common.queue import Entry
-from common.types import Group, Rollout, Turn
-from common.wire import encode_additional, encode_pre_rollouts
-from learner.admission import Vocabulary, admitted
-from learner.batch import empty_micro_batch, measurable, micro_batches, samples_of
-from learner.estimator import Estimator
-from learner.logprobs import Policy
-from learner.objective import policy_loss
-from learner.prefixes import Sharing, rows_of
-from learner.turns import sequences
+from hora_rl.common.config import Config, Objective
+from hora_rl.common.errors import WireError
+from hora_rl.common.load import load
+from hora_rl.common.queue import Entry
+from hora_rl.common.types import Group, Rollout, Turn
+from hora_rl.common.wire import encode_additional, encode_pre_rollouts
+from hora_rl.learner.admission import Vocabulary, admitted
+from hora_rl.learner.batch import empty_micro_batch, measurable, micro_batches, samples_of
+from hora_rl.learner.estimator import Estimator
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.prefixes import Sharing, rows_of
+from hora_rl.learner.turns import sequences
 from tests.support.groups import group, rollout
 from tests.support.real_learner import recorded, trained
 from tests.support.sharing import ALWAYS

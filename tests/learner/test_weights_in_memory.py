@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.errors import StaleWeights
-from common.weight_versions import Manifest, check_file, path_of
+from hora_rl.common.errors import StaleWeights
+from hora_rl.common.weight_versions import Manifest, check_file, path_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 LAST = 9
@@ -20,14 +20,14 @@ SHAPE = (64, 1024)
 
 
 def transport(folder: Path, announced: list[Manifest], shared: bool = True) -> Any:
-    from learner.weights.file_transport import FileTransport
+    from hora_rl.learner.weights.file_transport import FileTransport
 
     nobody = cast(Any, None)
     return FileTransport(folder, "r", "float32", announced.append, nobody, LAST, lambda: shared)
 
 
 def snapshot(version: int) -> Any:
-    from learner.weights.host_copy import Snapshot
+    from hora_rl.learner.weights.host_copy import Snapshot
 
     return Snapshot(version, [("w", torch.full(SHAPE, float(version)))], torch.device("cpu"))
 
@@ -88,7 +88,7 @@ def test_the_last_version_outlives_the_learner_and_replaces_what_was_in_memory(t
 def test_several_machines_and_short_memory_get_files_in_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights import file_transport
+    from hora_rl.learner.weights import file_transport
 
     assert not in_memory(published(transport(tmp_path, [], shared=False), 1))
     needed = 4 * SHAPE[0] * SHAPE[1]
@@ -101,8 +101,8 @@ def test_several_machines_and_short_memory_get_files_in_the_folder(
 def test_a_version_in_memory_is_published_again_once_another_machine_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from learner.weights import file_transport
-    from learner.weights.file_transport import FileTransport
+    from hora_rl.learner.weights import file_transport
+    from hora_rl.learner.weights.file_transport import FileTransport
 
     monkeypatch.setattr(file_transport, "ASK_S", 0.0)
     machines = [1]
@@ -119,8 +119,8 @@ def test_a_version_in_memory_is_published_again_once_another_machine_joins(
 KILLED = """
 import sys, torch
 from pathlib import Path
-from learner.weights.file_transport import FileTransport
-from learner.weights.host_copy import Snapshot
+from hora_rl.learner.weights.file_transport import FileTransport
+from hora_rl.learner.weights.host_copy import Snapshot
 files = FileTransport(Path(sys.argv[1]), "r", "float32", lambda _: None, None, 9, lambda: True)
 manifest = files.write(Snapshot(1, [("w", torch.full((64, 1024), 1.0))], torch.device("cpu")))
 print(manifest.path, manifest.digest, manifest.bytes, flush=True)

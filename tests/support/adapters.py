@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from common.adapter_names import published_name
-from common.config import Config
-from common.types import Completion, Tokens
-from learner.batch import Sample, make_micro_batch
-from learner.engine import load_model
-from learner.logprobs import Policy
-from learner.lora import add_adapter
+from hora_rl.common.adapter_names import published_name
+from hora_rl.common.config import Config
+from hora_rl.common.types import Completion, Tokens
+from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.engine import load_model
+from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.lora import add_adapter
 
 
 def policy_with_adapter(config: Config, seed: int | None) -> Policy:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 import time
 
-from actors.verifier.pool import Item, VerifierPool
-from common.config import Reward
+from hora_rl.actors.verifier.pool import Item, VerifierPool
+from hora_rl.common.config import Reward
 
 ANSWERS, BOMBS = 640, 32
 _KINDS = (

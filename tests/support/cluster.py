@@ -17,15 +17,15 @@ from typing import Any
 import psutil
 import yaml
 
-from common.errors import RunError
-from common.keys import Keys
-from common.load import ROOT, from_args
-from common.redis import connect
-from deploy.launch.ports import free_port
-from deploy.launch.redis_server import RedisServer
-from deploy.launch.signals import GRACE_S
-from deploy.monitor.run_state import read_run
-from deploy.runs.record import RunFile
+from hora_rl.common.errors import RunError
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import ROOT, from_args
+from hora_rl.common.redis import connect
+from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.runs.record import RunFile
 
 BIN = Path(sys.executable).parent
 STEPS = 5000  # more than any test waits for: most end their run when they have seen enough

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.coordinator.leases import Leases
-from actors.coordinator.ranking import Rank, unranked
-from actors.coordinator.sampling import Score
-from common.config import Config
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from common.types import Group
-from evaluation.audit import audit, gather
-from learner.steps import Reader
+from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.ranking import Rank, unranked
+from hora_rl.actors.coordinator.sampling import Score
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.common.types import Group
+from hora_rl.evaluation.audit import audit, gather
+from hora_rl.learner.steps import Reader
 from tests.support.held import rollouts_held
 from tests.support.simulated import Fleet, Learner, Stopped, coordinate, prompts
 

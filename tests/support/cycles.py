@@ -6,16 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from actors.coordinator.allocation import divide_round
-from actors.coordinator.cycles import Cycles
-from actors.coordinator.shard import Allocation, Found
-from allocator.posterior import Float, Int
-from allocator.priors.base import State
-from allocator.priors.fixed import FixedPrior
-from common.config import Config
-from common.load import load
-from common.order import Mixture, batch_rows
-from common.redis import connect_async
+from hora_rl.actors.coordinator.allocation import divide_round
+from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.shard import Allocation, Found
+from hora_rl.allocator.posterior import Float, Int
+from hora_rl.allocator.priors.base import State
+from hora_rl.allocator.priors.fixed import FixedPrior
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.common.order import Mixture, batch_rows
+from hora_rl.common.redis import connect_async
 
 N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
 

@@ -12,7 +12,7 @@ def never_end(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt that it does not understand within three tokens, which is over before a call reaches the engine."""
     from vllm import SamplingParams
 
-    from actors.generator import vllm_engine
+    from hora_rl.actors.generator import vllm_engine
 
     def endless(**settings: Any) -> SamplingParams:
         return SamplingParams(**{**settings, "stop_token_ids": [], "ignore_eos": True})

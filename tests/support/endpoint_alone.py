@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.load import load
-from deploy.launch.signals import stopped_by_signals
-from deploy.launch.stack import stack
+from hora_rl.common.load import load
+from hora_rl.deploy.launch.signals import stopped_by_signals
+from hora_rl.deploy.launch.stack import stack
 
 
 def main(folder: str, port: str, *values: str) -> None:

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Iterable
 
-from common.config import Config
-from common.queue import Producer
-from common.redis import connect_async
-from common.types import Group
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.config import Config
+from hora_rl.common.queue import Producer
+from hora_rl.common.redis import connect_async
+from hora_rl.common.types import Group
+from hora_rl.deploy.launch.redis_server import RedisServer
 
 
 def fill(config: Config, server: RedisServer, groups: Iterable[Group]) -> None:

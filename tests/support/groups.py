@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.types import FinishReason, Group, Phase, Rollout, Tokens, Turn, VersionSpan
+from hora_rl.common.types import FinishReason, Group, Phase, Rollout, Tokens, Turn, VersionSpan
 
 
 def rollout(

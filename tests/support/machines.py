@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from common.processes import die_with_parent
+from hora_rl.common.processes import die_with_parent
 
 BIN = Path(sys.executable).parent
 SEPARATE = ("--net", "--pid", "--uts", "--ipc", "--mount")

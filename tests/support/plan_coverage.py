@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from allocator.mixture import GRID
-from allocator.planning.forecast import forecast
-from allocator.planning.outcome import Arm, outcome
-from allocator.planning.table import Row
-from allocator.posterior import Float
+from hora_rl.allocator.mixture import GRID
+from hora_rl.allocator.planning.forecast import forecast
+from hora_rl.allocator.planning.outcome import Arm, outcome
+from hora_rl.allocator.planning.table import Row
+from hora_rl.allocator.posterior import Float
 
 Draw = Callable[[np.random.Generator, int], Float]
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from common.config import Config
-from deploy.preflight.checks import examine
-from deploy.preflight.findings import Check, Finding, Target
+from hora_rl.common.config import Config
+from hora_rl.deploy.preflight.checks import examine
+from hora_rl.deploy.preflight.findings import Check, Finding, Target
 
 Make = Callable[..., Config]
 

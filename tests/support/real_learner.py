@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from common.config import Config
-from common.load import dump_yaml
-from common.prompts import fingerprint, load_tokenizer, render
-from common.types import Group
-from deploy.launch.redis_server import RedisServer
+from hora_rl.common.config import Config
+from hora_rl.common.load import dump_yaml
+from hora_rl.common.prompts import fingerprint, load_tokenizer, render
+from hora_rl.common.types import Group
+from hora_rl.deploy.launch.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.groups import group, rollout
 
@@ -90,7 +90,7 @@ def start(
         launcher = [sys.executable, *torchrun, "-m"]
     else:
         launcher, env = [sys.executable, "-m"], {**env, "MASTER_PORT": port}
-    command = [*launcher, "learner.main", "--config", str(file), "--redis", server.url, "--no-ray"]
+    command = [*launcher, "hora_rl.learner.main", "--config", str(file), "--redis", server.url, "--no-ray"]
     with (folder / "learner.log").open("ab") as log:
         return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 

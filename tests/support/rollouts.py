@@ -9,10 +9,10 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from common.load import load
-from common.prompts import load_tokenizer, render
-from common.types import Group, Origin, Rollout
-from learner.rollout_writer import RolloutFiles
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.common.types import Group, Origin, Rollout
+from hora_rl.learner.rollout_writer import RolloutFiles
 from tests.support.groups import group, rollout
 
 Draw = Callable[[int, int], Sequence[Rollout]]

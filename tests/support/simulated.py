@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from actors.coordinator.cycles import Cycles
-from actors.coordinator.identity import mixture_of
-from actors.coordinator.leases import Leases
-from actors.coordinator.ranking import Rank, unranked
-from actors.coordinator.sampling import Generate, Score
-from actors.coordinator.scheduler import Coordination, Services
-from allocator.priors import FixedPrior
-from common.config import Config
-from common.keys import Keys
-from common.queue import Producer
-from common.redis import connect, connect_async
-from common.telemetry import Telemetry
-from common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
-from common.weight_versions import advance
-from learner.admission import Vocabulary
-from learner.steps import Planner, Reader
+from hora_rl.actors.coordinator.cycles import Cycles
+from hora_rl.actors.coordinator.identity import mixture_of
+from hora_rl.actors.coordinator.leases import Leases
+from hora_rl.actors.coordinator.ranking import Rank, unranked
+from hora_rl.actors.coordinator.sampling import Generate, Score
+from hora_rl.actors.coordinator.scheduler import Coordination, Services
+from hora_rl.allocator.priors import FixedPrior
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import Producer
+from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.telemetry import Telemetry
+from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
+from hora_rl.common.weight_versions import advance
+from hora_rl.learner.admission import Vocabulary
+from hora_rl.learner.steps import Planner, Reader
 
 TOKENIZER = "simulated"
 VOCABULARY = 1024

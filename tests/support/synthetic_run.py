@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from actors.coordinator.history_writer import write_sample
-from common.config import Config
-from common.keys import Keys
-from common.queue import Consumer, Ledger, Producer, Row
-from common.redis import connect, connect_async
-from common.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
-from common.types import Group
+from hora_rl.actors.coordinator.history_writer import write_sample
+from hora_rl.common.config import Config
+from hora_rl.common.keys import Keys
+from hora_rl.common.queue import Consumer, Ledger, Producer, Row
+from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
+from hora_rl.common.types import Group
 from tests.support.groups import group, rollout
 
 REPLICAS = ("a1b2c3", "d4e5f6")

@@ -11,7 +11,7 @@ import torch
 import yaml
 from huggingface_hub import try_to_load_from_cache
 
-from common.load import ROOT, load
+from hora_rl.common.load import ROOT, load
 from tests.support.cluster import Cluster
 from tests.support.jsonl import lines
 
@@ -19,8 +19,8 @@ STEPS = 5
 # A new engine on the written model: what every replica of its version should hold.
 FRESH = """
 import asyncio, sys
-from actors.generator.vllm_engine import Engine
-from common.load import load
+from hora_rl.actors.generator.vllm_engine import Engine
+from hora_rl.common.load import load
 
 async def digest():
     engine = Engine(load(sys.argv[1], [f"model.path={sys.argv[2]}"]))

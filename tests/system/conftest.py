@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from deploy.runs.audit_run import audit_run
-from evaluation.rollout_table import read_rollouts
+from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
 
 HORA = str(Path(sys.executable).with_name("hora"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from learner import extensions
+from hora_rl.learner import extensions
 
 SOME_STEPS, FEW_STEPS = 10, 8
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 import yaml
 
-from common.keys import Keys
-from common.load import ROOT
-from common.redis import connect
-from deploy.monitor.warnings import Kind
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import ROOT
+from hora_rl.common.redis import connect
+from hora_rl.deploy.monitor.warnings import Kind
 from tests.support.cluster import BIN, Cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -13,9 +13,9 @@ from tests.system.conftest import LiveRun
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 2
 TWICE = """
-from actors.environment.calculator import calculator
-from actors.environment.protocol import Episode, EpisodeOver
-from actors.environment.python_tool import python_tool
+from hora_rl.actors.environment.calculator import calculator
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver
+from hora_rl.actors.environment.python_tool import python_tool
 
 class Asks:
     # The demo model calls no tool by itself: its first turn is read as if it had.

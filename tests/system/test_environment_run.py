@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from evaluation.results import read_result
+from hora_rl.evaluation.results import read_result
 from tests.support.jsonl import lines
 from tests.system.conftest import HORA, PARTS, LiveRun
 

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from deploy.runs.record import RunFile
-from evaluation.results import read_result
-from evaluation.run_folders import load_run
+from hora_rl.deploy.runs.record import RunFile
+from hora_rl.evaluation.results import read_result
+from hora_rl.evaluation.run_folders import load_run
 from tests.support.cluster import Cluster
 
 STEPS, EVERY, PROMPTS, SAMPLES = 12, 4, 8, 16

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.datasets import load_dataset
-from common.load import load
-from deploy.launch.signals import GRACE_S
-from evaluation.benchmarks import find_benchmark
+from hora_rl.common.datasets import load_dataset
+from hora_rl.common.load import load
+from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.evaluation.benchmarks import find_benchmark
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SAMPLES, SUMS, CONTESTS = 24, 60, 2

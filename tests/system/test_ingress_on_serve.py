@@ -13,11 +13,11 @@ import httpx
 import pytest
 from ray import serve
 
-from deploy.launch.ports import free_port
-from deploy.monitor.hosts import SERVE_CALLBACK
-from deploy.monitor.ingress import Ingress
-from deploy.monitor.patience import REQUEST_S
-from deploy.monitor.prometheus import EXPORTED
+from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
+from hora_rl.deploy.monitor.ingress import Ingress
+from hora_rl.deploy.monitor.patience import REQUEST_S
+from hora_rl.deploy.monitor.prometheus import EXPORTED
 from tests.support.local_serve import local_serve
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 

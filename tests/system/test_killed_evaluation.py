@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evaluation.results import read_result
+from hora_rl.evaluation.results import read_result
 
 STEPS, EVERY, PROMPTS, SAMPLES = 30, 10, 8, 16
 SETTINGS = {

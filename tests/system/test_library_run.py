@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from hora_rl.deploy.cli import app
 from tests.support.jsonl import lines
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers
 from tests.system.conftest import LiveRun

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.runs.audit_run import audit_run
-from evaluation.pass_at_k import pass_at_k
-from evaluation.run_folders import load_run
+from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.evaluation.pass_at_k import pass_at_k
+from hora_rl.evaluation.run_folders import load_run
 from tests.support.jsonl import lines
 
 SETTINGS = {

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from common.config import Config
-from common.load import load
-from deploy.study.cells import has_exact_success
-from deploy.study.loop import run_cell
-from deploy.study.stack_curves import write_stack_curves
-from deploy.tasks.build import build
+from hora_rl.common.config import Config
+from hora_rl.common.load import load
+from hora_rl.deploy.study.cells import has_exact_success
+from hora_rl.deploy.study.loop import run_cell
+from hora_rl.deploy.study.stack_curves import write_stack_curves
+from hora_rl.deploy.tasks.build import build
 
 STEPS, WARM_START = 6, 800
 LOOP_SEEDS, STACK_SEEDS = range(8), range(3)

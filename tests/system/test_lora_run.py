@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.adapter_names import WEIGHTS
-from common.adapters import check_base
-from common.load import load
-from deploy.runs.audit_run import audit_run
-from deploy.runs.export_run import export_run
-from learner.engine import load_model
-from learner.lora import merge
+from hora_rl.common.adapter_names import WEIGHTS
+from hora_rl.common.adapters import check_base
+from hora_rl.common.load import load
+from hora_rl.deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.export_run import export_run
+from hora_rl.learner.engine import load_model
+from hora_rl.learner.lora import merge
 from tests.support.jsonl import lines
 from tests.support.small_run import GROUP, PROMPTS, STEPS, hora
 

@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 CODE = """
 import sys, ray
-from common.errors import RunError
-from common.load import load
-from learner import launch
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import load
+from hora_rl.learner import launch
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 try:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.load import load
-from deploy.runs.audit_run import audit_run
+from hora_rl.common.load import load
+from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -20,9 +20,9 @@ import ray
 
 init = ray.init
 ray.init = lambda **options: init(num_gpus=1, **options)
-from common.load import load
-from deploy.launch.local import run_local
-from deploy.preflight import checks, machine
+from hora_rl.common.load import load
+from hora_rl.deploy.launch.local import run_local
+from hora_rl.deploy.preflight import checks, machine
 
 machine.gpus = lambda: ["Told of, 81920 MiB"]
 checks.CHECKS = tuple(c for c in checks.CHECKS if c is not machine.versions)  # the CPU build of vLLM is here

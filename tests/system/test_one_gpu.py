@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.load import load
-from common.prompts import load_tokenizer, render
-from deploy.runs.audit_run import audit_run
+from hora_rl.common.load import load
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
 from tests.support.small_run import STEPS, hora
 
@@ -24,7 +24,7 @@ CACHE_GIB = 2.0
 
 
 def test_an_engine_that_sleeps_frees_its_memory_and_wakes_with_its_weights() -> None:
-    from actors.generator.vllm_engine import Engine
+    from hora_rl.actors.generator.vllm_engine import Engine
 
     room = (f"generator.gpu_kv_cache_gib={CACHE_GIB}", "generator.memory_utilization=0.3")
     config = load("tiny", [*TURNS, *room])

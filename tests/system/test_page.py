@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from common.state import changed
-from common.telemetry import record_evaluation
-from deploy.launch.ports import free_port
-from deploy.monitor.web import PAGE
+from hora_rl.common.state import changed
+from hora_rl.common.telemetry import record_evaluation
+from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.monitor.web import PAGE
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.system, needs_chromium]
 SERVER = """
 import sys
 from pathlib import Path
-from deploy.monitor import web
-from deploy.monitor.terminal import serve_page
+from hora_rl.deploy.monitor import web
+from hora_rl.deploy.monitor.terminal import serve_page
 web.PAGE = Path(sys.argv[4])
 serve_page(sys.argv[1], sys.argv[2], '127.0.0.1', int(sys.argv[3]))
 """

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from common.keys import Keys
-from common.pin_lease import LEASE_S
-from common.redis import connect
-from deploy.monitor.run_state import Part, RunState, read_run
-from deploy.monitor.warnings import Kind
-from evaluation.results import read_result
-from evaluation.rollout_table import read_rollouts
+from hora_rl.common.keys import Keys
+from hora_rl.common.pin_lease import LEASE_S
+from hora_rl.common.redis import connect
+from hora_rl.deploy.monitor.run_state import Part, RunState, read_run
+from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.evaluation.results import read_result
+from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster
 
 STEPS, EVERY, PROMPTS, SAMPLES = 36, 12, 8, 64

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch.ports import free_port
-from deploy.launch.redis_server import RedisServer
-from deploy.runs.record import RunFile, write_config
-from learner.rollout_writer import Texts
+from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.runs.record import RunFile, write_config
+from hora_rl.learner.rollout_writer import Texts
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.rollouts import SOURCES, write_rollouts
 from tests.support.synthetic_run import SyntheticRun, config_of, play

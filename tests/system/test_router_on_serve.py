@@ -9,11 +9,11 @@ import pytest
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from actors.calls import retry
-from actors.generator.pin import PINNED, only_on
-from actors.generator.router import RESERVED
-from common.errors import NoRoom
-from deploy.app import ROUTER, ROUTING_S
+from hora_rl.actors.calls import retry
+from hora_rl.actors.generator.pin import PINNED, only_on
+from hora_rl.actors.generator.router import RESERVED
+from hora_rl.common.errors import NoRoom
+from hora_rl.deploy.app import ROUTER, ROUTING_S
 from tests.support.local_serve import local_serve
 
 pytestmark = pytest.mark.system

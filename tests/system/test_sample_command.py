@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deploy.cli import app
+from hora_rl.deploy.cli import app
 
 HORA = str(Path(sys.executable).with_name("hora"))
 SAMPLES = 16

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import yaml
 
-from deploy.launch.signals import GRACE_S
-from deploy.tasks.build import build
+from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.deploy.tasks.build import build
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 HORA = str(Path(sys.executable).with_name("hora"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deploy.runs.audit_run import audit_run
+from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.cluster import Cluster
 from tests.support.small_run import hora
 from tests.support.two_gpus import trained

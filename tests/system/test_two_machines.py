@@ -16,10 +16,10 @@ import psutil
 import pytest
 import yaml
 
-from common.errors import RunError
-from common.load import ROOT
-from common.redis import connect
-from deploy.monitor.run_state import Part, read_run
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import ROOT
+from hora_rl.common.redis import connect
+from hora_rl.deploy.monitor.run_state import Part, read_run
 from tests.support.machines import Machine, private_network, why_not
 from tests.support.pages import blocks
 

@@ -18,13 +18,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from common.keys import Keys
-from common.load import load
-from common.redis import connect
-from deploy.cli import app
-from deploy.launch.redis_server import RedisServer
-from evaluation.report.runs_report import write_report
-from evaluation.results import Result, read_result
+from hora_rl.common.keys import Keys
+from hora_rl.common.load import load
+from hora_rl.common.redis import connect
+from hora_rl.deploy.cli import app
+from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.evaluation.report.runs_report import write_report
+from hora_rl.evaluation.results import Result, read_result
 from tests.support.held import rollouts_held
 from tests.support.jsonl import lines
 from tests.support.pages import ROOT

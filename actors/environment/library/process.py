@@ -17,10 +17,10 @@ from typing import Any
 
 import structlog
 
-from actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from common.config import Config
-from common.datasets import Row
-from common.errors import ConfigError, EnvironmentFault
+from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
+from hora_rl.common.config import Config
+from hora_rl.common.datasets import Row
+from hora_rl.common.errors import ConfigError, EnvironmentFault
 
 log = structlog.get_logger(__name__)
 WORKER = Path(__file__).with_name("worker.py")

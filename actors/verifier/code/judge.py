@@ -17,7 +17,7 @@ import os
 import sys
 from typing import Any
 
-from actors.verifier.code.values import LONGEST, Caught, TooDeep, Unsendable, decode, encode, line
+from hora_rl.actors.verifier.code.values import LONGEST, Caught, TooDeep, Unsendable, decode, encode, line
 
 ASK, TELL = 3, 4
 FORWARDED = ("__len__", "__getitem__", "__iter__", "__next__", "__str__", "__repr__")

@@ -14,14 +14,14 @@ import hashlib
 import logging
 from functools import partial
 
-from actors.verifier.boxes import Boxes
-from actors.verifier.code.runner import CannotJudge, Runner
-from actors.verifier.remembered import Remembered
-from actors.verifier.sandbox.limits import Limits
-from common.code import MOST_CHARS, RowTests, extract_code
-from common.config.reward import CodeTests
-from common.rewards import tests_of
-from common.user_rewards import Answer
+from hora_rl.actors.verifier.boxes import Boxes
+from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
+from hora_rl.actors.verifier.remembered import Remembered
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.common.code import MOST_CHARS, RowTests, extract_code
+from hora_rl.common.config.reward import CodeTests
+from hora_rl.common.rewards import tests_of
+from hora_rl.common.user_rewards import Answer
 
 CACHE_SIZE = 100_000
 """Verdicts remembered. A group's programs are often the same."""

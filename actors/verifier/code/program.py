@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from actors.verifier.code.values import Caught, decode, encode, line
+from hora_rl.actors.verifier.code.values import Caught, decode, encode, line
 
 NAME = "program"
 """The program's `__name__`, so that code for `__main__` does not run."""

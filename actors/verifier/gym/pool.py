@@ -15,14 +15,14 @@ import secrets
 from functools import partial
 from typing import Any
 
-from actors.verifier.boxes import Boxes
-from actors.verifier.code.runner import TRIES, ended
-from actors.verifier.remembered import Remembered
-from actors.verifier.sandbox.limits import Limits
-from actors.verifier.sandbox.sandbox import Sandbox
-from common.errors import ConfigError
-from common.gym import PINNED, TASK, packages
-from common.user_rewards import Answer
+from hora_rl.actors.verifier.boxes import Boxes
+from hora_rl.actors.verifier.code.runner import TRIES, ended
+from hora_rl.actors.verifier.remembered import Remembered
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.gym import PINNED, TASK, packages
+from hora_rl.common.user_rewards import Answer
 
 SCORER = f"{__package__}.scorer"
 MEMORY = 2 << 30

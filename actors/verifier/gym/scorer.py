@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 
-from common.gym_process import library
+from hora_rl.common.gym_process import library
 
 factory = library()  # before the fork
 

@@ -23,8 +23,8 @@ import struct
 from collections.abc import Callable
 from functools import partial
 
-from actors.verifier.sandbox import landlock, seccomp
-from actors.verifier.sandbox.syscalls import LIBC, MACHINES, call
+from hora_rl.actors.verifier.sandbox import landlock, seccomp
+from hora_rl.actors.verifier.sandbox.syscalls import LIBC, MACHINES, call
 
 OPTIONAL = ("namespaces", "uid", "landlock")
 NAMES = (*OPTIONAL, "seccomp")

@@ -22,12 +22,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from actors.verifier.sandbox.limits import Kind, Limits, Outcome
-from actors.verifier.sandbox.zygote import LAUNCH, STOP, serve
-from common.errors import RunError
+from hora_rl.actors.verifier.sandbox.limits import Kind, Limits, Outcome
+from hora_rl.actors.verifier.sandbox.zygote import LAUNCH, STOP, serve
+from hora_rl.common.errors import RunError
 
-ROOT = Path(__file__).resolve().parents[__name__.count(".")]
-"""Folder from which the zygote imports HORA's modules by these names."""
+ROOT = Path(__file__).resolve().parents[3]
+"""The folder of `actors`, from which the zygote imports HORA's modules."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LC_ALL": "C.UTF-8",

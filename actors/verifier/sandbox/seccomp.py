@@ -11,7 +11,7 @@ import ctypes
 import errno
 import struct
 
-from actors.verifier.sandbox.syscalls import AUDIT_ARCH, LAST_KNOWN, allowed, call, special
+from hora_rl.actors.verifier.sandbox.syscalls import AUDIT_ARCH, LAST_KNOWN, allowed, call, special
 
 # linux/bpf_common.h, linux/seccomp.h. A program is an array of (code, jump if true, jump if false, operand).
 LOAD, EQUAL, ANY_BIT, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x45, 0x35, 0x54, 0x06

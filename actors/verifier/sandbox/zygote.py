@@ -27,11 +27,12 @@ import time
 from types import ModuleType
 from typing import NoReturn
 
-from actors.verifier.sandbox import landlock, layers, seccomp
+from hora_rl.actors.verifier.sandbox import landlock, layers, seccomp
 
 LAUNCH = """\
-import importlib, sys
-sys.path.insert(0, sys.argv[1])
+import importlib, sys, types
+package = sys.modules["hora_rl"] = types.ModuleType("hora_rl")
+package.__path__ = [sys.argv[1]]  # in a checkout the package's own folder is not the folder of its packages
 preload, refused, packages = sys.argv[4].split(), sys.argv[5].split(), sys.argv[6]
 importlib.import_module(sys.argv[2]).serve(int(sys.argv[3]), preload, refused, packages)
 """

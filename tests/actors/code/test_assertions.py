@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.verifier.code.runner import CannotJudge, Runner, Verdict
-from actors.verifier.sandbox.limits import Limits
-from common.code import RowTests
+from hora_rl.actors.verifier.code.runner import CannotJudge, Runner, Verdict
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.common.code import RowTests
 
 ADD = "def add(a, b): return a + b"
 ADDED = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"
@@ -133,7 +133,7 @@ FOOLS_NOBODY = {
                 f = f.f_back
         """,
     "changes the wire": """
-        import actors.verifier.code.values as v
+        import hora_rl.actors.verifier.code.values as v
         v.encode = lambda *a, **k: True
         def add(a, b): return None
         """,

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.calls import verifier_calls
-from actors.verifier.code import pool as programs
-from actors.verifier.code.pool import ProgramPool
-from actors.verifier.errors import VerifierUnavailable
-from actors.verifier.pool import VerifierPool
-from actors.verifier.sandbox.sandbox import SandboxError, SandboxLost
-from common.code import code_block
-from common.config import Config
-from common.config.reward import CodeTests, Reward
-from common.types import Completion, Prompt, VersionSpan
-from common.user_rewards import Answer
+from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.verifier.code import pool as programs
+from hora_rl.actors.verifier.code.pool import ProgramPool
+from hora_rl.actors.verifier.errors import VerifierUnavailable
+from hora_rl.actors.verifier.pool import VerifierPool
+from hora_rl.actors.verifier.sandbox.sandbox import SandboxError, SandboxLost
+from hora_rl.common.code import code_block
+from hora_rl.common.config import Config
+from hora_rl.common.config.reward import CodeTests, Reward
+from hora_rl.common.types import Completion, Prompt, VersionSpan
+from hora_rl.common.user_rewards import Answer
 from tests.support.attacks import ATTACKS, PRELUDE
 
 PLUS_ONE = [{"input": "1\n", "output": "2\n"}, {"input": "41\n", "output": "42\n"}]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.verifier.sandbox.limits import Limits
-from actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE, SLOW
 
 OUTPUT = 1 << 16
@@ -130,7 +130,7 @@ def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
 PLAIN = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE
 box = Sandbox(without=sys.argv[4:])
 for name, source in ATTACKS.items():

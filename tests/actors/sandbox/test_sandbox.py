@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.verifier.sandbox.limits import Limits
-from actors.verifier.sandbox.sandbox import Sandbox, SandboxError, SandboxLost, unsafe
+from hora_rl.actors.verifier.sandbox.limits import Limits
+from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxError, SandboxLost, unsafe
 
 ROOT = Path(__file__).parents[3]
 
@@ -173,7 +173,7 @@ def test_which_layers_suffice() -> None:
 
 def test_an_interpreter_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     found = ["/bin/true", "/bin/false"]
-    monkeypatch.setattr("actors.verifier.sandbox.sandbox.interpreters", lambda: found)
+    monkeypatch.setattr("hora_rl.actors.verifier.sandbox.sandbox.interpreters", lambda: found)
     with pytest.raises(SandboxError, match="no sandbox can be made with /bin/false") as error:
         Sandbox()
     assert "\n" not in str(error.value)
@@ -200,7 +200,7 @@ def test_a_zygote_that_dies_is_no_wrong_answer() -> None:
 
 def test_no_process_is_left_when_the_caller_is_killed() -> None:
     code = (
-        "from actors.verifier.sandbox.sandbox import Sandbox\n"
+        "from hora_rl.actors.verifier.sandbox.sandbox import Sandbox\n"
         "for without in ((), ('namespaces',)):\n"
         "    globals()[str(without)] = box = Sandbox(without=without)\n"
         "    box.start('import time; time.sleep(60)')\n"
@@ -224,7 +224,7 @@ def test_no_process_is_left_when_the_caller_is_killed() -> None:
 def test_a_user_without_privileges_has_a_sandbox_too(without: tuple[str, ...]) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        "from actors.verifier.sandbox.sandbox import Sandbox\n"
+        "from hora_rl.actors.verifier.sandbox.sandbox import Sandbox\n"
         "box = Sandbox(without=sys.argv[1:])\n"
         "print(*(not box.layers[n] for n in ('seccomp', 'landlock', 'uid')))\n"
         "print(box.run('import threading; threading.Thread(target=print, args=(1,)).start()').out)\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.verifier.sandbox import seccomp
-from actors.verifier.sandbox.syscalls import ALLOWED, AUDIT_ARCH, MACHINES, SPECIAL
+from hora_rl.actors.verifier.sandbox import seccomp
+from hora_rl.actors.verifier.sandbox.syscalls import ALLOWED, AUDIT_ARCH, MACHINES, SPECIAL
 
 PID = 4321
 HEADERS = {

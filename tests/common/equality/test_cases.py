@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.equality import bounded, gold_fault, math_equal, quick_verdict
+from hora_rl.common.equality import bounded, gold_fault, math_equal, quick_verdict
 
 CASES = [json.loads(line) for line in Path(__file__).with_name("cases.jsonl").read_text("utf-8").splitlines()]
 PAIRS = [

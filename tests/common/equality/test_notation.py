@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from common.equality import bare, bounded, quick_verdict
+from hora_rl.common.equality import bare, bounded, quick_verdict
 
 
 @pytest.mark.parametrize(

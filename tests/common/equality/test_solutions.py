@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.equality import gold_fault
+from hora_rl.common.equality import gold_fault
 
 
 @pytest.mark.parametrize(

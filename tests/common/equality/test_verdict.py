@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.equality import bare, gold_fault, math_equal, quick_verdict
+from hora_rl.common.equality import bare, gold_fault, math_equal, quick_verdict
 
 
 @pytest.mark.parametrize("answer", ["", "(" * 100, "1" * 5000, r"\frac{", "1 +", "9^{9^{9^9}}"])

@@ -1,0 +1,1 @@
+"""Ray Serve deployments: generators, verifier, environments, coordinator, endpoint."""

@@ -1,0 +1,1 @@
+"""What both actors and the learner need: configuration, types, the wire, what a run keeps in Redis."""

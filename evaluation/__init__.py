@@ -1,0 +1,1 @@
+"""Pass@K, evaluation of runs and models, and reports."""

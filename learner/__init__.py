@@ -1,0 +1,1 @@
+"""The DeepSpeed learner: batches, objective, optimizer steps, checkpoints, weights."""
