@@ -73,6 +73,7 @@ def ask(url: str, key: str, stream: bool, statuses: Counter[int]) -> None:
 
 def clients(url: str, key_file: str, number: int) -> None:
     """Half of the clients stream. Prints their answers by status when it is interrupted."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     key, statuses = Path(key_file).read_text().strip(), Counter[int]()
     for i in range(number):
         threading.Thread(target=ask, args=(url, key, i % 2 == 1, statuses), daemon=True).start()

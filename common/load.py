@@ -69,7 +69,11 @@ def check_paths(config: Config) -> None:
     for key, path, remedy in (
         ("model.path", config.model.path, "name a Hugging Face folder or hub name such as Qwen/Qwen2.5-3B"),
         *((key, path, f"name {SETS}") for key, path in data),
-        ("allocation.prior_state", config.allocation.prior_state, "make it with `hora prior fit`"),
+        (
+            "allocation.prior_state",
+            config.allocation.prior_state,
+            "make it: python -m hora_rl.deploy.runs.fit_prior",
+        ),
     ):
         if path is not None and _looks_local(path) and not Path(path).exists():
             raise ConfigError(f"{key} ({path}): no such file or folder; {remedy}")

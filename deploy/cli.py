@@ -15,7 +15,6 @@ import typer
 
 from hora_rl.common.errors import HoraError
 from hora_rl.common.user_code import working_folder
-from hora_rl.deploy.cli_priors import app as priors
 from hora_rl.deploy.cli_results import RunFolder
 from hora_rl.deploy.cli_results import app as results
 
@@ -108,20 +107,6 @@ def init(
 
     for written in initialise(file, task, model):
         print(written)
-
-
-@app.command()
-def rows(
-    config: ConfigPath,
-    set_: Overrides = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most tasks; a task set may be infinite.")] = 10_000,
-) -> None:
-    """Write the data of a `verifiers` environment: a row in data.path for each task of its task set."""
-    from hora_rl.common.load import load
-    from hora_rl.deploy.tasks.library_rows import write_rows
-
-    chosen = load(config, set_ or ())
-    print(f"{chosen.data.path}: {write_rows(chosen, limit)} rows")
 
 
 @app.command()
@@ -245,29 +230,19 @@ def evaluate(
 app.add_typer(results)
 
 
-@app.command()
-def study(
-    file: Annotated[str, typer.Argument(help="Study: a YAML file, or the name of a shipped one.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the cells and the report; studies/NAME.")
-    ] = None,
-    parallel: Annotated[
-        int | None, typer.Option(min=1, help="Cells at once; by default as many as the processors hold.")
-    ] = None,
-    loop: Annotated[
-        bool, typer.Option("--loop", help="Train recall tasks in one process a cell, without servers.")
-    ] = False,
-) -> None:
-    """Compare arms of an experiment over seeds at equal compute. The same command continues after an
-    interruption."""
-    from hora_rl.deploy.launch.signals import stopped_by_signals
-    from hora_rl.deploy.study.cell_runner import study as run_study
-    from hora_rl.deploy.study.loop_runner import study_loop
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def study(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Compare arms of an experiment over seeds: `research/` of a checkout, which `hora study --help`
+    describes."""
+    import os
 
-    with stopped_by_signals():
-        complete = (study_loop if loop else run_study)(file, out, parallel)
-    if not complete:
-        raise typer.Exit(1)
+    from hora_rl.common.load import ROOT
+
+    if not (ROOT / "research").is_dir():
+        raise HoraError(f"{ROOT} has no research/: `hora study` needs a checkout")
+    paths = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "research", *(words or ())], environment)
 
 
 @app.command()
@@ -363,13 +338,11 @@ def audit(run: RunFolder) -> None:
         raise typer.Exit(1)
 
 
-app.add_typer(priors, name="prior")
-
-
-def main() -> None:
+def main(command: typer.Typer = app) -> None:
+    """Run a command line; an error that a user can fix is one line and exit status 1."""
     try:
         with working_folder():  # where a user's own rule and reward are
-            app()
+            command()
     except HoraError as error:
         print(f"hora: {error}", file=sys.stderr)
         sys.exit(1)

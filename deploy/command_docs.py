@@ -28,18 +28,12 @@ def document() -> str:
 
 
 def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
-    """Every command with its full name, such as "hora prior fit"."""
+    """Every command with its full name, such as "hora run"."""
     root = typer.main.get_command(app)
     assert isinstance(root, typer.core.TyperGroup)
-    yield from _leaves("hora", root)
-
-
-def _leaves(prefix: str, group: typer.core.TyperGroup) -> Iterator[tuple[str, typer.core.TyperCommand]]:
-    for name, command in group.commands.items():
-        if isinstance(command, typer.core.TyperGroup):
-            yield from _leaves(f"{prefix} {name}", command)
-        elif isinstance(command, typer.core.TyperCommand):
-            yield f"{prefix} {name}", command
+    for name, command in root.commands.items():
+        assert isinstance(command, typer.core.TyperCommand)
+        yield f"hora {name}", command
 
 
 def _section(name: str, command: typer.core.TyperCommand) -> str:

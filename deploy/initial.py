@@ -19,6 +19,7 @@ from hora_rl.common.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.pretrained import obtain
+from hora_rl.deploy.demo import programs_task as programs
 from hora_rl.deploy.preflight.driver import without_bfloat16
 from hora_rl.deploy.preflight.estimate import ModelShape
 from hora_rl.deploy.preflight.findings import plural
@@ -26,7 +27,6 @@ from hora_rl.deploy.preflight.machine import check_writable, gpus
 from hora_rl.deploy.preflight.memory import holds, model_shape
 from hora_rl.deploy.preflight.processors import fastest_dtype
 from hora_rl.deploy.preflight.resources import Card, choose, read_cards
-from hora_rl.deploy.tasks import programs
 
 Task = Literal["math", "mine", "code"]
 PROBLEMS = 64

@@ -3,7 +3,8 @@ it is higher or lower. It knows nothing of HORA; verifiers_guess.yaml trains on 
 
     python3.11 -m venv .venv-verifiers
     .venv-verifiers/bin/pip install -r requirements/verifiers.txt
-    cd examples && hora rows verifiers_guess.yaml && hora run verifiers_guess.yaml
+    cd examples && python -m hora_rl.deploy.verifiers_rows verifiers_guess.yaml
+    hora run verifiers_guess.yaml
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
-"""`hora prior fit RUN` and `hora prior calibrate RUN`: learned priors from recorded rollouts, and how right
-they were."""
+"""Learned priors from recorded rollouts, and how right they were.
+
+python -m hora_rl.deploy.runs.fit_prior fit RUN --name hidden-static
+python -m hora_rl.deploy.runs.fit_prior calibrate RUN
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -21,16 +26,26 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
 from hora_rl.common.prompts import load_tokenizer
 from hora_rl.common.types import Prompt
+from hora_rl.deploy.cli import main
+from hora_rl.deploy.cli_results import RunFolder
 from hora_rl.deploy.monitor.progress import working
 from hora_rl.evaluation.console import say
 from hora_rl.evaluation.report.figures import reliability_figure, save
 from hora_rl.evaluation.run_folders import records
 
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+Features = Annotated[str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")]
 SENTENCE = ("mpnet-dual", "gp")
 """Priors whose features come from a sentence-embedding model; those of the others are the policy's."""
 
 
-def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
+@app.command()
+def fit(
+    run: RunFolder,
+    name: Annotated[str, typer.Option(help="hidden-static, hidden-online, hidden-dual, mpnet-dual or gp.")],
+    features: Features = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
+) -> Path:
     """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for
     allocation.prior_state."""
     if name == "fixed":
@@ -60,7 +75,12 @@ def fit(run: Path, name: str, features: str | None, out: Path | None) -> Path:
     return path
 
 
-def calibrate(run: Path, name: str | None = None, features: str | None = None) -> None:
+@app.command()
+def calibrate(
+    run: RunFolder,
+    name: Annotated[str | None, typer.Option(help="Replay this prior; else the one the run used.")] = None,
+    features: Features = None,
+) -> None:
     """How a prior's p̂ agrees with the Phase A outcomes that followed it: reliability and log-loss.
 
     Without `name` the prior that the run used, as it was recorded; with it, any prior replayed over the run:
@@ -142,3 +162,7 @@ def _records(run: Path) -> list[dict]:
     if not found:
         raise RunError(f"{path} is empty: the run has not trained a step yet")
     return found
+
+
+if __name__ == "__main__":
+    main(app)

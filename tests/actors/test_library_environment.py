@@ -22,7 +22,7 @@ from hora_rl.common.errors import ConfigError, EnvironmentFault
 from hora_rl.common.load import load
 from hora_rl.common.prompts import load_tokenizer, make_prompt
 from hora_rl.common.types import Completion, Failed, SamplingRequest, VersionSpan
-from hora_rl.deploy.tasks.library_rows import problem_of, write_rows
+from hora_rl.deploy.verifiers_rows import problem_of, write_rows
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers
 
 KINDS = ("good", "raises", "hangs", "rewrites", "rubric", "silent", "leaks", "dies")  # of verifiers_rooms
@@ -102,7 +102,7 @@ def test_path_and_section_go_together() -> None:
 
 @pytest.mark.parametrize("columns", [{}, {"task": "3"}, {"task": -1}, {"task": True}])
 def test_a_row_without_a_task_is_refused(columns: dict[str, object]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"needs rows with a column 'task'.* `hora rows CONFIG`"):
+    with pytest.raises(EnvironmentFault, match=r"needs rows with a column 'task'.* verifiers_rows CONFIG"):
         task_of(Row(0, "n=", "", columns))
 
 

@@ -49,17 +49,11 @@ ELSEWHERE = {
     "stop": ("tests/system/test_interrupt.py", '"stop"'),
     "eval": ("tests/system/test_evaluation_command.py", '"eval"'),
     "sample": ("tests/system/test_sample_command.py", '"sample"'),
-    "study": ("tests/system/test_study_command.py", '"study"'),
+    "study": ("research/tests/test_study_command.py", '"study"'),
     "export": ("tests/system/test_whole_loop.py", '"export"'),
     "audit": ("tests/system/test_whole_loop.py", '"audit"'),
     "train": ("tests/system/test_elastic.py", '"train"'),
     "redis": ("tests/system/test_two_machines.py", "self.redis"),
-    "prior fit": (
-        "tests/deploy/test_priors.py",
-        '"prior", "fit"',
-    ),
-    "prior calibrate": ("tests/deploy/test_priors.py", '"prior", "calibrate"'),
-    "rows": ("tests/system/test_library_run.py", '"rows"'),
 }
 
 

@@ -14,8 +14,7 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.prompts import load_tokenizer
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.cli import app
-from hora_rl.deploy.runs.fit_prior import calibrate, fit
+from hora_rl.deploy.runs.fit_prior import app, calibrate, fit
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_features_of_another_model_or_of_other_prompts_are_computed_anew(
 
 
 def test_calibration_is_printed_and_drawn(run: Path) -> None:
-    done = CliRunner().invoke(app, ["prior", "calibrate", str(run)], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["calibrate", str(run)], catch_exceptions=False)
     assert done.exit_code == 0
     assert "log-loss 0.6931 per rollout" in done.output
     assert (run / "calibration-fixed.png").stat().st_size > 5000
@@ -89,7 +88,7 @@ def test_calibration_is_printed_and_drawn(run: Path) -> None:
 
 def test_the_command_writes_the_state_where_it_is_asked_to(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "state.npz"
-    words = ["prior", "fit", str(run), "--name", "hidden-static", "--out", str(out)]
+    words = ["fit", str(run), "--name", "hidden-static", "--out", str(out)]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert out.stat().st_size > 500

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from hora_rl.common.config import Config
 from hora_rl.deploy.cli import app
 from hora_rl.deploy.preflight.checks import target_of
-from hora_rl.deploy.study.cells import cells, load_study
 from tests.support.pages import ROOT, Block, blocks
 
 PAGES = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "how-to").glob("*.md"))
@@ -24,7 +23,6 @@ CONFIGURATIONS = [b for b in YAML if set(yaml.safe_load(b.text)) <= SECTIONS]
 ANOTHER_PYTHON = [b for b in CONFIGURATIONS if yaml.safe_load(b.text).get("environment", {}).get("verifiers")]
 """Environments of a library that has a Python of its own, with modules that a reader has and we have not."""
 OTHERS = {
-    "docs/how-to/compare-methods.md": "a study",
     "docs/how-to/scale-generators.md": "a part of a Serve file",
     "docs/how-to/talk-to-the-policy.md": "a Serve file",
 }
@@ -101,12 +99,6 @@ def test_the_configuration_of_a_page_passes_hora_check(block: Block, folder: Pat
         assert "math: 60 prompts" in done.output
         assert "75%: " in done.output
         assert "code: code_tests 1: reward 1, a success" in done.output
-
-
-def test_the_study_of_the_page_has_its_cells(folder: Path) -> None:
-    [block] = [b for b in YAML if OTHERS.get(b.page) == "a study"]
-    (folder / "my-study.yaml").write_text(block.text)
-    assert len(cells(load_study("my-study.yaml"), folder)) == 2 * 5
 
 
 def test_the_serve_files_of_the_pages_are_read(folder: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hora_rl.deploy.cli import app
+from hora_rl.deploy.verifiers_rows import app
 from tests.support.jsonl import lines
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers
 from tests.system.conftest import LiveRun
@@ -28,7 +28,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "examples"))
         words = [word for k, v in settings.items() for word in ("-s", f"{k}={v}")]
-        done = CliRunner().invoke(app, ["rows", example, *words], catch_exceptions=False)
+        done = CliRunner().invoke(app, [example, *words], catch_exceptions=False)
         assert done.stdout.endswith("rows.jsonl: 42 rows\n"), done.output
         run = LiveRun(folder, STEPS, preset=example, **settings)
         try:

@@ -167,7 +167,7 @@ def task_of(row: Row) -> int:
     if type(number) is not int or number < 0:
         raise EnvironmentFault(
             f"needs rows with a column {TASK!r}, a task's number, and row {row.index} has {number!r:.60}: "
-            "`hora rows CONFIG` writes them"
+            "`python -m hora_rl.deploy.verifiers_rows CONFIG` writes them"
         )
     return number
 

@@ -1,0 +1,50 @@
+"""Build the code task: its data sets, and a model that was warm-started on programs.
+
+    python -m hora_rl.deploy.demo.build_programs OUT [--seed 0]
+
+OUT/model is a Hugging Face folder of 0.2 million parameters; OUT/train.jsonl and OUT/held-out.jsonl are data
+sets. `deploy/demo/programs` was made so; a run takes a few minutes on one CPU thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import torch
+
+from hora_rl.deploy.demo import programs_task as programs
+from hora_rl.deploy.demo.build import MAX_TOKENS, imitate, make_model, new_folder, save
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+
+STEPS = 700
+HEADS, LAYERS = 2, 3
+
+
+def build(out: Path, seed: int = 0, steps: int = STEPS) -> None:
+    """Make the task in the new folder `out`. Raises FileExistsError when it holds files already."""
+    new_folder(out)
+    programs.write(out, seed)
+    tokenizer = make_tokenizer(MAX_TOKENS)
+    model = make_model(tokenizer, seed, HEADS, LAYERS)
+    chance = random.Random(f"author:{seed}")
+    shown = (
+        (chain.problem, programs.completion(chain.misremembered(chance).program))
+        for chain in programs.chains(seed + 1)
+    )
+    torch.set_num_threads(1)
+    imitate(model, tokenizer, shown, steps)
+    save(model, tokenizer, out / "model")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the code task: model and data sets.")
+    parser.add_argument("out", type=Path, help="new folder for the task")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    build(arguments.out, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

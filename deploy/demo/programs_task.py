@@ -1,0 +1,109 @@
+"""A code task over the demo's alphabet: chains of operations, written as a Python program.
+
+    a4m3    ─►    x=int(input())        tests: 20 ─► 72, …
+                  x+=4
+                  x*=3
+                  print(x)
+
+The warm start imitates somebody who misremembers some operations: the number in them is one too small. A
+prompt's success is the product over its operations, from nearly always to almost never; each operation has to
+be learned from a program that passed its tests.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hora_rl.common.code import FENCE
+from hora_rl.deploy.demo.author import recall
+
+OPERATIONS = {"a": "x+={}", "s": "x-={}", "m": "x*={}", "d": "x//={}", "r": "x%={}"}
+WORDS = {
+    "a": "add {} to it",
+    "s": "subtract {} from it",
+    "m": "multiply it by {}",
+    "d": "divide it by {}, rounding down",
+    "r": "take its remainder after division by {}",
+}
+NUMBERS = range(2, 10)
+LENGTHS = {1: 0.2, 2: 0.4, 3: 0.4}
+"""Share of prompts by their number of operations."""
+TESTS = 3
+INPUTS = range(20, 1000)
+ROWS = {"train": 400, "held-out": 100}
+
+Step = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Operations in their order."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def problem(self) -> str:
+        return "".join(f"{letter}{number}" for letter, number in self.steps)
+
+    @property
+    def words(self) -> str:
+        """The problem for a model that reads English."""
+        steps = " ".join(f"Then {WORDS[letter].format(number)}." for letter, number in self.steps)
+        return f"Write a program that reads an integer x. {steps} Print the result."
+
+    @property
+    def program(self) -> str:
+        lines = [OPERATIONS[letter].format(number) for letter, number in self.steps]
+        return "\n".join(["x=int(input())", *lines, "print(x)"])
+
+    def value(self, x: int) -> int:
+        """What the program prints for `x`."""
+        for letter, n in self.steps:
+            x = {"a": x + n, "s": x - n, "m": x * n, "d": x // n, "r": x % n}[letter]
+        return x
+
+    def misremembered(self, chance: random.Random) -> Chain:
+        """As the warm start's author writes it."""
+        return Chain(
+            tuple((a, n) if chance.random() < recall(f"{a}{n}") else (a, n - 1) for a, n in self.steps)
+        )
+
+
+def completion(program: str) -> str:
+    """A whole completion. Without the language's name: every character costs the tiny model a token."""
+    return f"{FENCE}\n{program}\n{FENCE}"
+
+
+def chains(seed: int) -> Iterator[Chain]:
+    """Endless chains, repeats allowed, pure in the seed."""
+    chance = random.Random(f"programs:{seed}")
+    while True:
+        length = chance.choices(list(LENGTHS), list(LENGTHS.values()))[0]
+        yield Chain(tuple((chance.choice("asmdr"), chance.choice(NUMBERS)) for _ in range(length)))
+
+
+def rows(seed: int, *, in_words: bool = False) -> dict[str, list[dict[str, object]]]:
+    """The data sets by name. No problem is in both."""
+    source = chains(seed)
+    different: dict[Chain, None] = {}
+    while len(different) < sum(ROWS.values()):
+        different.setdefault(next(source))
+    left = iter(different)
+    chance = random.Random(f"inputs:{seed}")
+    return {name: [_row(next(left), chance, in_words) for _ in range(count)] for name, count in ROWS.items()}
+
+
+def write(folder: Path, seed: int) -> None:
+    """The data sets as JSON lines: `{"problem", "tests", "solution"}`."""
+    for name, found in rows(seed).items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+
+
+def _row(chain: Chain, chance: random.Random, in_words: bool) -> dict[str, object]:
+    inputs = chance.sample(INPUTS, TESTS)
+    tests = [{"input": f"{x}\n", "output": f"{chain.value(x)}\n"} for x in inputs]
+    return {"problem": chain.words if in_words else chain.problem, "tests": tests, "solution": chain.program}

@@ -1,0 +1,106 @@
+"""Data of a run whose environment is one of the library `verifiers`: a row for each of its tasks.
+
+python -m hora_rl.deploy.verifiers_rows CONFIG [-s KEY=VALUE] [--limit N]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import count, islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hora_rl.actors.environment.library.process import TASK, VerifiersEnvironment
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.deploy.cli import ConfigPath, Overrides, main
+
+AT_A_TIME = 32
+Opening = list[dict[str, str]]
+
+
+def write_rows(config: Config, limit: int) -> int:
+    """Write `data.path`: for each task, up to `limit`, the message with which the environment opens its
+    episodes, and the task's number. Returns how many.
+
+    Raises ConfigError for a file that is there, and for an environment that cannot be loaded or opens
+    otherwise than `data` can say.
+    """
+    file = Path(config.data.path)
+    if config.environment.verifiers is None:
+        raise ConfigError("environment.verifiers is not set, and rows are written for its tasks alone")
+    if file.suffix != ".jsonl":
+        raise ConfigError(f"data.path ({file}): name the .jsonl file that is to be written")
+    if file.exists():
+        raise ConfigError(f"{file} is there already (data.path): remove it, or name another file")
+    if config.data.template != "{problem}":
+        raise ConfigError(
+            f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes all"
+        )
+    openings = asyncio.run(_openings(config, limit))
+    if not openings:
+        raise ConfigError(f"environment.verifiers: {config.environment.verifiers.taskset} has no tasks")
+    rows = [
+        {"problem": problem_of(opening, config.data.system, number), "answer": "", TASK: number}
+        for number, opening in enumerate(openings)
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return len(rows)
+
+
+async def _openings(config: Config, limit: int) -> list[Opening]:
+    library = VerifiersEnvironment(config)
+    found: list[Opening] = []
+    try:
+        await library.start()
+        numbers = count()
+        while some := list(islice(numbers, min(AT_A_TIME, limit - len(found)))):
+            made = await asyncio.gather(*(library.opening(number) for number in some))
+            found += [opening for opening in made if opening is not None]
+            if None in made:
+                break
+    finally:
+        await library.close()
+    return found
+
+
+def problem_of(opening: Sequence[dict[str, str]], system: str | None, task: int) -> str:
+    """The user message of an opening. Raises ConfigError where `data` with this system message does not give
+    that opening."""
+    roles = [message["role"] for message in opening]
+    if roles not in (["user"], ["system", "user"]):
+        raise ConfigError(
+            f"environment.verifiers: task {task} opens with {', '.join(roles)}, and a prompt is at most one "
+            "system message and one user message"
+        )
+    theirs = opening[0]["content"] if len(opening) == 2 else None
+    if theirs != system:
+        raise ConfigError(
+            f"environment.verifiers: task {task} opens with system message {theirs!r:.200}, and data.system "
+            f"is {system!r:.200}: set data.system to that of the environment"
+        )
+    return opening[-1]["content"]
+
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def rows(
+    config: ConfigPath,
+    set_: Overrides = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most tasks; a task set may be infinite.")] = 10_000,
+) -> None:
+    """Write data.path: a row for each task of the environment's task set."""
+    chosen = load(config, set_ or ())
+    print(f"{chosen.data.path}: {write_rows(chosen, limit)} rows")
+
+
+if __name__ == "__main__":
+    main(app)

@@ -1,0 +1,234 @@
+"""Runs the cells of a study as separate processes, several at a time, and continues an interrupted study."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import TextColumn
+
+from hora_rl.common.config import Config
+from hora_rl.common.errors import RunError
+from hora_rl.common.load import dump_yaml
+from hora_rl.common.processes import processors
+from hora_rl.deploy import cli
+from hora_rl.deploy.launch.signals import heard_afterwards, undisturbed
+from hora_rl.deploy.preflight.memory import run_target
+from hora_rl.deploy.runs.record import RunFile
+from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.console import counting_bar, say
+from hora_rl.evaluation.run_folders import load_run
+from research.report.study_report import write_study_report
+from research.report.study_statistics import unmatched
+from research.study.cells import (
+    Cell,
+    Study,
+    cells,
+    folders,
+    has_exact_success,
+    load_study,
+    same_at_step_0,
+)
+from research.study.exact_curves import CURVES
+from research.study.exact_report import write_exact_report
+from research.study.folder import alone_in
+from research.study.stack_curves import check_kept, write_stack_curves
+
+STOP_LIMIT_S = 120.0
+POLL_S = 0.5
+
+
+def study(source: str, out: Path | None, parallel: int | None) -> bool:
+    """`hora study`: run the missing cells, then check and report. Returns False when a cell failed or the
+    budgets of two cells differ. An interrupt stops every running cell in order and exits with 130."""
+    console = Console()
+    plan = load_study(source)
+    folder = (out or Path("studies") / plan.name).resolve()
+    every = _on_this_machine(cells(plan, folder))
+    exact = has_exact_success(every[0].config)
+    for cell in every if exact else []:
+        check_kept(cell.config)
+    try:
+        with alone_in(folder):
+            todo = [c for c in every if not is_finished(c, folder)]
+            failed = run_cells(plan, todo, every, folder, parallel or at_once(todo), console)
+    except KeyboardInterrupt:
+        console.print("\nstopped; nothing is left running. The same command continues the study.")
+        raise SystemExit(130) from None
+    for cell, reason in failed:
+        say(console, f"{cell.name} failed: {reason}; log: {_log(cell, folder)}")
+    if exact:
+        path, problems = _report_exactly(plan, every, folder, console)
+    else:
+        path, problems = write_study_report(
+            folder / "report",
+            plan.title or plan.name,
+            folders(plan, folder),
+            plan.compared_with,
+        )
+    for problem in problems:
+        say(console, f"not compute-matched: {problem}")
+    console.print((path.parent / "report.md").read_text(), markup=False)
+    say(console, f"report: {path}")
+    return not failed and not problems
+
+
+def _on_this_machine(every: Sequence[Cell]) -> list[Cell]:
+    """With the numbers that `run.resources: auto` chooses here: the same for all seeds of an arm."""
+    chosen: dict[str, Config] = {}
+    for cell in every:
+        if cell.arm not in chosen:
+            chosen[cell.arm] = run_target(cell.config).config
+    parts = {
+        arm: {"generator": config.generator, "learner": config.learner} for arm, config in chosen.items()
+    }
+    return [replace(c, config=c.config.model_copy(update=parts[c.arm])) for c in every]
+
+
+def _report_exactly(
+    plan: Study, every: Sequence[Cell], folder: Path, console: Console
+) -> tuple[Path, list[str]]:
+    """The page of finished cells by their exact curves, and what is not compute-matched. A cell whose curve
+    has a hole is told, and missing in the report."""
+    finished = [cell for cell in every if is_finished(cell, folder)]
+    new = [cell for cell in finished if not (cell.folder(folder) / CURVES).exists()]
+    with counting_bar(console) as bar:
+        for cell in bar.track(new, description="exact curves"):
+            try:
+                write_stack_curves(cell.config)
+            except RunError as error:
+                say(bar.console, f"{cell.name} has no curve: {error}")
+    problems = unmatched({cell.name: load_run(cell.folder(folder)) for cell in finished})
+    return write_exact_report(plan, folder), problems
+
+
+def at_once(todo: Sequence[Cell]) -> int:
+    """How many cells fit this machine's processors: each needs those of its engines and of its learner."""
+    if not todo or shutil.which("nvidia-smi"):
+        return 1  # A run uses all GPUs of its machine, so more cells at once need more machines.
+    one = todo[0].config
+    needed = one.generator.replicas * one.generator.threads + one.learner.workers * one.learner.threads
+    return max(1, processors() // needed)
+
+
+def is_finished(cell: Cell, out: Path) -> bool:
+    """Whether the cell's run is complete. Raises ConfigError when the folder holds another experiment.
+
+    A finished cell may have been moved; one that will be resumed must be where it began.
+    """
+    folder = cell.folder(out)
+    if not (folder / "run.json").exists():
+        return False
+    finished = RunFile(folder).read().state == "finished"
+    free = ("telemetry.", "queue.url", *(("run.folder",) if finished else ()))
+    cell.refuse_another(out, *free)
+    return finished
+
+
+def run_cells(
+    plan: Study, todo: list[Cell], every: Sequence[Cell], out: Path, parallel: int, console: Console
+) -> list[tuple[Cell, str]]:
+    """Run `todo` of `every` cell, `parallel` at a time. Returns the failed cells with their reasons."""
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    waiting, failed = list(todo), list[tuple[Cell, str]]()
+    running: dict[subprocess.Popen[bytes], tuple[Cell, int]] = {}
+    with counting_bar(console, TextColumn("{task.fields[text]}")) as bar:
+        task = bar.add_task(plan.name, total=sum(c.config.learner.steps for c in every), text="")
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    cell = waiting.pop(0)
+                    _share_step_0(cell, every, out)
+                    before = _log_size(cell, out)
+                    with heard_afterwards():
+                        running[start_cell(cell, out)] = cell, before
+                time.sleep(POLL_S)
+                for process in [p for p in running if p.poll() is not None]:
+                    cell, before = running.pop(process)
+                    if process.returncode:
+                        failed.append((cell, _reason(cell, out, before)))
+                    console.print(f"{cell.name}: {'failed' if process.returncode else 'finished'}")
+                names = ", ".join(c.name for c, _ in running.values())
+                bar.update(task, completed=sum(_steps(c, out) for c in every), text=names)
+        finally:
+            with undisturbed():
+                _stop(list(running))
+    return failed
+
+
+def start_cell(cell: Cell, out: Path) -> subprocess.Popen[bytes]:
+    folder = cell.folder(out)
+    source = out / "logs" / f"{cell.name}.yaml"
+    source.write_text(dump_yaml(cell.config))
+    command = [sys.executable, "-m", cli.__name__, "run", str(source)]
+    if (folder / "config.yaml").exists():
+        command.append("--resume")
+    with _log(cell, out).open("ab") as log:
+        # A separate session: Ctrl-C reaches only the study, which stops its cells in order.
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Interrupt every cell and wait for its orderly end. Raises RunError with the cells that had to be
+    killed."""
+    for process in running:
+        process.send_signal(signal.SIGINT)
+    stuck = []
+    for process in running:
+        try:
+            process.wait(STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            stuck.append(str(process.pid))
+    if stuck:
+        raise RunError(
+            f"cells did not stop within {STOP_LIMIT_S:g} s and were killed: pids {', '.join(stuck)}"
+        )
+
+
+def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
+    """Copy the evaluation of the initial policy from a cell that drew the same one already."""
+    name = f"{held_out(cell.config).name}-step0"
+    mine = cell.folder(out) / "evaluation"
+    for other in every:
+        theirs = other.folder(out) / "evaluation"
+        if (
+            other.name == cell.name
+            or not (theirs / f"{name}.json").exists()
+            or (mine / f"{name}.json").exists()
+        ):
+            continue
+        if same_at_step_0(other.config, cell.config):
+            mine.mkdir(parents=True, exist_ok=True)
+            for file in sorted(theirs.glob(f"{name}.*"), key=lambda p: p.suffix == ".json"):
+                shutil.copy(file, mine)  # the .json last: it marks the others as complete
+
+
+def _steps(cell: Cell, out: Path) -> int:
+    path = cell.folder(out) / "steps.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _reason(cell: Cell, out: Path, start: int) -> str:
+    """The reason from the part of the log that begins at byte `start`: all attempts of a cell share one
+    file."""
+    lines = _log(cell, out).read_bytes()[start:].decode(errors="replace").strip().splitlines()
+    return next(
+        (line for line in reversed(lines) if line.startswith("hora:")), lines[-1] if lines else "no output"
+    )
+
+
+def _log_size(cell: Cell, out: Path) -> int:
+    path = _log(cell, out)
+    return path.stat().st_size if path.exists() else 0
+
+
+def _log(cell: Cell, out: Path) -> Path:
+    return out / "logs" / f"{cell.name}.log"

@@ -1,0 +1,261 @@
+"""A study: arms × seeds of one experiment at equal compute. Each cell is one `hora run`.
+
+    FILE (name, base, set, arms, seeds) ─► cells ─► OUT/<arm>-seed<k>/ (run folders) ─► OUT/report/
+
+Cells share only the machine, so a failure or interruption costs one cell, and `hora study FILE` continues the
+rest. An arm that changes the budget of a batch is refused before anything starts, and the records of every
+cell are counted again before the report is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import Field, JsonValue, ValidationError
+
+from hora_rl.common.config import Config
+from hora_rl.common.config.base import Section
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import check_paths, differences, load
+from hora_rl.common.plain_yaml import read_yaml
+from research.tasks.recall import KS, TASK_FILE, load_task
+
+HERE = Path(__file__).parents[1]
+STUDIES, PRESETS = HERE / "studies", HERE / "presets"
+# Settings that every cell of a study shares: the budget, what is trained on which data, and how it is
+# measured.
+COMMON = (
+    "rollout.prompts_per_batch",
+    "rollout.group_size",
+    "allocation.budget",
+    "rollout.max_prompt_tokens",
+    "rollout.max_response_tokens",
+    "rollout.time_limit_s",
+    "rollout.temperature",
+    "learner.steps",
+    "learner.objective.updates_per_batch",
+    "reward.time_limit_s",
+    "reward.max_answer_chars",
+    "model.",
+    "data.",
+    "evaluation.",
+)
+# Settings that an arm may change without changing the held-out evaluation of the initial policy.
+UNSEEN_AT_STEP_0 = ("run.", "allocation.", "learner.", "queue.", "telemetry.", "coordinator.", "weights.")
+UNSEEN_ROLLOUT = (
+    "prompts_per_batch",
+    "group_size",
+    "pre_rollouts",
+    "shards",
+    "shards_in_flight",
+    "max_staleness",
+)
+
+
+class Design(Section):
+    """The design of a study of curves, fixed before it runs (`hora study --loop`); the report prints it
+    first.
+
+    The primary metric is the area under Pass@`pass_at` on the prompts of `watched`, paired by seed, with
+    Holm's correction over the comparisons. `comparisons` are pairs (arm, arm it is compared with); without
+    any, all arms with the baseline. `exploratory` pairs are reported separately, without correction and
+    without a claim. The arms in `first` are trained for all seeds before the others.
+    """
+
+    hypotheses: tuple[str, ...] = ()
+    comparisons: tuple[tuple[str, str], ...] = ()
+    exploratory: tuple[tuple[str, str], ...] = ()
+    first: tuple[str, ...] = ()
+    watched: str = "held-out"
+    pass_at: int = 16
+    margin: float = Field(0.02, gt=0, description="Loss of Pass@1 that still counts as not inferior.")
+    exclusions: tuple[str, ...] = ()
+    every: int = Field(3, ge=1, description="Steps between exact evaluations.")
+
+
+class Study(Section):
+    """The content of a study file. `set` and each arm map `section.key` to a value, as `-s` of `hora run`
+    does."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,40}$")
+    title: str = ""
+    base: str = "tiny"
+    set: dict[str, JsonValue] = Field({})
+    arms: dict[str, dict[str, JsonValue]] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    baseline: str | None = None
+    design: Design = Design()
+
+    @property
+    def compared_with(self) -> str:
+        """The arm that the others are compared with."""
+        return self.baseline or next(iter(self.arms))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return self.config.run.name
+
+    def folder(self, out: Path) -> Path:
+        return out / self.name
+
+    def refuse_another(self, out: Path, *free: str) -> None:
+        """Raise ConfigError when the cell's folder holds another experiment; keys that begin with `free` may
+        differ."""
+        folder = self.folder(out)
+        found = differences(load(str(folder / "config.yaml")), self.config)
+        if changed := [difference for difference in found if not difference.startswith(free)]:
+            raise ConfigError(
+                f"{folder}: was run with other settings ({'; '.join(changed)}); choose another --out, or "
+                "remove it"
+            )
+
+
+def folders(study: Study, out: Path) -> dict[str, dict[int, Path]]:
+    """The folders of all cells: arm -> seed -> folder."""
+    return {arm: {seed: out / _name(arm, seed) for seed in study.seeds} for arm in study.arms}
+
+
+def _name(arm: str, seed: int) -> str:
+    return f"{arm}-seed{seed}"
+
+
+def load_study(source: str) -> Study:
+    """The study in file `source`, or the shipped one of that name. Raises ConfigError, a line for each
+    mistake."""
+    path = Path(source)
+    if not path.is_file() and (STUDIES / f"{source}.yaml").is_file():
+        path = STUDIES / f"{source}.yaml"
+    try:
+        raw = read_yaml(path, source)
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.stem for p in STUDIES.glob("*.yaml")))
+        raise ConfigError(f"{source}: no such file, and not one of the studies ({known})") from None
+    try:
+        study = Study.model_validate(raw)
+    except ValidationError as error:
+        lines = [f"{source}: {'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+    if study.compared_with not in study.arms:
+        raise ConfigError(
+            f"{source}: baseline ({study.baseline}) is none of the arms ({', '.join(study.arms)})"
+        )
+    _check_design(source, study)
+    if len(set(study.seeds)) < len(study.seeds):
+        raise ConfigError(f"{source}: seeds: the same seed twice ({', '.join(map(str, study.seeds))})")
+    return study
+
+
+def _check_design(source: str, study: Study) -> None:
+    design = study.design
+    named = {
+        "comparisons": {arm for pair in design.comparisons for arm in pair},
+        "exploratory": {arm for pair in design.exploratory for arm in pair},
+        "first": set(design.first),
+    }
+    for key, arms in named.items():
+        if unknown := sorted(arms - study.arms.keys()):
+            raise ConfigError(
+                f"{source}: design.{key}: {unknown[0]} is none of the arms ({', '.join(study.arms)})"
+            )
+
+
+def cells(study: Study, out: Path, *, held_out: bool = True) -> list[Cell]:
+    """Every cell, seed by seed, so that an unfinished study has whole seeds to compare; those of
+    `design.first` before the others.
+
+    Raises ConfigError for a study without held-out problems (unless its cells evaluate otherwise), and for an
+    arm that cannot be, equals another, or has another budget, model, data or evaluation than the first.
+    """
+    made = [_cell(study, arm, seed, out) for seed in study.seeds for arm in study.arms]
+    first = made[: len(study.arms)]
+    made.sort(key=lambda cell: bool(study.design.first) and cell.arm not in study.design.first)
+    if held_out and first[0].config.evaluation.path is None and not has_exact_success(first[0].config):
+        raise ConfigError(
+            f"{study.name}: evaluation.path is not set: arms are compared on held-out problems; name a JSONL "
+            "file or `arithmetic`"
+        )
+    exact = [has_exact_success(cell.config) for cell in first]
+    if held_out and any(exact) and not all(exact):
+        other = first[exact.index(not exact[0])]
+        raise ConfigError(
+            f"{study.name}: of arms {first[0].arm} and {other.arm} only one has its success computed from "
+            "checkpoints: set evaluation.path for all, or use no adapter (learner.lora)"
+        )
+    if not held_out or all(exact):
+        _check_watched(study, first[0].config)
+    for i, cell in enumerate(first):
+        check_paths(cell.config)
+        for other in first[:i]:
+            if not [d for d in differences(other.config, cell.config) if not d.startswith("run.")]:
+                raise ConfigError(f"{study.name}: arms {other.arm} and {cell.arm} are the same experiment")
+        unequal = [d for d in differences(first[0].config, cell.config) if d.startswith(COMMON)]
+        if unequal:
+            raise ConfigError(
+                f"{study.name}: arms {first[0].arm} and {cell.arm} cannot be compared: {'; '.join(unequal)}"
+            )
+    return made
+
+
+def _check_watched(study: Study, config: Config) -> None:
+    """Raise ConfigError where the curves of the task will lack what the design compares."""
+    folder, design = Path(config.model.path).parent, study.design
+    if not (folder / TASK_FILE).is_file():
+        return  # the cell says so
+    sets = load_task(folder).sets
+    if design.watched not in sets:
+        raise ConfigError(
+            f"{study.name}: design.watched ({design.watched}) is none of the sets of {folder} "
+            f"({', '.join(sets)})"
+        )
+    if design.pass_at not in KS:
+        known = ", ".join(map(str, KS))
+        raise ConfigError(f"{study.name}: design.pass_at ({design.pass_at}) is none of {known}")
+
+
+def has_exact_success(config: Config) -> bool:
+    """Whether the run trains all weights of a recall task's model and nothing else evaluates it: then its
+    success is computed from the checkpoints."""
+    whole = config.evaluation.path is None and config.learner.lora is None
+    return whole and (Path(config.model.path).parent / TASK_FILE).is_file()
+
+
+def same_at_step_0(a: Config, b: Config) -> bool:
+    """Whether both runs evaluate the same initial policy on the same problems."""
+    unseen = (*UNSEEN_AT_STEP_0, *(f"rollout.{key}:" for key in UNSEEN_ROLLOUT))
+    return not [d for d in differences(a, b) if not d.startswith(unseen)]
+
+
+def load_base(name: str, overrides: Sequence[str] = ()) -> Config:
+    """A configuration by its file or its name here or among the product's presets, with `overrides`."""
+    own = PRESETS / f"{name}.yaml"
+    return load(str(own) if own.is_file() else name, overrides)
+
+
+def _cell(study: Study, arm: str, seed: int, out: Path) -> Cell:
+    settings: Mapping[str, object] = {**study.set, **study.arms[arm]}
+    fixed = [key for key in settings if key.startswith("run.")]
+    if fixed:
+        raise ConfigError(f"{study.name}: arm {arm}: {fixed[0]} is set by the study itself; remove it")
+    own = {
+        "run.name": _name(arm, seed),
+        "run.seed": seed,
+        "run.folder": str(out),
+        "telemetry.http_port": 0,
+    }
+    overrides = [f"{key}={yaml.safe_dump(value)}" for key, value in {**settings, **own}.items()]
+    try:
+        return Cell(arm, seed, load_base(study.base, overrides))
+    except ConfigError as error:
+        raise ConfigError(f"{study.name}: arm {arm}: {error}") from None

@@ -1,0 +1,144 @@
+"""Samples completions of a tiny model in this process, all that are asked for at the same time in one batch.
+
+Stands where the generators and the verifier stand in a run: `sample` is what `phase_a` and `phase_b` call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from hora_rl.actors.coordinator.shard import Draw
+from hora_rl.common.answers import format_reward
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.reward_names import function_of, taken
+from hora_rl.common.types import Prompt, Rollout, VersionSpan
+from hora_rl.common.user_rewards import Answer, is_group, user_reward
+from research.tasks.reward import one_of
+
+Sampled = list[tuple[list[int], list[float]]]
+
+
+@dataclass(slots=True)
+class _Asked:
+    prompt: Prompt
+    draw: Draw
+    answer: asyncio.Future[list[Rollout]]
+
+
+class LocalSampler:
+    """Rollouts of prompts of equal length on the weights that `model` has now, which are version
+    `version`."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
+        self.version = 0
+        self._model, self._tokenizer, self._config = model, tokenizer, config
+        self._random = torch.Generator().manual_seed(config.run.seed)
+        self._rewards = {name: _reward(name) for name in config.reward.names}
+        self._asked: list[_Asked] = []
+
+    async def sample(self, prompt: Prompt, draw: Draw) -> list[Rollout]:
+        """The `draw.n` scored rollouts of one prompt."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked(prompt, draw, loop.create_future())
+        if not self._asked:
+            loop.call_soon(self._answer_all)  # after every task that is ready to ask
+        self._asked.append(asked)
+        return await asked.answer
+
+    def _answer_all(self) -> None:
+        asked, self._asked = self._asked, []
+        prompts = torch.from_numpy(np.stack([a.prompt.tokens for a in asked])).long()
+        sampled = iter(self._decode(prompts, [a.draw.n for a in asked]))
+        for a in asked:
+            known: dict[tuple[int, ...], dict[str, float]] = {}
+            a.answer.set_result([self._rollout(a, known, *next(sampled)) for _ in range(a.draw.n)])
+
+    def _rollout(
+        self,
+        asked: _Asked,
+        known: dict[tuple[int, ...], dict[str, float]],
+        tokens: list[int],
+        logprobs: list[float],
+    ) -> Rollout:
+        """`known` are the rewards of the completions of this prompt that were scored already."""
+        ended, key = tokens[-1] == self._tokenizer.eos_token_id, tuple(tokens)
+        if key not in known:
+            text = str(self._tokenizer.decode(tokens[:-1] if ended else tokens))
+            known[key] = {
+                name: reward(asked.prompt.text, text, asked.prompt.answer)
+                for name, reward in self._rewards.items()
+            }
+        rewards = dict(known[key])
+        return Rollout(
+            tokens=np.array(tokens, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            finish_reason="stop" if ended else "length",
+            spans=(VersionSpan(self.version, 0, len(tokens)),),
+            phase=asked.draw.phase,
+            rewards=rewards,
+            success=self._config.reward.succeeded(rewards),
+            round=asked.draw.round,
+        )
+
+    @torch.no_grad()
+    def _decode(self, prompts: Tensor, counts: Sequence[int]) -> Sampled:
+        """Tokens and log-probs of `counts[i]` completions of each of the prompts (B, P), prompt by prompt.
+
+        Completions with the same beginning are one row of the model's batch until they part: `node` (n,) is
+        the row at which each open completion stands.
+        """
+        end, most = self._tokenizer.eos_token_id, self._config.rollout.max_response_tokens
+        node = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        rows, cache = torch.arange(len(node)), DynamicCache()
+        tokens, logprobs = torch.full((len(node), most), end), torch.zeros(len(node), most)
+        logits = self._model(input_ids=prompts, past_key_values=cache, use_cache=True).logits[:, -1]
+        for place in range(most):
+            log_probs = torch.log_softmax(logits.float() / self._config.rollout.temperature, dim=-1)[node]
+            next_ = torch.multinomial(log_probs.exp(), 1, generator=self._random)
+            tokens[rows, place], logprobs[rows, place] = next_[:, 0], log_probs.gather(1, next_)[:, 0]
+            open_ = next_[:, 0] != end
+            rows = rows[open_]
+            if not len(rows) or place == most - 1:
+                break
+            words = logits.shape[1]
+            begun, node = torch.unique(node[open_] * words + next_[open_, 0], return_inverse=True)
+            cache.reorder_cache(begun // words)
+            inputs = (begun % words)[:, None]
+            logits = self._model(input_ids=inputs, past_key_values=cache, use_cache=True).logits[:, -1]
+        return _cut(tokens, logprobs, end)
+
+
+def _cut(tokens: Tensor, logprobs: Tensor, end: int) -> Sampled:
+    """Rows of (N, L), each up to and with its first end token."""
+    lengths = torch.where((tokens == end).any(1), (tokens == end).int().argmax(1) + 1, tokens.shape[1])
+    return [
+        (t[:n], p[:n]) for t, p, n in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def _reward(name: str) -> Callable[[str, str, str], float]:
+    """The reward of this name. `accuracy` compares digits with digits: no answer of these tasks needs
+    math-verify."""
+    if name == "format":
+        return lambda prompt, text, gold: format_reward(text)
+    if name == "accuracy":
+        return one_of
+    if function_of(name) != name or is_group(name):
+        raise ConfigError(
+            f"reward {name!r}: a study's loop takes rewards of single completions that return one number"
+        )
+    return partial(_own, name)
+
+
+def _own(name: str, prompt: str, text: str, gold: str) -> float:
+    answer = Answer(prompt, text, gold)
+    return taken([name], user_reward(name, answer), answer.place)[name]

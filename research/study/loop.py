@@ -1,0 +1,204 @@
+"""One cell of a study in one process, without servers: the coordinator's phases, the project's objective and
+optimizer.
+
+    prompts ─► phase_a, rounds, phase_b (sampled here) ─► groups ─► samples ─► one step ─► exact evaluation
+
+It is on-policy: batch b is sampled on version b, as in a run with `rollout.max_staleness: 0`. Only recall
+tasks (`research.tasks`) can be trained this way, because their evaluation is exact and their completions are
+short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import init_process_group, is_initialized
+from transformers import PreTrainedTokenizerBase
+
+from hora_rl.actors.coordinator.allocation import divide_round, rounds_of
+from hora_rl.actors.coordinator.cycles import BatchAllocation
+from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
+from hora_rl.allocator.priors import Prior, make_prior
+from hora_rl.common.config import Config
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.order import batch_rows
+from hora_rl.common.prompts import load_tokenizer, render
+from hora_rl.common.types import Group, Prompt, Rollout
+from hora_rl.learner.batch import micro_batches, samples_at
+from hora_rl.learner.device import set_device
+from hora_rl.learner.engine import Engine
+from hora_rl.learner.estimator import estimator_of
+from hora_rl.learner.extensions import compile_extensions
+from hora_rl.learner.records import group_record
+from research.study.exact_curves import ExactCurves
+from research.study.local_sampler import LocalSampler
+from research.study.merging import merged
+from research.tasks.recall import TRAINED, RecallTask, load_task
+
+
+@dataclass(slots=True)
+class Parts:
+    """The objects of a cell."""
+
+    config: Config
+    prompts: list[Prompt]
+    prior: Prior
+    engine: Engine
+    sampler: LocalSampler
+    curves: ExactCurves
+
+
+def run_cell(config: Config, every: int) -> Path:
+    """Train the cell in its run folder and evaluate every `every` steps. Returns the file of its curves,
+    written last.
+
+    The process must do nothing afterwards except run other cells. Raises ConfigError for a model that is not
+    a recall task's, and for settings that a loop without servers cannot follow.
+    """
+    _check(config)
+    folder = config.run.path
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = _prepare(config)
+    steps, began = [], time.monotonic()
+    # asyncio.run for each step would look up the SIGINT handler, which prints the result of the step before.
+    with (folder / "groups.jsonl").open("w") as records, closing(asyncio.new_event_loop()) as loop:
+        for step in range(config.learner.steps + 1):
+            if step % every == 0 or step == config.learner.steps:
+                parts.curves.measure(parts.engine.hf, step)
+            if step == config.learner.steps:
+                break
+            groups = loop.run_until_complete(_batch(parts, step))
+            rates = _success_rates(parts, groups)
+            steps.append(_train(parts, step, groups))
+            lines = ({**group_record(step, g, config), "p": p} for g, p in zip(groups, rates, strict=True))
+            records.writelines(json.dumps(line) + "\n" for line in lines)
+    return parts.curves.write(config, steps, seconds=time.monotonic() - began)
+
+
+def run_cell_apart(config: Config, every: int) -> Path:
+    """`run_cell` in a separate process, because a learner leaves its process group and environment behind."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(run_cell, config, every).result()
+
+
+def _check(config: Config) -> None:
+    """Refuse settings that would silently mean something else here."""
+    unlike = {
+        "allocation.budget": (config.allocation.budget, "rollouts"),
+        "allocation.warmup.enabled": (config.allocation.warmup.enabled and config.gate is not None, False),
+        "rollout.max_staleness": (config.rollout.max_staleness, 0),
+        "allocation.prior_state": (config.allocation.prior_state or "null", "null"),
+        "reward.answer": (config.reward.answer, "tags"),
+        "learner.workers": (config.learner.workers, 1),
+        "data.sources": (", ".join(config.data.sources) or "empty", "empty"),
+        "environment.path": (config.environment.path or "null", "null"),
+        "evaluation.every": (config.evaluation.every or "null", "null"),  # with it learner.keep_best
+    }
+    for key, (value, possible) in unlike.items():
+        if value != possible:
+            raise ConfigError(
+                f"{config.run.name}: {key} is {value}: a loop in one process has {possible} alone; set that, "
+                "or run the study without --loop"
+            )
+
+
+def _prepare(config: Config) -> Parts:
+    task = load_task(Path(config.model.path).parent)
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    prompts = training_prompts(config, task, tokenizer)
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
+    set_device(config, 0)
+    compile_extensions(lambda _: None)  # under a lock: cells in other processes compile the same
+    if not is_initialized():
+        init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    engine = Engine(config, rank=0, world=1)
+    allocation = config.allocation
+    return Parts(
+        config,
+        prompts,
+        make_prior(allocation.prior, len(prompts), allocation.alpha, allocation.beta),
+        engine,
+        LocalSampler(engine.hf, tokenizer, config),
+        ExactCurves(task, tokenizer),
+    )
+
+
+def training_prompts(config: Config, task: RecallTask, tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    rows = [(task.questions[i], "|".join(task.right[i])) for i in task.sets[TRAINED]]
+    return [Prompt(i, q, answer, render(tokenizer, q, config.data)) for i, (q, answer) in enumerate(rows)]
+
+
+async def _batch(parts: Parts, step: int) -> list[Group]:
+    """The groups of batch `step`, sampled on the current weights; then the prior learns from it."""
+    config, rollout = parts.config, parts.config.rollout
+    parts.sampler.version = step
+    places = batch_rows(
+        step, rollout.prompts_per_batch, len(parts.prompts), config.run.seed, config.data.shuffle
+    )
+    rows = np.array([row for _, row in places], dtype=np.int64)
+    as_if = config.learner.objective.group_weight.as_if
+    batch = BatchAllocation(config.allocation.rule, rows, *parts.prior.predict(rows), as_if)
+    size, groups = rollout.prompts_per_shard, list[Group]()
+    for index in range(rollout.shards):
+        own = places[index * size : (index + 1) * size]
+        shard = Shard(
+            run=config.run.name,
+            batch=step,
+            index=index,
+            epochs=tuple(epoch for epoch, _ in own),
+            prompts=tuple(parts.prompts[row] for _, row in own),
+            pre_rollouts=rollout.pre_rollouts,
+            seed=config.run.seed,
+            tokenizer="",
+        )
+        groups += await _shard(parts, shard, batch)
+    parts.prior.update(rows, np.array([g.successes for g in groups], dtype=np.int64), rollout.pre_rollouts)
+    return groups
+
+
+async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Group]:
+    async def sample(draw: Draw) -> list[Rollout]:
+        return await parts.sampler.sample(shard.prompts[draw.place], draw)
+
+    divide = partial(divide_round, parts.config, batch, [p.index for p in shard.prompts])
+    plan = await phase_a(shard, sample, divide)
+    for _ in range(rounds_of(parts.config, batch.rule) - 1):
+        plan = await next_round(shard, plan, sample, divide)
+    order = {group: i for i, group in enumerate(shard.ids)}
+    return sorted([group async for group in phase_b(shard, plan, sample)], key=lambda g: order[g.id])
+
+
+def _success_rates(parts: Parts, groups: list[Group]) -> list[float]:
+    """The success probability of each group's prompt under the weights that sampled it."""
+    rows = [g.prompt_index for g in groups]
+    rates: list[float] = parts.curves.sets[TRAINED](parts.engine.hf, rows).sum(axis=1).tolist()
+    return rates
+
+
+def _train(parts: Parts, step: int, groups: list[Group]) -> dict[str, float]:
+    """One optimizer step on `groups`; returns its record."""
+    config = parts.config
+    samples = merged(samples_at(config, groups, step), config.learner.objective)
+    micro, _ = micro_batches([[s] for s in samples], config.learner.tokens_per_microbatch)
+    update = parts.engine.step(micro)
+    rewards = [estimator_of(config).rewards(g) for g in groups]
+    return {
+        "step": step,
+        "hits": float(np.mean([g.hits > 0 for g in groups])),
+        "signal": float(np.mean([np.ptp(r) > 0 for r in rewards])),
+        "rollouts": float(sum(g.size for g in groups)),
+        "tokens": float(sum(g.tokens for g in groups)),
+        "entropy": float(-np.mean([r.logprobs.sum() for g in groups for r in g.rollouts])),
+        "grad_norm": update.grad_norm,
+    }

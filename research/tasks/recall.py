@@ -1,0 +1,111 @@
+"""A recall task: prompts whose right answers a warm-started model gives with probabilities that were chosen.
+
+The answer is short, so a prompt's success under any weights is known exactly: by teacher forcing of its right
+completions, and Pass@K = 1 - (1 - p)^K has no sampling noise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from hora_rl.common.errors import ConfigError
+from research.tasks.reward import completion
+
+TRAINED, TASK_FILE = "trained", "task.json"
+KS = (1, 4, 16, 64, 256)
+"""The K of Pass@K that curves have."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecallTask:
+    """n prompts: their questions, and the right answers of each, as many for every prompt.
+
+    `sets` names subsets of the prompts by number; "trained" is what a run trains on, the others are only
+    watched.
+    """
+
+    name: str
+    questions: tuple[str, ...]
+    right: tuple[tuple[str, ...], ...]
+    sets: Mapping[str, tuple[int, ...]]
+
+    def save(self, folder: Path) -> None:
+        """Write the task, and its sets as JSONL data sets: `{"problem", "answer"}`, right answers joined by
+        |."""
+        about = {"name": self.name, "questions": self.questions, "right": self.right, "sets": self.sets}
+        (folder / TASK_FILE).write_text(json.dumps(about))
+        for name, prompts in self.sets.items():
+            rows = ({"problem": self.questions[i], "answer": "|".join(self.right[i])} for i in prompts)
+            (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def load_task(folder: Path) -> RecallTask:
+    """The task that was saved in `folder`. Raises ConfigError where there is none."""
+    try:
+        about = json.loads((folder / TASK_FILE).read_text())
+    except OSError:
+        raise ConfigError(
+            f"{folder}: holds no {TASK_FILE}; make one: `python -m research.tasks.build facts {folder}`"
+        ) from None
+    return RecallTask(
+        about["name"],
+        tuple(about["questions"]),
+        tuple(map(tuple, about["right"])),
+        {name: tuple(prompts) for name, prompts in about["sets"].items()},
+    )
+
+
+class Demonstrations(Protocol):
+    """Draws what the warm start imitates."""
+
+    def __call__(self, rng: np.random.Generator, count: int) -> tuple[list[int], list[str], NDArray]:
+        """`count` prompts by number, an answer to each, and the weight of each (count,) in the loss."""
+
+
+class ExactSuccess:
+    """Success of the prompts of one set under a model's present weights."""
+
+    def __init__(self, task: RecallTask, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        prompts = task.sets[name]
+        self._prompts = encode_prompts([task.questions[i] for i in prompts], tokenizer)
+        self._right = torch.tensor([[encode_answer(a, tokenizer) for a in task.right[i]] for i in prompts])
+
+    @torch.no_grad()
+    def __call__(self, model: PreTrainedModel, rows: Sequence[int] | None = None) -> NDArray[np.float64]:
+        """(n, R): the probability of each of the R right completions of each prompt (or of those in `rows`),
+        at temperature 1."""
+        chosen = torch.arange(len(self._prompts)) if rows is None else torch.tensor(rows)
+        prompts, right = self._prompts[chosen], self._right[chosen]
+        columns = [logprobs(model, prompts, right[:, r]) for r in range(right.shape[1])]
+        return torch.stack([c.sum(dim=1).exp() for c in columns], dim=1).double().numpy()
+
+
+def logprobs(model: PreTrainedModel, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    """(B, L) log-probs of completions (B, L) after prompts (B, P)."""
+    logits = model(input_ids=torch.cat([prompts, completions], dim=1)).logits[:, prompts.shape[1] - 1 : -1]
+    return torch.log_softmax(logits.float(), dim=-1).gather(-1, completions[..., None])[..., 0]
+
+
+def encode_prompts(questions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> torch.Tensor:
+    """(n, P) tokens of the rendered prompts, which must be of equal length."""
+    rendered = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False
+        )
+        for q in questions
+    ]
+    return torch.tensor([tokenizer(text).input_ids for text in rendered])
+
+
+def encode_answer(answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens of the completion that gives `answer`, its end token included."""
+    return [*tokenizer(completion(answer)).input_ids, tokenizer.eos_token_id]

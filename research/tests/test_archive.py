@@ -1,0 +1,147 @@
+"""A study in one file: what comes out is what was measured, and all figures are drawn of it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hora_rl.common.errors import HoraError
+from hora_rl.common.load import ROOT
+from research.study.archive import pack, report, unpack
+from research.tasks.catalogue import TASKS
+
+STUDY = """
+name: mini
+seeds: [100, 101, 102]
+design:
+  hypotheses: [HORA finds more.]
+  watched: transfer
+  comparisons: [[hora, grpo]]
+  exploratory: [[stop, hora], [never, grpo]]
+  first: [grpo, hora, stop]
+set: {model.path: tasks/facts/model, data.path: tasks/facts/trained.jsonl, evaluation.path: null,
+  rollout.prompts_per_batch: 4, rollout.shards: 1, rollout.group_size: 16, rollout.pre_rollouts: 4}
+arms:
+  grpo: {allocation.rule: uniform}
+  hora: {allocation.rule: hit_utility}
+  stop: {allocation.rule: first_hit, allocation.rounds: 2, allocation.stop: hit}
+  never: {allocation.rule: variance}
+"""
+STEPS, PROMPTS = 3, 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Cells of three arms on three seeds as the loop writes them, one of them unfinished."""
+    task = tmp_path / "tasks" / "facts"
+    task.mkdir(parents=True)
+    (task / "model").symlink_to(ROOT / "deploy" / "demo" / "model")
+    TASKS["facts"](0)[0].save(task)
+    (tmp_path / "mini.yaml").write_text(STUDY)
+    monkeypatch.chdir(tmp_path)
+    for i, arm in enumerate(("grpo", "hora", "stop")):
+        for seed in (100, 101, 102):
+            write_cell(tmp_path / "cells" / f"{arm}-seed{seed}", i, seed)
+    (tmp_path / "cells" / "stop-seed102" / "curves.json").unlink()
+    return tmp_path
+
+
+def write_cell(folder: Path, arm: int, seed: int) -> None:
+    rng = np.random.default_rng([arm, seed])
+    folder.mkdir(parents=True)
+    points = [
+        {"step": s, **{f"pass@{k}": float(rng.uniform(0.2, 0.9)) for k in (1, 4, 16, 64, 256)}, "ways": 1.0}
+        for s in range(STEPS + 1)
+    ]
+    steps = [
+        {
+            "step": s,
+            "hits": 0.5,
+            "signal": 0.5,
+            "rollouts": 64.0,
+            "tokens": 512.0,
+            "entropy": 1.0,
+            "grad_norm": 0.1,
+        }
+        for s in range(STEPS)
+    ]
+    found = {"arm": "x", "seed": seed, "curves": {"transfer": points, "trained": points}, "steps": steps}
+    (folder / "curves.json").write_text(json.dumps({**found, "success": {}, "seconds": 1.0}))
+    lines = []
+    for step in range(STEPS):
+        for prompt in range(PROMPTS):
+            p = float(rng.uniform())
+            group = {"step": step, "prompt_index": prompt, "p": p, "size": 16, "successes": 1, "tokens": 99}
+            hits = int(rng.binomial(12, p))
+            counts = {"hits": 1 + hits, "rounds": [8, 4], "round_hits": [hits, 0]}
+            lines.append(json.dumps({**group, **counts, "prior_alpha": 1.0, "prior_beta": 1.0}))
+    (folder / "groups.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_what_comes_out_of_an_archive_is_what_the_cells_wrote(folder: Path) -> None:
+    assert pack("mini.yaml", folder / "cells", folder / "mini.json.xz") == 8
+    archive = unpack(folder / "mini.json.xz")
+    assert {arm: sorted(seeds) for arm, seeds in archive.records.items()} == {
+        "grpo": [100, 101, 102],
+        "hora": [100, 101, 102],
+        "stop": [100, 101],
+        "never": [],
+    }
+    written = json.loads((folder / "cells" / "hora-seed101" / "curves.json").read_text())
+    curve = archive.curves()["hora"][101]
+    expected = [point["pass@16"] for point in written["curves"]["transfer"]]
+    np.testing.assert_allclose(curve.values["transfer"]["pass@16"], expected, rtol=1e-4)
+    groups = archive.groups("stop")
+    cells = [folder / "cells" / f"stop-seed{seed}" / "groups.jsonl" for seed in (100, 101)]
+    lines = [json.loads(line) for cell in cells for line in cell.read_text().splitlines()]
+    assert groups.size.tolist() == [line["size"] for line in lines]
+    assert groups.hits.tolist() == [line["hits"] for line in lines]
+    np.testing.assert_allclose(groups.p, [line["p"] for line in lines], rtol=5e-3)
+    assert archive.terms("stop").rounds == 2
+
+
+def test_one_command_writes_every_table_and_figure_of_an_archive(folder: Path) -> None:
+    out = folder / "results"
+    out.mkdir()
+    pack("mini.yaml", folder / "cells", out / "mini.json.xz")
+    text = report(out / "mini.json.xz").read_text()
+    assert "HORA finds more." in text
+    assert "Not run: never" in text
+    assert "Seeds missing: stop (2 of 3)" in text
+    assert "## Mechanism" in text
+    kinds = ("curves", "frontier", "forest", "power", "mechanism", "allocation")
+    assert all((out / f"mini-{kind}.png").stat().st_size > 4000 for kind in kinds)
+
+
+def test_cells_that_ran_later_join_those_whose_folders_are_gone(folder: Path) -> None:
+    out = folder / "mini.json.xz"
+    assert pack("mini.yaml", folder / "cells", out) == 8
+    before = unpack(out).records["grpo"][100]
+    shutil.rmtree(folder / "cells")
+    write_cell(folder / "cells" / "stop-seed102", 2, 102)
+    assert pack("mini.yaml", folder / "cells", out) == 9
+    assert unpack(out).records["grpo"][100] == before
+    other = STUDY.replace("rollout.group_size: 16", "rollout.group_size: 12")
+    (folder / "mini.yaml").write_text(other)
+    with pytest.raises(HoraError, match="holds cells of grpo with other settings"):
+        pack("mini.yaml", folder / "cells", out)
+
+
+def test_groups_without_rates_have_a_report_without_the_mechanism(folder: Path) -> None:
+    for file in (folder / "cells").glob("*/groups.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        file.write_text("".join(json.dumps({k: v for k, v in x.items() if k != "p"}) + "\n" for x in lines))
+    pack("mini.yaml", folder / "cells", folder / "mini.json.xz")
+    text = report(folder / "mini.json.xz").read_text()
+    assert "HORA finds more." in text
+    assert "## Mechanism" not in text
+
+
+def test_what_is_no_archive_is_one_line(folder: Path) -> None:
+    (folder / "other.json.xz").write_bytes(b"nothing")
+    with pytest.raises(HoraError, match=r"other\.json\.xz: not an archive of a study"):
+        unpack(folder / "other.json.xz")
+    with pytest.raises(HoraError, match="holds no finished cell"):
+        pack("mini.yaml", folder / "nowhere", folder / "x.json.xz")

@@ -1,0 +1,182 @@
+"""Recall tasks: what they hold, that their success is exact, and that a cell trains in one process."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from hora_rl.actors.coordinator.shard import Draw
+from hora_rl.common.config import Config, Data, Source
+from hora_rl.common.errors import ConfigError
+from hora_rl.common.load import load
+from hora_rl.common.types import Prompt
+from hora_rl.deploy.demo.build import MAX_TOKENS, make_model
+from hora_rl.deploy.demo.tokenizer import make_tokenizer
+from research.study.local_sampler import LocalSampler
+from research.study.loop import run_cell, run_cell_apart
+from research.tasks.build import build
+from research.tasks.catalogue import TASKS
+from research.tasks.recall import (
+    ExactSuccess,
+    encode_prompts,
+    load_task,
+)
+from research.tasks.reward import answer_of, completion, one_of
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_pure_in_its_seed_and_its_sets_are_apart(name: str) -> None:
+    (task, draw), (again, _), (other, _) = TASKS[name](0), TASKS[name](0), TASKS[name](1)
+    assert task == again
+    assert task != other
+    every = [i for prompts in task.sets.values() for i in prompts]
+    assert len(set(every)) == len(every)
+    assert len({len(q) for q in task.questions}) == 1, "prompts of equal length are sampled in one batch"
+    prompts, answers, weights = draw(np.random.default_rng(0), 4000)
+    right = [a in task.right[i] for i, a in zip(prompts, answers, strict=True)]
+    assert 0.05 < np.average(right, weights=weights) < 0.9
+    assert np.mean(weights) == pytest.approx(1.0, abs=0.1)
+
+
+def test_no_right_answer_of_a_key_is_right_for_another_form_of_it_alone() -> None:
+    task, _ = TASKS["facts"](0)
+    trained, transfer = task.sets["trained"], task.sets["transfer"]
+    assert [task.right[i] for i in trained] == [task.right[i] for i in transfer]
+    assert not {task.questions[i] for i in trained} & {task.questions[i] for i in transfer}
+
+
+def test_rewards_take_one_of_the_right_answers_in_its_format_alone() -> None:
+    assert answer_of(completion("123")) == "123"
+    assert one_of("q", completion("123"), "999|123") == 1.0
+    assert one_of("q", completion("12"), "999|123") == 0.0
+    assert one_of("q", "123", "999|123") == 0.0
+    assert one_of("q", completion(""), "999|123") == 0.0
+
+
+@pytest.fixture(scope="module")
+def task_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task whose model saw a few demonstrations: its format is not followed yet."""
+    folder = tmp_path_factory.mktemp("task") / "many"
+    build("many", folder, steps=3)
+    return folder
+
+
+def configuration(folder: Path, out: Path, **settings: object) -> Config:
+    fixed = {
+        "run.name": "arm-seed0",
+        "run.folder": out,
+        "model.path": folder / "model",
+        "data.path": folder / "trained.jsonl",
+        "evaluation.path": None,
+        "rollout.prompts_per_batch": 6,
+        "rollout.shards": 2,
+        "rollout.group_size": 8,
+        "rollout.pre_rollouts": 2,
+        "rollout.max_staleness": 0,
+        "rollout.max_response_tokens": 10,
+        "allocation.warmup.enabled": False,
+        "learner.steps": 2,
+    }
+    merged = {**fixed, **settings}
+    return load("tiny", [f"{k}={json.dumps(v, default=str)}" for k, v in merged.items()])
+
+
+@pytest.mark.system
+def test_success_by_teacher_forcing_is_the_frequency_of_right_samples(task_folder: Path) -> None:
+    tokenizer, task = make_tokenizer(MAX_TOKENS), load_task(task_folder)
+    model = make_model(tokenizer, 0)
+    prompt = encode_prompts([task.questions[0]], tokenizer)
+    with torch.no_grad():  # a model that gives its first right answer with probability near one half
+        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    success = ExactSuccess(task, "trained", tokenizer)
+    right = success._right[:1, 0]
+    for _ in range(200):
+        if float(success(model)[0, 0]) > 0.4:
+            break
+        loss = -torch.log_softmax(model(torch.cat([prompt, right], 1)).logits, -1)
+        targets = torch.cat([prompt, right], 1)[:, 1:]
+        optimizer.zero_grad()
+        loss[:, :-1].gather(-1, targets[..., None]).mean().backward()
+        optimizer.step()
+    expected = float(success(model)[0].sum())
+    assert 0.2 < expected < 0.999
+    config = configuration(task_folder, task_folder)
+    sampler = LocalSampler(model, tokenizer, config)
+    asked = Prompt(0, task.questions[0], "|".join(task.right[0]), prompt[0].int().numpy())
+    rollouts = asyncio.run(sampler.sample(asked, Draw(0, 0, 0, 600)))
+    hits = sum(r.success for r in rollouts)
+    assert stats.binomtest(hits, 600, expected).pvalue > 1e-4
+    one = next(r for r in rollouts if r.success)
+    with torch.no_grad():
+        logits = model(torch.cat([prompt, torch.from_numpy(one.tokens)[None].long()], 1)).logits
+    scores = torch.log_softmax(logits[0, prompt.shape[1] - 1 : -1], -1)
+    expected_logprobs = scores.gather(-1, torch.from_numpy(one.tokens)[:, None].long())[:, 0]
+    np.testing.assert_allclose(one.logprobs, expected_logprobs.numpy(), atol=1e-4)
+
+
+@pytest.mark.system
+def test_a_cell_spends_its_budget_and_is_repeated_bit_by_bit(task_folder: Path, tmp_path: Path) -> None:
+    settings = {"allocation.rounds": 3, "allocation.stop": "hit"}
+    found = []
+    for name in ("one", "two"):
+        config = configuration(task_folder, tmp_path / name, **settings)
+        curves = json.loads(run_cell_apart(config, every=1).read_text())
+        curves.pop("seconds")
+        found.append(curves)
+        groups = (tmp_path / name / "arm-seed0" / "groups.jsonl").read_text().splitlines()
+        sizes = [json.loads(line)["size"] for line in groups]
+        assert sum(sizes) == 2 * 6 * 8
+        assert max(len(json.loads(line)["rounds"]) for line in groups) == 3
+    assert found[0] == found[1]
+    assert [point["step"] for point in found[0]["curves"]["trained"]] == [0, 1, 2]
+    assert found[0]["steps"][0]["rollouts"] == 48
+
+
+@pytest.mark.system
+def test_a_control_with_the_weights_of_another_rule_trains(task_folder: Path, tmp_path: Path) -> None:
+    settings = {
+        "allocation.rule": "uniform",
+        "learner.objective.group_weight": {"as_if": "hit_utility"},
+        "learner.steps": 1,
+    }
+    found = json.loads(run_cell_apart(configuration(task_folder, tmp_path, **settings), every=1).read_text())
+    assert found["steps"][0]["rollouts"] == 48
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("allocation.budget", "tokens"),
+        ("rollout.max_staleness", 1),
+        ("learner.workers", 2),
+        ("evaluation.every", 5),
+        ("environment.path", "guess"),
+        ("allocation.prior_state", "prior.npz"),
+        ("reward.answer", "boxed"),
+    ],
+)
+def test_what_one_process_cannot_do_is_refused_in_one_line(
+    tmp_path: Path, key: str, value: str | int
+) -> None:
+    with pytest.raises(ConfigError, match=f"{key} is .*{value}: .*without --loop"):
+        run_cell(configuration(tmp_path, tmp_path, **{"evaluation.path": "arithmetic", key: value}), every=1)
+
+
+def test_several_data_sources_are_refused_in_one_line(tmp_path: Path) -> None:
+    config = configuration(tmp_path, tmp_path)
+    sources = {name: Source(path="arithmetic") for name in ("easy", "hard")}
+    mixed = config.model_copy(update={"data": Data(sources=sources)})
+    with pytest.raises(ConfigError, match=r"data.sources is easy, hard: .*without --loop"):
+        run_cell(mixed, every=1)
+
+
+@pytest.mark.system
+def test_a_model_that_is_no_recall_task_is_refused_in_one_line(tmp_path: Path) -> None:
+    possible = ["rollout.max_staleness=0", "allocation.warmup.enabled=false"]
+    config = load("tiny", [f"run.folder={tmp_path}", "run.name=arm-seed0", *possible])
+    with pytest.raises(ConfigError, match=r"holds no task\.json"):
+        run_cell_apart(config, every=1)
