@@ -29,7 +29,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.machine.ports import free_port
 
 CHAT = {"messages": [{"role": "user", "content": "37+58=?"}]}
 SETTLE_S = 5.0

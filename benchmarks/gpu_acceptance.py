@@ -109,7 +109,7 @@ def copy_rate(sizes: Sizes) -> float:
 
 def ceilings(sizes: Sizes) -> Iterator[Line]:
     """What copies and hashes can reach at all; nothing is expected of them but the order."""
-    from hora_rl.common.weight_hash import TensorHash
+    from hora_rl.common.weights.hash import TensorHash
 
     source = torch.ones(sizes.copied // 4, device=sizes.device)
     own, kept = TensorHash(), pinned(sizes)

@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from hora_rl.common.config import Config
-from hora_rl.learner.batch import Sample, micro_batches
+from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.flops import peak_flops
+from hora_rl.learner.sample import Sample
 
 if TYPE_CHECKING:
     from hora_rl.learner.engine import Engine

@@ -24,16 +24,16 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.sampling import sample_seed
 from hora_rl.common.config import Config
-from hora_rl.common.digests import digest_of
-from hora_rl.common.keys import Keys
+from hora_rl.common.data.order import batch_rows
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.order import batch_rows
-from hora_rl.common.pretrained import model_folder
-from hora_rl.common.redis import connect
 from hora_rl.common.types import Phase
-from hora_rl.common.weight_versions import Manifest, advance, announce
+from hora_rl.common.weights.digests import digest_of
+from hora_rl.common.weights.pretrained import model_folder
+from hora_rl.common.weights.versions import Manifest, advance, announce
 from hora_rl.deploy.launch.local import with_port
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.preflight.processors import on_processors
 
 ENGINE = "VLLM"
@@ -90,7 +90,7 @@ def direct(config: Config, batches: int) -> Speed:
     """One engine given all requests of all batches at once: nothing would keep it fuller."""
     from hora_rl.actors.coordinator.deployment import render_prompts
     from hora_rl.actors.generator.vllm_engine import Engine
-    from hora_rl.common.prompts import load_tokenizer
+    from hora_rl.common.data.prompts import load_tokenizer
 
     prompts = render_prompts(config, load_tokenizer(config.model.path))
     rollout, seed = config.rollout, config.run.seed

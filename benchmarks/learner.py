@@ -34,12 +34,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from hora_rl.common.config import Objective
 from hora_rl.common.types import Group, Rollout, VersionSpan
-from hora_rl.learner.batch import MicroBatch, Sample, micro_batches, samples_of
+from hora_rl.learner.batch import MicroBatch, micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
 from hora_rl.learner.prefixes import Sharing, rows_of, window_of
+from hora_rl.learner.sample import Sample
 
 WEIGHTS = {"accuracy": 0.5, "format": 0.5}
 TEMPERATURE = 0.7

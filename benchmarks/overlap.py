@@ -25,7 +25,7 @@ from rich.table import Table
 
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 
 WARM = 3  # steps that fill the pipeline

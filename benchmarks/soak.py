@@ -33,11 +33,11 @@ from scipy import stats
 
 from hora_rl.actors.coordinator.history_writer import write_history
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis, connect, connect_async
+from hora_rl.common.live.state import read_state
 from hora_rl.common.load import load
-from hora_rl.common.redis import Redis, connect, connect_async
-from hora_rl.common.state import read_state
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.feed import Feed
 from tests.support.simulated import Fleet, Learner, coordinate, prompts
 

@@ -41,8 +41,8 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score
 from hora_rl.actors.coordinator.shard import Shard, next_round, phase_a, phase_b
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer
 from hora_rl.common.types import Completion, SamplingRequest
 
 ONE_PHASE = "one phase"

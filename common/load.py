@@ -15,10 +15,10 @@ from pydantic import BaseModel, ValidationError
 from hora_rl.common.config import Config
 from hora_rl.common.config.base import section_of
 from hora_rl.common.config.data import is_generated
+from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.plain_yaml import read_yaml
-from hora_rl.common.pretrained import SUFFIXES, model_folder
-from hora_rl.common.table_files import READERS
+from hora_rl.common.weights.pretrained import SUFFIXES, model_folder
 
 AnySection = TypeVar("AnySection", bound=BaseModel)
 SETS = "a JSONL, Parquet or CSV file, a Hugging Face data set, `arithmetic` or `reasoning_gym:TASK`"
@@ -72,7 +72,7 @@ def check_paths(config: Config) -> None:
         (
             "allocation.prior_state",
             config.allocation.prior_state,
-            "make it: python -m hora_rl.deploy.runs.fit_prior",
+            "make it: python -m hora_rl.deploy.fit_prior",
         ),
     ):
         if path is not None and _looks_local(path) and not Path(path).exists():

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from hora_rl.common.data.user_code import working_folder
 from hora_rl.common.errors import HoraError
-from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.cli_results import RunFolder
 from hora_rl.deploy.cli_results import app as results
 
@@ -67,8 +67,8 @@ def run(
     """Train on this machine: starts Redis, Ray, Serve and the learner, and stops them again."""
     from hora_rl.common.load import load
     from hora_rl.deploy.launch.local import run_local
-    from hora_rl.deploy.launch.signals import stopped_by_signals
-    from hora_rl.deploy.runs.record import has_run
+    from hora_rl.deploy.machine.record import has_run
+    from hora_rl.deploy.machine.signals import stopped_by_signals
 
     chosen = load(config, set_ or ())
     with stopped_by_signals():
@@ -79,7 +79,7 @@ def run(
 def train(config: ConfigPath, set_: Overrides = None) -> None:
     """Run the learner against an application that `serve deploy` started."""
     from hora_rl.deploy.launch.cluster import train_on_cluster
-    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.machine.signals import stopped_by_signals
     from hora_rl.deploy.preflight.checks import target_of
 
     with stopped_by_signals():
@@ -172,8 +172,8 @@ def redis(
     ] = None,
 ) -> None:
     """A Redis for `hora train`, with a password made for it and every write synced. Ctrl-C ends it."""
-    from hora_rl.deploy.launch.redis_server import serve_redis
-    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.machine.redis_server import serve_redis
+    from hora_rl.deploy.machine.signals import stopped_by_signals
 
     with stopped_by_signals():
         serve_redis(folder, None if port is None else (host, port))
@@ -206,10 +206,10 @@ def evaluate(
 ) -> None:
     """Pass@K of a model on benchmarks. Every sample goes to disk; the same command continues after an
     interruption."""
-    from hora_rl.common.adapters import model_settings
     from hora_rl.common.load import load
+    from hora_rl.common.weights.adapters import model_settings
     from hora_rl.deploy.launch.local import evaluate_local
-    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.machine.signals import stopped_by_signals
     from hora_rl.evaluation.benchmarks import parse_ks
 
     ks = parse_ks(k) if k else None
@@ -259,7 +259,7 @@ def sample(
     interruption."""
     from hora_rl.common.load import load
     from hora_rl.deploy.launch.counting import count_local
-    from hora_rl.deploy.launch.signals import stopped_by_signals
+    from hora_rl.deploy.machine.signals import stopped_by_signals
 
     chosen = load(config, set_ or ())
     with stopped_by_signals():
@@ -309,7 +309,7 @@ def runs(folder: Annotated[Path, typer.Argument(help="Folder that holds runs.")]
 @app.command()
 def stop(run: RunFolder) -> None:
     """Stop a running `hora run` so that it can be resumed."""
-    from hora_rl.deploy.runs.record import stop as end
+    from hora_rl.deploy.machine.record import stop as end
 
     print(end(run))
 

@@ -30,7 +30,7 @@ def report(
     runs that last or have ended, and where their configurations differ."""
     from rich.console import Console
 
-    from hora_rl.deploy.monitor.progress import working
+    from hora_rl.common.console import working
 
     if compare:
         from hora_rl.evaluation.report import compare as comparison

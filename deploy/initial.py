@@ -15,10 +15,10 @@ from typing import Literal
 import yaml
 
 from hora_rl.common.config import Config, Data
-from hora_rl.common.datasets import load_dataset
+from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
-from hora_rl.common.pretrained import obtain
+from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.demo import programs_task as programs
 from hora_rl.deploy.preflight.driver import without_bfloat16
 from hora_rl.deploy.preflight.estimate import ModelShape

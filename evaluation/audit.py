@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import Mixture, mixed_rows
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.order import Mixture, mixed_rows
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis
+from hora_rl.common.live.state import SharedState, read_state
 from hora_rl.common.records import GroupRecord, ShardReport
-from hora_rl.common.redis import Redis
-from hora_rl.common.state import SharedState, read_state
 from hora_rl.common.types import group_id
 from hora_rl.evaluation.audit_divisions import divisions
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hora_rl.common.config import Config, Data
 from hora_rl.common.config.data import is_generated
-from hora_rl.common.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
+from hora_rl.common.data.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
+from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.table_files import READERS
 
 _DATA = Path(__file__).parent / "data"
 _TO_256 = (1, 8, 16, 32, 64, 128, 256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hora_rl.common.model_files import weights_digest
+from hora_rl.common.weights.model_files import weights_digest
 
 
 def model_digest(model: str) -> str:

@@ -1,4 +1,4 @@
-"""What one evaluation found: its JSON, its table (CSV and Markdown) and its curve (PNG and SVG).
+"""What one evaluation found, and its JSON.
 
 `RUN/evaluation/<benchmark>-step<step>.json` is what `hora report` reads; the schema is the dataclass
 `Result`.
@@ -6,17 +6,14 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.files import replace_text
 from hora_rl.common.types import Prompt
 from hora_rl.evaluation.benchmarks import Benchmark
 from hora_rl.evaluation.evaluate import Counts
@@ -109,24 +106,6 @@ def problem_set(problems: Sequence[Prompt]) -> str:
     return hashlib.blake2b(texts.encode(), digest_size=8).hexdigest()
 
 
-def write_result(folder: Path, result: Result) -> Path:
-    """Write `<benchmark>-step<step>` as .json, .csv, .md, .png and .svg into `folder`; returns the JSON's
-    path."""
-    from hora_rl.evaluation.report.figures import pass_at_k_figure, save
-
-    folder.mkdir(parents=True, exist_ok=True)
-    name = f"{result.benchmark}-step{result.step}"
-    found = result.estimates()
-    (folder / f"{name}.csv").write_text(csv_table([result]), encoding="utf-8")
-    (folder / f"{name}.md").write_text(markdown_table(result, found), encoding="utf-8")
-    save(pass_at_k_figure({result.title: {result.model: found}}), folder, name)
-    summary = {**asdict(result), "pass_at_k": [asdict(e) for e in found]}
-    # Last: its being there means that the evaluation is done, and who sees it finds the others.
-    path = folder / f"{name}.json"
-    replace_text(path, json.dumps(summary, indent=1) + "\n")
-    return path
-
-
 def read_result(path: Path) -> Result:
     """Raises ResultError naming the file and the first thing that is wrong."""
     try:
@@ -145,41 +124,6 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def csv_table(results: Sequence[Result]) -> str:
-    """One row per result and K; shares between 0 and 1."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["benchmark", "model", "step", "problems", "samples", "k", "pass_at_k", "low", "high"])
-    for r in results:
-        for e in r.estimates():
-            shares = [f"{x:.6f}" for x in (e.value, e.low, e.high)]
-            writer.writerow([r.benchmark, r.model, r.step, len(r.problems), r.samples, e.k, *shares])
-    return table.getvalue()
-
-
 def span(oldest: int, newest: int) -> str:
     """Weight versions in words: `v20`, or `v20 to v23`."""
     return f"v{oldest}" if oldest == newest else f"v{oldest} to v{newest}"
-
-
-def _in_format(result: Result) -> str:
-    return "" if result.format_share is None else f"{result.format_share:.1%} in the format, "
-
-
-def markdown_table(result: Result, found: Sequence[Estimate]) -> str:
-    mean = result.tokens / result.completions
-    return "\n".join(
-        [
-            f"## {result.title}: {result.model}, step {result.step}",
-            "",
-            f"{len(result.problems)} problems, N = {result.samples} samples each at temperature "
-            f"{result.temperature:g}; {_in_format(result)}{result.cut / result.completions:.1%} cut at the "
-            f"response limit, {mean:.0f} tokens on average. Intervals: 95%, bootstrap over problems."
-            + (f" Weights sampled: {result.sampled}." if result.sampled else ""),
-            "",
-            "| K | Pass@K (%) | 95% interval |",
-            "|---:|---:|:---:|",
-            *(f"| {e.k} | {100 * e.value:.1f} | {100 * e.low:.1f} to {100 * e.high:.1f} |" for e in found),
-            "",
-        ]
-    )

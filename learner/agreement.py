@@ -16,12 +16,13 @@ import torch
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model_files import own_configuration
-from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.head import unsupported
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.lora import check_targets
 from hora_rl.learner.prefixes import Row
+from hora_rl.learner.sample import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.adapter_names import published_name
-from hora_rl.common.adapters import refuse_to_train
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.finite import not_finite, refuse_not_finite
+from hora_rl.common.weights.adapter_names import published_name
+from hora_rl.common.weights.adapters import refuse_to_train
+from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 from hora_rl.learner.agreement import check_agreement
 from hora_rl.learner.batch import MicroBatch, empty_micro_batch
 from hora_rl.learner.entropy import EntropyControl, threshold

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.adapter_names import PARAMETER, published_name
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import sync_tree
-from hora_rl.common.model_files import weights_digest
+from hora_rl.common.weights.adapter_names import PARAMETER, published_name
+from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.learner.checkpoint import TAG, checkpoints_in
 from hora_rl.learner.engine import DTYPES, Engine, load_model
 from hora_rl.learner.lora import merge, write_adapter

@@ -17,8 +17,8 @@ import structlog
 from hora_rl.common import logs
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError, RunError
-from hora_rl.common.redis import connect
-from hora_rl.common.state import read_state
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import read_state
 from hora_rl.learner.stop_reason import StopReason
 
 log = structlog.get_logger(__name__)

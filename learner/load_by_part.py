@@ -19,7 +19,7 @@ from torch.nn import Module, Parameter
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hora_rl.common.config import Config
-from hora_rl.common.model_files import own_configuration
+from hora_rl.common.weights.model_files import own_configuration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hora_rl.common.adapter_names import SETTINGS, WEIGHTS, parts_of
 from hora_rl.common.config import Config, Lora
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model_files import weights_digest
+from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS, parts_of
+from hora_rl.common.weights.model_files import weights_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

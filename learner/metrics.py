@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hora_rl.common.config import Config
-from hora_rl.common.rewards import total
+from hora_rl.common.data.rewards import total
 from hora_rl.common.types import Group
 
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model_files import ORIGIN
+from hora_rl.common.weights.model_files import ORIGIN
 
 
 def write_origin(folder: Path, run: str, step: int, base_weights: str | None = None) -> None:

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hora_rl.learner.sample import Sample
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig
-
-    from hora_rl.learner.batch import Sample
 
 SAVING = 0.1
 """Prompts are shared where that saves this part of the cost: less is lost to the mask and to rows cut
@@ -31,7 +31,7 @@ otherwise."""
 WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "local_attention")
 ALIGNED = 8
 
-Row = Sequence["Sample"]
+Row = Sequence[Sample]
 """Samples of one prompt, which are computed together."""
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import redis
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.rewards import total
 from hora_rl.common.files import replacing, sync
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import LOOKS, count_now, record_step
 from hora_rl.common.records import GroupRecord
-from hora_rl.common.rewards import total
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import LOOKS, count_now, record_step
 from hora_rl.common.types import Group
 from hora_rl.learner.rollout_writer import RolloutFiles
 from hora_rl.learner.trackers import trackers

@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.rewards import total
+from hora_rl.common.data.stop_tokens import completed, silent_tokens, spoken
 from hora_rl.common.files import replacing, sync
-from hora_rl.common.rewards import total
 from hora_rl.common.rollout_files import ARRAYS, FOLDER, KEPT, REWARD, files_of, keeps, path_of, schema
-from hora_rl.common.stop_tokens import completed, silent_tokens, spoken
 from hora_rl.common.types import Group, Rollout, Tokens
 
 if TYPE_CHECKING:

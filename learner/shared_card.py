@@ -11,7 +11,7 @@ import torch
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.telemetry import STEPPING, TO_SLEEP, Heart
+from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP, Heart
 from hora_rl.learner.weights.broadcast import BroadcastClient
 
 POLL_S = 0.1

@@ -20,11 +20,11 @@ import redis
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError, WireError
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import Consumer, Entry, Ledger, Row
-from hora_rl.common.staleness import Ready, select_for_step
-from hora_rl.common.state import read_state
-from hora_rl.common.telemetry import LEADER, Heart
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Consumer, Entry, Ledger, Row
+from hora_rl.common.live.staleness import Ready, select_for_step
+from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import LEADER, Heart
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
 from hora_rl.learner.admission import Foreign, Vocabulary, admitted

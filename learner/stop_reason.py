@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import redis
 
 from hora_rl.common.errors import HoraError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect, text_of
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, text_of
 
 
 @dataclass(frozen=True, slots=True)

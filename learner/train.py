@@ -23,15 +23,15 @@ import structlog
 import torch
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer
 from hora_rl.common.errors import HoraError, RunError
 from hora_rl.common.files import check_room, replace_text
-from hora_rl.common.keys import Keys
-from hora_rl.common.prompts import fingerprint, load_tokenizer
-from hora_rl.common.redis import connect
-from hora_rl.common.state import changed, read_state
-from hora_rl.common.telemetry import STEPPING, Heart
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import changed, read_state
+from hora_rl.common.live.telemetry import STEPPING, Heart
 from hora_rl.common.types import Group
-from hora_rl.common.weight_versions import advance, available
+from hora_rl.common.weights.versions import advance, available
 from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_at
 from hora_rl.learner.candidates import candidate, is_candidate, is_missing

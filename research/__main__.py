@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hora_rl.deploy.cli import main
-from hora_rl.deploy.launch.signals import stopped_by_signals
+from hora_rl.deploy.machine.signals import stopped_by_signals
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

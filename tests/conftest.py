@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 def pytest_configure() -> None:

@@ -23,12 +23,12 @@ from hora_rl.allocator.lengths import Lengths, RunningLengths
 from hora_rl.allocator.priors import Prior
 from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import Mixture, mixed_rows
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.order import Mixture, mixed_rows
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.live.state import changed
 from hora_rl.common.records import ShardReport
-from hora_rl.common.redis import AsyncRedis
-from hora_rl.common.state import changed
 
 
 @dataclass(frozen=True, slots=True, eq=False)

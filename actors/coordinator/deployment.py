@@ -27,16 +27,16 @@ from hora_rl.actors.coordinator.ranking import LastTexts
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.datasets import load_dataset
+from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer, make_prompt
+from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import HoraError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Producer
+from hora_rl.common.live.redis import AsyncRedis, connect_async
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import Telemetry, beats, keep_beating, stop_beating
 from hora_rl.common.malloc import freeze_heap
-from hora_rl.common.prompts import fingerprint, load_tokenizer, make_prompt
-from hora_rl.common.queue import Producer
-from hora_rl.common.redis import AsyncRedis, connect_async
-from hora_rl.common.rewards import gold_test
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import Telemetry, beats, keep_beating, stop_beating
 from hora_rl.common.types import Prompt
 
 log = structlog.get_logger(__name__)

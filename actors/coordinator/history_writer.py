@@ -17,11 +17,11 @@ import redis.asyncio
 import structlog
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import depth_of
-from hora_rl.common.redis import Answer, text_of
-from hora_rl.common.state import SharedState
-from hora_rl.common.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import depth_of
+from hora_rl.common.live.redis import Answer, text_of
+from hora_rl.common.live.state import SharedState
+from hora_rl.common.live.telemetry import FLOWS, HISTORY, LOOKS, SILENT_S, beats
 
 log = structlog.get_logger(__name__)
 SAMPLE_S = 1.0

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import Mixture
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.live.state import read_config
 from hora_rl.common.load import differences
-from hora_rl.common.order import Mixture
-from hora_rl.common.redis import AsyncRedis
-from hora_rl.common.state import read_config
 from hora_rl.common.types import Prompt
 from hora_rl.common.wire import SCHEMA
 

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis
 
 RENEW = (
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end "

@@ -2,7 +2,7 @@
 kept for the run.
 
 The first plan that is stored for a round counts. The rollouts it was made from are written with it, once.
-Pre-rollouts are stored where the learner reads them after their group is complete (`common/queue.py`).
+Pre-rollouts are stored where the learner reads them after their group is complete (`common/live/queue.py`).
 Rollouts of later rounds are kept only for a restarted coordinator, until the push writes all additional
 rollouts in one message.
 """
@@ -19,8 +19,8 @@ import structlog
 
 from hora_rl.actors.coordinator.shard import Plan, Round
 from hora_rl.common.errors import RunError, WireError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis, read_start
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis, read_start
 from hora_rl.common.types import Group
 from hora_rl.common.wire import MAX_BYTES, decode_group, encode_additional, encode_pre_rollouts
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hora_rl.common.stop_tokens import completed, silent_tokens
+from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.types import Group, Prompt, Rollout
 
 if TYPE_CHECKING:

@@ -40,14 +40,14 @@ from hora_rl.actors.coordinator.shard import (
 )
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.order import mixed_rows
-from hora_rl.common.queue import Producer
+from hora_rl.common.data.order import mixed_rows
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Producer
+from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
+from hora_rl.common.live.staleness import may_start
+from hora_rl.common.live.state import SharedState, read_state_async
+from hora_rl.common.live.telemetry import Telemetry
 from hora_rl.common.records import ShardReport
-from hora_rl.common.redis import Answer, AsyncRedis, text_of
-from hora_rl.common.staleness import may_start
-from hora_rl.common.state import SharedState, read_state_async
-from hora_rl.common.telemetry import Telemetry
 from hora_rl.common.types import Completion, Group, Prompt, SamplingRequest, Scored
 
 log = structlog.get_logger(__name__)

@@ -21,10 +21,10 @@ from hora_rl.actors.endpoint.guard import Guard, Rate
 from hora_rl.common import logs
 from hora_rl.common.access import wanted_digest
 from hora_rl.common.config import Config
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.redis import connect_async
-from hora_rl.common.state import read_state_async
-from hora_rl.common.stop_tokens import stop_tokens
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import stop_tokens
+from hora_rl.common.live.redis import connect_async
+from hora_rl.common.live.state import read_state_async
 
 FRESH_S = 5.0
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from hora_rl.actors.environment.between import between
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
 
 BEGIN, END = "<calc>", "</calc>"
 LONGEST = 200

@@ -25,11 +25,11 @@ from hora_rl.actors.environment.tools import SandboxTools
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.redis import connect, connect_async
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import Telemetry, keep_beating, stop_beating
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, connect_async
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import Telemetry, keep_beating, stop_beating
 from hora_rl.common.types import Completion, Failed, SamplingRequest
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import EPISODE
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Completion
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
 
 NUMBER = re.compile(r"\d+")
 LONGEST = 100

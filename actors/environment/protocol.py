@@ -6,9 +6,9 @@
             said = await policy.generate({"role": "user", "content": "no"})
         return Episode({"solved": 1.0})
 
-`row` is the data set's (`common.datasets.Row`). An episode ends when the function returns, or when `generate`
-raises `EpisodeOver` at a limit of `environment`. The function may catch EpisodeOver and return an `Episode`;
-otherwise every reward is 0.
+`row` is the data set's (`common.data.datasets.Row`). An episode ends when the function returns, or when
+`generate` raises `EpisodeOver` at a limit of `environment`. The function may catch it and return an
+`Episode`; otherwise every reward is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hora_rl.actors.environment.template import Message
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
 from hora_rl.common.types import FinishReason, Tokens
 
 

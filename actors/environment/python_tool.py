@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from hora_rl.actors.environment.between import between
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
 
 BEGIN, END = "```python\n", "```"
 

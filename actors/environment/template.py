@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hora_rl.common.answers import TAGS
+from hora_rl.common.data.answers import TAGS
+from hora_rl.common.data.stop_tokens import silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
-from hora_rl.common.stop_tokens import silent_tokens, spoken
 from hora_rl.common.types import Tokens
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
 from hora_rl.common import logs
 from hora_rl.common.config import Config
 from hora_rl.common.errors import StaleWeights, UnhealthyError
-from hora_rl.common.redis import connect_async
-from hora_rl.common.telemetry import keep_beating, stop_beating
+from hora_rl.common.live.redis import connect_async
+from hora_rl.common.live.telemetry import keep_beating, stop_beating
 from hora_rl.common.types import Completion, SamplingRequest
 
 if TYPE_CHECKING:

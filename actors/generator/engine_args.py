@@ -14,10 +14,10 @@ from vllm.config import WeightTransferConfig
 from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
-from hora_rl.common.adapters import read_adapter
 from hora_rl.common.config import Config, Lora
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.malloc import KEEP_FREED_MEMORY
+from hora_rl.common.weights.adapters import read_adapter
 
 PRIMITIVES = "64"
 """oneDNN compiles every matrix product anew for each number of rows, 0.3 to 0.4 MiB apiece, and the rows of a

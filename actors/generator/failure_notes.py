@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 
 from hora_rl.common.errors import HoraError
-from hora_rl.common.weight_versions import path_of
+from hora_rl.common.weights.versions import path_of
 
 ENV = "HORA_ENGINE_NOTES"
 FATAL = ("EngineCore failed", "EngineCore encountered", "WorkerProc failed")

@@ -12,7 +12,7 @@ from vllm.config import ModelConfig
 from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from hora_rl.common.finite import not_finite, refuse_not_finite
+from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 
 
 class FiniteLoader(DefaultModelLoader):

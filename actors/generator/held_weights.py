@@ -26,9 +26,9 @@ import structlog
 from hora_rl.actors.generator.pin import Pin
 from hora_rl.common.config import Config
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
-from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.types import Pinned
-from hora_rl.common.weight_versions import check_file, mark_of, newest, path_of
+from hora_rl.common.weights.versions import check_file, mark_of, newest, path_of
 
 log = structlog.get_logger(__name__)
 POLL_S = 0.05

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable
 import redis
 import structlog
 
-from hora_rl.common import pin_lease
 from hora_rl.common.errors import NoRoom, PinLost
-from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.live import pin_lease
+from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.types import Pinned, SamplingRequest
 
 log = structlog.get_logger(__name__)

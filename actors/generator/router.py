@@ -16,7 +16,7 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from hora_rl.actors.generator.pin import PINNED, only_on
-from hora_rl.common.rendezvous import chosen
+from hora_rl.common.weights.rendezvous import chosen
 
 RESERVED = 8
 """Places of each replica (of Serve's `max_ongoing_requests`) that no sampling request takes."""

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import redis
 import structlog
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis
-from hora_rl.common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP
 
 if TYPE_CHECKING:
     from hora_rl.actors.generator.held_weights import HeldWeights

@@ -35,9 +35,9 @@ from hora_rl.actors.generator.held_weights import Installed
 from hora_rl.actors.generator.stall import Progress
 from hora_rl.actors.generator.timeline import Sequences, origin_of, prompt_s
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import completed, silent_tokens, stop_tokens
 from hora_rl.common.errors import RunError, UnhealthyError
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.stop_tokens import completed, silent_tokens, stop_tokens
 from hora_rl.common.types import BELOW_TRAINING, Completion, FinishReason, Origin, Tokens, VersionSpan
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ learner's broadcast in a group with it.
 
 `actors/generator/vllm_plugin.py` registers them in every worker process. Over `file` and `gloo` the model is
 never loaded in part: the replica checks a file before its workers load it
-(`common.weight_versions.check_file`), and a broadcast is loaded after its last tensor. Generation continues
+(`common.weights.versions.check_file`), and a broadcast is loaded after its last tensor. Generation continues
 until then. Over `nccl` vLLM's own engine writes into the model while generation is paused.
 """
 
@@ -32,7 +32,7 @@ from vllm.platforms import current_platform
 from vllm.utils.nccl import unpinned_nccl_env
 
 from hora_rl.common.errors import UNREACHED
-from hora_rl.common.member_group import Backend, PackedGroup, member_group
+from hora_rl.common.weights.member_group import Backend, PackedGroup, member_group
 
 
 @dataclass

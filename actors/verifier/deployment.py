@@ -15,9 +15,9 @@ from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import Item, VerifierPool, default_processes
 from hora_rl.common import logs
 from hora_rl.common.config import Config
-from hora_rl.common.redis import connect_async
-from hora_rl.common.telemetry import HEARTBEAT_S, keep_beating, stop_beating
-from hora_rl.common.user_rewards import Answer
+from hora_rl.common.data.user_rewards import Answer
+from hora_rl.common.live.redis import connect_async
+from hora_rl.common.live.telemetry import HEARTBEAT_S, keep_beating, stop_beating
 
 FAULTS_IN_A_ROW = 3
 """This many pool failures without a scored batch in between make a replica unhealthy; Serve then replaces

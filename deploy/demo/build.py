@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from hora_rl.common import arithmetic
+from hora_rl.common.data import arithmetic
 from hora_rl.deploy.demo.author import recall as remembered
 from hora_rl.deploy.demo.measure import measure
 from hora_rl.deploy.demo.tokenizer import make_tokenizer

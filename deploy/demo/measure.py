@@ -7,7 +7,7 @@ import re
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
 
-from hora_rl.common import arithmetic
+from hora_rl.common.data import arithmetic
 
 FORMAT = re.compile(r"<think>[^<]*</think>\s*<answer>([^<]*)</answer>")
 NEARLY = 0.1  # a problem is nearly solved above 1 - NEARLY and almost never solved below NEARLY

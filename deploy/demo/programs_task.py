@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.code import FENCE
+from hora_rl.common.data.code import FENCE
 from hora_rl.deploy.demo.author import recall
 
 OPERATIONS = {"a": "x+={}", "s": "x-={}", "m": "x*={}", "d": "x//={}", "r": "x%={}"}

@@ -10,24 +10,25 @@ from pathlib import Path
 from rich.console import Console
 
 from hora_rl.common.config import Config
+from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError, HoraError, RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis, connect
+from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import SILENT_S, beats
 from hora_rl.common.load import differences
-from hora_rl.common.redis import Redis, connect
-from hora_rl.common.state import read_state
-from hora_rl.common.telemetry import SILENT_S, beats
 from hora_rl.deploy.app import APP
 from hora_rl.deploy.launch.best import settle_last
 from hora_rl.deploy.launch.evaluation import evaluate_run
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import telling_unplaced
-from hora_rl.deploy.launch.ray_token import keep_token_private
-from hora_rl.deploy.launch.signals import starting_ray
+from hora_rl.deploy.machine.ray_token import keep_token_private
+from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, settled, write_config
+from hora_rl.deploy.machine.signals import starting_ray
 from hora_rl.deploy.monitor.alerts import Alerts
-from hora_rl.deploy.monitor.progress import progress, working
+from hora_rl.deploy.monitor.progress import progress
 from hora_rl.deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.runs.record import CONFIG, RunFile, redis_url, settled, write_config
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.ray_job import job_of, refuse_beside_another
 

@@ -12,9 +12,9 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import mixed_rows
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.order import mixed_rows
-from hora_rl.common.prompts import load_tokenizer
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.launch.evaluation import about_sampling, figures, in_flight, sampling_bar, sampling_calls
 from hora_rl.deploy.launch.local import with_port

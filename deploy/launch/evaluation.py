@@ -16,22 +16,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config, Data
-from hora_rl.common.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.console import shown
+from hora_rl.common.data.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt
+from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.model_files import weights_digest
-from hora_rl.common.prompts import load_tokenizer, make_prompt
-from hora_rl.common.redis import Redis, connect
-from hora_rl.common.rewards import gold_test
-from hora_rl.common.state import read_state
-from hora_rl.common.telemetry import record_evaluation
+from hora_rl.common.live.redis import Redis, connect
+from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import record_evaluation
 from hora_rl.common.types import AFTER_TRAINING, Completion, Prompt, SamplingRequest
-from hora_rl.common.weight_versions import newest_now
+from hora_rl.common.weights.model_files import weights_digest
+from hora_rl.common.weights.versions import newest_now
 from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
-from hora_rl.evaluation.console import shown
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.model_weights import model_digest
-from hora_rl.evaluation.results import Result, make_result, markdown_table, read_result, write_result
+from hora_rl.evaluation.result_files import markdown_table, write_result
+from hora_rl.evaluation.results import Result, make_result, read_result
 from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records import log_evaluation
 

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 from hora_rl.common.config import Config
-from hora_rl.common.datasets import load_held_out
+from hora_rl.common.data.datasets import load_held_out
+from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.rewards import gold_test
 from hora_rl.deploy.launch.evaluation import samples_file
 from hora_rl.evaluation.benchmarks import held_out
 from hora_rl.evaluation.results import Result

@@ -26,8 +26,8 @@ from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.deploy.launch.evaluation import evaluate_run, is_missing
 from hora_rl.evaluation.evaluate import Counts
 

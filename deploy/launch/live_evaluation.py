@@ -26,9 +26,9 @@ from rich.console import Console
 from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError, PinLost
-from hora_rl.common.redis import AsyncRedis, connect_async
-from hora_rl.common.state import read_state_async
-from hora_rl.common.telemetry import keep_beating, stop_beating
+from hora_rl.common.live.redis import AsyncRedis, connect_async
+from hora_rl.common.live.state import read_state_async
+from hora_rl.common.live.telemetry import keep_beating, stop_beating
 from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
 from hora_rl.deploy.launch.best import settle_best
 from hora_rl.deploy.launch.evaluation import (

@@ -20,22 +20,24 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.identity import MAY_CHANGE
 from hora_rl.common.config import Config
+from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import differences, load
-from hora_rl.common.redis import connect
 from hora_rl.deploy.launch.best import settle_last
 from hora_rl.deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from hora_rl.deploy.launch.first_evaluation import evaluating_first
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import telling_unplaced
-from hora_rl.deploy.launch.ports import free_port
 from hora_rl.deploy.launch.run_redis import refuse_leftovers
 from hora_rl.deploy.launch.stack import Application, stack, starting
 from hora_rl.deploy.launch.summary import summarise
+from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.record import CONFIG, RunFile, has_run, settled, write_config
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.monitor.presence import is_watched
-from hora_rl.deploy.monitor.progress import progress, working
+from hora_rl.deploy.monitor.progress import progress
 from hora_rl.deploy.monitor.terminal import LINE_PERIOD_S
 from hora_rl.deploy.preflight.checks import SHOWN_BY_RUN, require, show
 from hora_rl.deploy.preflight.findings import Target
@@ -43,7 +45,6 @@ from hora_rl.deploy.preflight.machine import check_writable
 from hora_rl.deploy.preflight.memory import run_target
 from hora_rl.deploy.preflight.processors import on_processors
 from hora_rl.deploy.preflight.resources import shares_a_card
-from hora_rl.deploy.runs.record import CONFIG, RunFile, has_run, settled, write_config
 from hora_rl.evaluation.benchmarks import find_benchmarks
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.origin import step_of

@@ -2,7 +2,7 @@
 
     asked before its step is published ─► pinned at that version ─► renewed every second ─► released
 
-The evaluator chooses the replica and holds a lease on it (`common.pin_lease`). Training has priority: while
+The evaluator chooses the replica and holds a lease on it (`pin_lease.py`). Training has priority: while
 no other generator is alive, none is pinned. A pin that is lost does not end the evaluation, which then
 samples on all replicas.
 """
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hora_rl.common import pin_lease
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis, text_of
-from hora_rl.common.rendezvous import chosen
-from hora_rl.common.telemetry import SILENT_S
+from hora_rl.common.live import pin_lease
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis, text_of
+from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.common.types import Pinned
+from hora_rl.common.weights.rendezvous import chosen
 
 POLL_S = 0.2
 Beats = Mapping[str, Mapping[str, Any]]

@@ -11,12 +11,12 @@ import redis
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import SILENT_S
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.deploy.app import APP
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 
 EVERY_S = 5.0
 

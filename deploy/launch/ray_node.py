@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import psutil
 
-from hora_rl.deploy.launch.signals import asked_to_stop
-from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.signals import asked_to_stop
 
 WATCH_S = 0.1
 HEARD_S = 2.0

@@ -14,11 +14,11 @@ import redis
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect, hidden
-from hora_rl.common.telemetry import SILENT_S
-from hora_rl.deploy.launch.redis_server import RedisServer
-from hora_rl.deploy.runs.record import URL, named_redis
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, hidden
+from hora_rl.common.live.telemetry import SILENT_S
+from hora_rl.deploy.machine.record import URL, named_redis
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 @contextmanager

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from hora_rl.common.config import Config
+from hora_rl.common.console import working
 from hora_rl.common.errors import RunError, any_error_as
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.deploy.launch.ray_node import LOGS_OF_RAY, on_loopback, watched_node
-from hora_rl.deploy.launch.ray_token import keep_token_private
 from hora_rl.deploy.launch.run_redis import run_redis
-from hora_rl.deploy.launch.signals import starting_ray, undisturbed
+from hora_rl.deploy.machine.ray_token import keep_token_private
+from hora_rl.deploy.machine.record import RunFile, issue_token
+from hora_rl.deploy.machine.signals import starting_ray, undisturbed
 from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
-from hora_rl.deploy.monitor.progress import working
-from hora_rl.deploy.runs.record import RunFile, issue_token
 
 if TYPE_CHECKING:
     from ray.serve import Application as ServeApplication

@@ -28,7 +28,7 @@ import structlog
 from rich.console import Console
 
 from hora_rl.common.config import Config
-from hora_rl.evaluation.console import say
+from hora_rl.common.console import say
 
 log = structlog.get_logger(__name__)
 LIMIT_S = 10.0

@@ -20,12 +20,13 @@ import redis
 import structlog
 
 from hora_rl.common.errors import HoraError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import Redis, connect, hidden
-from hora_rl.common.state import read_config
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis, connect, hidden
+from hora_rl.common.live.state import read_config
 from hora_rl.deploy.monitor.history import History
 from hora_rl.deploy.monitor.presence import Presence
-from hora_rl.deploy.monitor.run_state import RunState, read_run
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import RunState
 
 log = structlog.get_logger(__name__)
 PERIOD_S = 1.0

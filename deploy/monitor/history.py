@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis
+from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.common.records import ShardReport
-from hora_rl.common.redis import Redis
-from hora_rl.common.state import read_state
-from hora_rl.common.telemetry import FLOWS
-from hora_rl.deploy.monitor.run_state import numbers
+from hora_rl.deploy.monitor.reading import numbers
 from hora_rl.evaluation.phase_b import PhaseB, Share, classes, counted, total
 
 POINTS = 400

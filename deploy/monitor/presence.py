@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import redis
 
-from hora_rl.common.redis import Redis, connect
+from hora_rl.common.live.redis import Redis, connect
 
 
 class Presence:

@@ -9,45 +9,22 @@ from contextlib import contextmanager
 
 from redis.exceptions import RedisError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 from hora_rl.common.config import Config
+from hora_rl.common.console import LONG_S, say
 from hora_rl.common.errors import RunError
-from hora_rl.common.redis import connect
+from hora_rl.common.live.redis import connect
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.pace import Pace
-from hora_rl.deploy.monitor.run_state import RunState, read_run
-from hora_rl.deploy.monitor.warnings import Kind, Warning
-from hora_rl.evaluation.console import LONG_S, say, shown
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 EVERY_S = 1.0
 QUIET_S = 300.0
 BESIDE = 46
 """Columns of state, bar, step and time left for the longest runs."""
-
-
-@contextmanager
-def working(
-    what: str, total: int | None = None, console: Console | None = None
-) -> Iterator[Callable[[str], None]]:
-    """A bar while the block runs, removed afterwards; lines where `console` (standard error) is no terminal.
-
-    With `total` parts the bar fills up: call the yielded function with each part's name as it begins.
-    Without, it only moves.
-    """
-    console = console or Console(stderr=True)
-    count = () if total is None else (MofNCompleteColumn(),)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
-    with shown(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
-        task, begun = bar.add_task(what, total=total), 0
-
-        def begin(part: str) -> None:
-            nonlocal begun
-            bar.update(task, description=f"{what}: {part}", completed=begun)
-            begun += 1
-
-        yield begin
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from ray.util.metrics import Counter, Gauge
 
-from hora_rl.common.telemetry import SILENT_S
-from hora_rl.deploy.monitor.run_state import RunState
-from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.common.live.telemetry import SILENT_S
+from hora_rl.deploy.monitor.run_state import Kind, RunState
 
 # name -> (description with unit, tags besides `run`)
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -14,10 +14,10 @@ from fastapi import FastAPI, HTTPException, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import Redis
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis
+from hora_rl.common.live.state import read_config, read_state
 from hora_rl.common.rollout_files import ARRAYS, REWARD
-from hora_rl.common.state import read_config, read_state
 from hora_rl.deploy.monitor.feed import Feed
 from hora_rl.evaluation.rollout_table import Order, columns_of, read_rollouts, steps_of
 from hora_rl.evaluation.run_folders import RunFolderError

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hora_rl.common.telemetry import SILENT_S
+from hora_rl.common.console import plain_table
+from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.deploy.monitor.run_state import Part, RunState
-from hora_rl.evaluation.console import plain_table
 from hora_rl.evaluation.results import span
 
 BLOCKS = " ▁▂▃▄▅▆▇█"

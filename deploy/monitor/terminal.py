@@ -12,14 +12,15 @@ import redis
 from rich.console import Console
 from rich.live import Live
 
+from hora_rl.common.console import say
 from hora_rl.common.errors import RunError
-from hora_rl.common.redis import Redis, connect, hidden
+from hora_rl.common.live.redis import Redis, connect, hidden
+from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.monitor.feed import Read
 from hora_rl.deploy.monitor.presence import Presence
-from hora_rl.deploy.monitor.run_state import RunState, read_run
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.screen import line, screen
-from hora_rl.deploy.runs.record import RunFile
-from hora_rl.evaluation.console import say
 
 PERIOD_S = 1.0
 LINE_PERIOD_S = 5.0

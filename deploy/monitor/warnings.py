@@ -5,58 +5,15 @@ Views show the text; Prometheus, alerts and the page's logic read the kind.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
-
-from hora_rl.common.telemetry import SILENT_S, TELEMETRY
+from hora_rl.common.live.telemetry import SILENT_S, TELEMETRY
 from hora_rl.deploy.monitor.balance import IDLES, LEAST_S
-
-if TYPE_CHECKING:
-    from hora_rl.deploy.monitor.run_state import Part, RunState
+from hora_rl.deploy.monitor.run_state import Kind, Part, RunState, Warning
 
 MOST = 0.5
 PATIENCE = 3
 """A gate that stays shut for this many times the least number of cycles is worth a warning."""
 BACKLOG_S = 2.0
 SLOW_START_S = 60.0
-
-
-class Kind(StrEnum):
-    """The subject of a warning."""
-
-    STOPPED = "stopped"
-    PAUSED = "paused"
-    OTHER_VERSION = "other_version"
-    WEIGHTS_DISAGREE = "weights_disagree"
-    UNPLACED = "unplaced"
-    REDIS_FULL = "redis_full"
-    NOT_ALIVE = "not_alive"
-    SILENT = "silent"
-    LEARNER_STARVING = "learner_starving"
-    GENERATORS_IDLE = "generators_idle"
-    DEAD_LETTERS = "dead_letters"
-    REPLICA_BEHIND = "replica_behind"
-    STALLED = "stalled"
-    STARTING = "starting"
-    NOTICE = "notice"
-    REWARD_AWAY = "reward_away"
-    GATE_SHUT = "gate_shut"
-    NO_HIT = "no_hit"
-    NO_SIGNAL = "no_signal"
-    EVALUATION_LATE = "evaluation_late"
-    CUT = "cut"
-
-
-@dataclass(frozen=True, slots=True)
-class Warning:
-    """One warning: its kind for programs, its text for people."""
-
-    kind: Kind
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def warnings(state: RunState, stall_s: float, drift_alarm: float) -> list[Warning]:

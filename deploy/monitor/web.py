@@ -24,13 +24,14 @@ from starlette.types import Receive, Scope, Send
 
 from hora_rl.common.access import carries, wanted_digest
 from hora_rl.common.errors import HoraError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import Redis
-from hora_rl.common.state import changed, read_state
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Redis
+from hora_rl.common.live.state import changed, read_state
 from hora_rl.deploy.monitor.feed import Feed, Observer, Read
 from hora_rl.deploy.monitor.hosts import Guard
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.rollouts_page import add_rollouts, folder_of
-from hora_rl.deploy.monitor.run_state import RunState, read_run
+from hora_rl.deploy.monitor.run_state import RunState
 
 STREAMS = 200
 """Most event streams at a time. The rest of a server's connections are for the page and for requests."""

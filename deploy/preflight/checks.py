@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from hora_rl.common.config import Config
+from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import load
 from hora_rl.common.plain_yaml import read_yaml
-from hora_rl.common.pretrained import obtain
-from hora_rl.deploy.monitor.progress import working
+from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.preflight import configuration, disk, machine, processors, services, sources, task
 from hora_rl.deploy.preflight.driver import driver, precision
 from hora_rl.deploy.preflight.findings import Check, Finding, Target
@@ -27,7 +27,6 @@ from hora_rl.deploy.preflight.rollout_disk import rollouts
 from hora_rl.deploy.preflight.step_costs import UNKNOWN, said
 from hora_rl.deploy.preflight.triton import triton_build
 from hora_rl.deploy.preflight.weight_files import weight_files
-from hora_rl.evaluation.console import say
 
 NAMES: tuple[Check, ...] = (configuration.model, configuration.names, configuration.context)
 """Quick checks that apply on every machine."""

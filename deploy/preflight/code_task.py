@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import default_processes
-from hora_rl.common.answers import example_program, prefill
-from hora_rl.common.code import code_block
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import CodeTests
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.answers import example_program, prefill
+from hora_rl.common.data.code import code_block
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import render_text
+from hora_rl.common.data.rewards import tests_of
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.prompts import render_text
-from hora_rl.common.rewards import tests_of
-from hora_rl.common.user_rewards import Answer
 from hora_rl.deploy.preflight.findings import Finding, ok, plural
 from hora_rl.deploy.preflight.judged import judge, prompt_as_read, shown
 

@@ -21,7 +21,7 @@ OF_TOKEN = 8
 """Of a rollout in Redis: the token and its log-prob."""
 REWRITE_GIB = 2.0
 """Redis' file grows to this, or to twice what it must hold, before it is written anew beside the old one
-(`deploy/launch/redis_server.py`)."""
+(`deploy/machine/redis_server.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT
-from hora_rl.deploy.launch.ports import check_port
+from hora_rl.deploy.machine.ports import check_port
+from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, should
-from hora_rl.deploy.runs.record import RunFile
 from hora_rl.learner import extensions
 
 GIB = 2**30

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hora_rl.common.config import Config
-from hora_rl.common.model_files import own_configuration
-from hora_rl.common.pretrained import obtain
 from hora_rl.common.processes import free_memory
+from hora_rl.common.weights.model_files import own_configuration
+from hora_rl.common.weights.pretrained import obtain
 from hora_rl.deploy.preflight import machine
 from hora_rl.deploy.preflight.estimate import (
     CONTEXT_GIB,

@@ -13,14 +13,14 @@ from redis.exceptions import ResponseError
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
+from hora_rl.common.live.redis import connect, hidden
 from hora_rl.common.load import ROOT
-from hora_rl.common.redis import connect, hidden
-from hora_rl.deploy.launch.ray_token import open_to_others, token_file
-from hora_rl.deploy.launch.redis_server import executable
-from hora_rl.deploy.launch.signals import starting_ray
+from hora_rl.deploy.machine.ray_token import open_to_others, token_file
+from hora_rl.deploy.machine.record import named_redis, redis_url
+from hora_rl.deploy.machine.redis_server import executable
+from hora_rl.deploy.machine.signals import starting_ray
 from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, should
 from hora_rl.deploy.preflight.machine import enough_gpus
-from hora_rl.deploy.runs.record import named_redis, redis_url
 
 PODS_S, POLL_S = 300.0, 2.0
 

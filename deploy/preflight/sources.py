@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hora_rl.common.config import Config
-from hora_rl.common.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.data.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.data.order import Mixture, counts_of, mixed_rows
+from hora_rl.common.data.prompts import load_tokenizer, render
+from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.order import Mixture, counts_of, mixed_rows
-from hora_rl.common.prompts import load_tokenizer, render
-from hora_rl.common.rewards import gold_test
 from hora_rl.deploy.preflight.findings import Finding, Target, ok, plural
 from hora_rl.evaluation.benchmarks import known_leaks, refuse_long
 

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hora_rl.common.answers import ANSWERS, example, instructions, prefill
 from hora_rl.common.config import Config
-from hora_rl.common.datasets import Json, Row, load_dataset
+from hora_rl.common.data.answers import ANSWERS, example, instructions, prefill
+from hora_rl.common.data.datasets import Json, Row, load_dataset
+from hora_rl.common.data.gym import TASK
+from hora_rl.common.data.prompts import load_tokenizer, render_text
+from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.stop_tokens import named, stop_tokens
 from hora_rl.common.equality import quick_verdict
-from hora_rl.common.gym import TASK
-from hora_rl.common.prompts import load_tokenizer, render_text
-from hora_rl.common.rewards import gold_test
-from hora_rl.common.stop_tokens import named, stop_tokens
 from hora_rl.deploy.preflight.code_task import programs
 from hora_rl.deploy.preflight.findings import Finding, Target, ok
 from hora_rl.deploy.preflight.judged import judge, prompt_as_read, shown

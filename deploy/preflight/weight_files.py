@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from hora_rl.common.adapter_names import WEIGHTS
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model_files import own_configuration
-from hora_rl.common.prompts import load_tokenizer
+from hora_rl.common.weights.adapter_names import WEIGHTS
+from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.deploy.preflight.findings import Finding, Target, ok
 
 if TYPE_CHECKING:

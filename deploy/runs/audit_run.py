@@ -7,13 +7,13 @@ from pathlib import Path
 
 from hora_rl.allocator.rules import get_rule
 from hora_rl.common.config import Config
+from hora_rl.common.console import working
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import check_regular
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.redis_server import RedisServer
-from hora_rl.deploy.monitor.progress import working
-from hora_rl.deploy.runs.record import RunFile, redis_url
+from hora_rl.deploy.machine.record import RunFile, redis_url
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.evaluation.audit_rollouts import rollout_rows
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hora_rl.common.console import working
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import load
-from hora_rl.deploy.monitor.progress import working
 
 
 def export_run(run: Path, step: int | None, out: Path, *, adapter: bool = False) -> str:

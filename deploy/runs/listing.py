@@ -12,9 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from hora_rl.common.console import plain_table
 from hora_rl.common.errors import RunError
-from hora_rl.deploy.runs.record import RUN, RunFile
-from hora_rl.evaluation.console import plain_table
+from hora_rl.deploy.machine.record import RUN, RunFile
 
 STEPS = "steps.jsonl"
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.console import working
+from hora_rl.deploy.machine.record import RunFile, RunRecord, folder_of, redis_of
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.feed import Read
-from hora_rl.deploy.monitor.progress import working
-from hora_rl.deploy.monitor.run_state import RunState, read_run
-from hora_rl.deploy.monitor.warnings import Kind, Warning
-from hora_rl.deploy.runs.record import RunFile, RunRecord, folder_of, redis_of
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 
 @dataclass(frozen=True, slots=True)

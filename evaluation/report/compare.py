@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hora_rl.common.console import plain_table
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import differing
-from hora_rl.evaluation.console import plain_table
 from hora_rl.evaluation.report.figures import curves_figure
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.runs_report import by_name

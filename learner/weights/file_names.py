@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from hora_rl.common.adapter_names import PARAMETER
+from hora_rl.common.weights.adapter_names import PARAMETER
 
 
 def in_files(hf: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -21,10 +21,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from hora_rl.common.digests import hasher
 from hora_rl.common.files import replacing
 from hora_rl.common.processes import free_memory
-from hora_rl.common.weight_versions import Manifest, path_of
+from hora_rl.common.weights.digests import hasher
+from hora_rl.common.weights.versions import Manifest, path_of
 from hora_rl.learner.engine import DTYPES
 from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
 from hora_rl.learner.weights.host_copy import Snapshot

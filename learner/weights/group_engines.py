@@ -23,7 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 from vllm.utils.nccl import unpinned_nccl_env
 
-from hora_rl.common.member_group import Backend, PackedGroup, member_group
+from hora_rl.common.weights.member_group import Backend, PackedGroup, member_group
 
 
 @dataclass

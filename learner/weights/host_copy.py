@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from hora_rl.common.adapter_names import PARAMETER
+from hora_rl.common.weights.adapter_names import PARAMETER
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.host_block import HostBlock, size_of
 from hora_rl.learner.weights.file_names import differ, in_files

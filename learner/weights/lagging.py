@@ -7,8 +7,8 @@ from collections.abc import Callable
 import redis
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.telemetry import beats
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.telemetry import beats
 
 RESEND_S = 5.0  # shortest time between two sendings of one version
 LAG_S = 1.0  # difference of clocks of two machines

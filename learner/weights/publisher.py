@@ -26,8 +26,8 @@ import structlog
 import torch
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.weight_versions import Manifest, advance, announce, mark_of, newest_now
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.weights.versions import Manifest, advance, announce, mark_of, newest_now
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.weights.broadcast import BroadcastClient, Confirmation
 from hora_rl.learner.weights.file_transport import FileTransport

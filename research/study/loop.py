@@ -31,9 +31,9 @@ from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import batch_rows
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.order import batch_rows
-from hora_rl.common.prompts import load_tokenizer, render
 from hora_rl.common.types import Group, Prompt, Rollout
 from hora_rl.learner.batch import micro_batches, samples_at
 from hora_rl.learner.device import set_device

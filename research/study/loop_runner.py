@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hora_rl.common.console import counting_bar, say
 from hora_rl.common.load import dump_yaml
 from hora_rl.common.processes import die_with_parent, processors
-from hora_rl.evaluation.console import counting_bar, say
 from research.study.cells import Cell, cells, load_study
 from research.study.exact_curves import CURVES
 from research.study.exact_report import write_exact_report

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hora_rl.common.config import Objective
-from hora_rl.learner.batch import Sample
+from hora_rl.learner.sample import Sample
 
 
 def merged(samples: Sequence[Sample], objective: Objective) -> list[Sample]:

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.prompts import load_tokenizer
 from hora_rl.evaluation.run_folders import records
 from research.study.exact_curves import ExactCurves
 from research.tasks.recall import load_task

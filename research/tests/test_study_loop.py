@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.deploy.machine.signals import GRACE_S
 from research.tasks.build import build
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import dump_yaml, load
+from hora_rl.deploy.machine.record import RunFile
 from hora_rl.deploy.preflight.memory import run_target
-from hora_rl.deploy.runs.record import RunFile
 from research.study import cell_runner
 from research.study.cell_runner import is_finished, run_cells
 from research.study.cells import Cell, cells, load_study

@@ -10,8 +10,8 @@ import pytest
 
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.ranking import ranked
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Group, Prompt
 from tests.support.coordination import (
     PROMPTS,

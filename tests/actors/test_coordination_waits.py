@@ -12,10 +12,10 @@ import pytest
 
 from hora_rl.actors.coordinator.scheduler import Coordination
 from hora_rl.allocator import allocate
+from hora_rl.common.data.order import batch_rows
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.order import batch_rows
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored
 from tests.support.coordination import (
     GROUP,

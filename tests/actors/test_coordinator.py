@@ -10,8 +10,8 @@ import redis
 
 from hora_rl.actors.coordinator.deployment import Coordinator, coordinate
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect_async
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect_async
 
 KEYS = Keys("gives-up")
 

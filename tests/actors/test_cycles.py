@@ -13,8 +13,8 @@ from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.shard import Found
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.fixed import FixedPrior
-from hora_rl.common.redis import connect
-from hora_rl.common.state import read_state
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import read_state
 from tests.support.cycles import (
     G0,
     SHARDS,

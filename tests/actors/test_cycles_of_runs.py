@@ -16,8 +16,8 @@ from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.allocator.priors.empirical import EmpiricalPrior, fit_beta
 from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from tests.support.cycles import (
     G0,
     SHARDS,

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from hora_rl.actors.generator.failure_notes import FailureNotes
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.finite import not_finite, refuse_not_finite
 from hora_rl.common.load import load
+from hora_rl.common.weights.finite import not_finite, refuse_not_finite
 
 ROOT = Path(__file__).parents[2]
 CHILD = """

@@ -20,10 +20,10 @@ from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction
 from hora_rl.actors.environment.watchdog import Watchdog
 from hora_rl.common.config import Config
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import PinLost, RunError
 from hora_rl.common.load import from_args, load
-from hora_rl.common.prompts import load_tokenizer, make_prompt
 from hora_rl.common.types import Completion, Failed, Pinned, Prompt, SamplingRequest, Scored, VersionSpan
 from tests.support.coordination import config_of, every_promise_was_kept, with_deaths
 from tests.support.simulated import Fleet

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer, render
 
 
 class OneReplica:

@@ -16,12 +16,12 @@ from hora_rl.actors.calls import group_calls
 from hora_rl.actors.coordinator.ranking import LastTexts, unranked
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Reward
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.rewards import group_functions
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.rewards import group_functions
 from hora_rl.common.types import Prompt
-from hora_rl.common.user_rewards import Answer
 from hora_rl.deploy.preflight.checks import TASK, examine
 from hora_rl.deploy.preflight.findings import Target
 from tests.support.groups import group, rollout

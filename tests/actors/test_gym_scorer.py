@@ -6,9 +6,9 @@ import pytest
 
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Data, Reward
-from hora_rl.common.datasets import load_dataset
-from hora_rl.common.rewards import gold_test
-from hora_rl.common.user_rewards import Answer
+from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.data.rewards import gold_test
+from hora_rl.common.data.user_rewards import Answer
 
 pytestmark = pytest.mark.system
 

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from hora_rl.actors.coordinator.history_writer import FORGOTTEN_S, long_gone, write_sample
-from hora_rl.common.redis import connect_async
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.common.live.redis import connect_async
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.learner.records import Records
 from tests.support.synthetic_run import SyntheticRun, config_of
 

@@ -11,14 +11,14 @@ import pytest
 
 from hora_rl.actors.coordinator.identity import MAY_CHANGE, fingerprint, settle
 from hora_rl.common.config import Config, Reward
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer, make_prompt
-from hora_rl.common.redis import connect, connect_async
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 KEYS = Keys("r")
 

@@ -17,10 +17,10 @@ import pytest
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.library.process import VerifiersEnvironment, task_of
 from hora_rl.common.config import Config
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer, make_prompt
 from hora_rl.common.types import Completion, Failed, SamplingRequest, VersionSpan
 from hora_rl.deploy.verifiers_rows import problem_of, write_rows
 from tests.support.library_python import PYTHON, ROOT, needs_verifiers

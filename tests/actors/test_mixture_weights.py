@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Lfm2MoeConfig, MixtralConfig, PreTrainedModel, Qwen3MoeConfig
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import ROOT, load
-from hora_rl.common.prompts import load_tokenizer, render
 
 SHAPE = {
     "hidden_size": 128,

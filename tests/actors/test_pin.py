@@ -12,13 +12,13 @@ from hora_rl.actors.generator import pin
 from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.actors.generator.pin import Pin, keep_pin
 from hora_rl.actors.generator.places import Places
-from hora_rl.common import pin_lease as lease
 from hora_rl.common.errors import NoRoom, PinLost, StaleWeights
-from hora_rl.common.keys import Keys
+from hora_rl.common.live import pin_lease as lease
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect, connect_async
 from hora_rl.common.types import BELOW_TRAINING, Pinned, Prompt, SamplingRequest
-from hora_rl.common.weight_versions import Manifest, announce, check_file
+from hora_rl.common.weights.versions import Manifest, announce, check_file
 
 NAME, OTHER = "generator/a", "generator/b"
 JOIN: dict[str, Any] = {"rank_offset": 1, "join_s": 0.05}

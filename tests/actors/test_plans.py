@@ -9,12 +9,12 @@ import pytest
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.shard import Plan, Round
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import Consumer, Producer
-from hora_rl.common.redis import connect, connect_async
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Consumer, Producer
+from hora_rl.common.live.redis import connect, connect_async
 from hora_rl.common.types import Group, Phase, Rollout
 from hora_rl.common.wire import decode_group
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.groups import group, rollout
 
 CONFIG = Config.model_validate({"run": {"name": "p"}, "model": {"path": "m"}, "data": {"path": "arithmetic"}})

@@ -12,7 +12,7 @@ from hora_rl.actors.generator import deployment, held_weights
 from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.common.errors import UNREACHED, DamagedWeights, StaleWeights, UnhealthyError
 from hora_rl.common.load import load
-from hora_rl.common.weight_versions import Manifest, check_file, mark_of
+from hora_rl.common.weights.versions import Manifest, check_file, mark_of
 
 GROUP: tuple[dict[str, Any], tuple[str, ...], str] = (
     {"rank_offset": 1, "join_s": 0.05},

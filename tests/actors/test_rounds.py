@@ -13,11 +13,11 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
 from hora_rl.common.types import Completion, SamplingRequest
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.evaluation.audit_divisions import divisions as divided
 from tests.support.held import rollouts_held

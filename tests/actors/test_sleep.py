@@ -10,10 +10,10 @@ import pytest
 from hora_rl.actors.generator import sleep
 from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.actors.generator.sleep import DEAD_S, is_left, keep_watch, wait_for_card
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, connect_async
+from hora_rl.common.live.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect, connect_async
-from hora_rl.common.telemetry import HEARTBEAT_S, LEADER, SILENT_S, STEPPING, TO_SLEEP, heartbeat_now
 
 GROUP: tuple[dict[str, Any], tuple[str, ...], str] = (
     {"rank_offset": 1, "join_s": 5.0},

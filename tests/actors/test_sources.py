@@ -19,19 +19,19 @@ from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import counts_of
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError, RunError, WireError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Entry
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import from_args
-from hora_rl.common.order import counts_of
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.queue import Entry
-from hora_rl.common.redis import connect
-from hora_rl.common.telemetry import record_step
 from hora_rl.common.types import Completion, Group, Prompt, Scored, VersionSpan
-from hora_rl.common.user_rewards import Answer
 from hora_rl.common.wire import encode_additional, encode_pre_rollouts
 from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.screen import screen
 from hora_rl.deploy.preflight import sources
 from hora_rl.deploy.preflight.findings import Target

@@ -14,10 +14,10 @@ import pytest
 from hora_rl.actors.calls import generator_calls, verifier_calls
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config, Data, Reward
-from hora_rl.common.datasets import load_dataset
+from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import AwayTooLong
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, VersionSpan
-from hora_rl.common.user_rewards import Answer
 
 OWN = """
 import asyncio, time

@@ -12,8 +12,8 @@ from ray import serve
 
 from hora_rl.actors.verifier.deployment import Verifier
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 
 RUN = "judged"
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hora_rl.common.answers import (
+from hora_rl.common.data.answers import (
     ANSWERS,
     FORMAT_INSTRUCTIONS,
     extract_tags,
@@ -227,12 +227,12 @@ def broken(completion: str) -> object:
 
 
 def test_an_answer_found_by_a_users_function_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hora_rl.common.arithmetic.last_word", last_word, raising=False)
-    monkeypatch.setattr("hora_rl.common.arithmetic.broken", broken, raising=False)
-    assert user_answer("hora_rl.common.arithmetic:last_word", "it is 5") == "5"
-    assert user_answer("hora_rl.common.arithmetic:last_word", "") is None
+    monkeypatch.setattr("hora_rl.common.data.arithmetic.last_word", last_word, raising=False)
+    monkeypatch.setattr("hora_rl.common.data.arithmetic.broken", broken, raising=False)
+    assert user_answer("hora_rl.common.data.arithmetic:last_word", "it is 5") == "5"
+    assert user_answer("hora_rl.common.data.arithmetic:last_word", "") is None
     with pytest.raises(ValueError, match="must return text, or None for no answer"):
-        user_answer("hora_rl.common.arithmetic:broken", "x")
+        user_answer("hora_rl.common.data.arithmetic:broken", "x")
     with pytest.raises(ValueError, match=r"cannot load 'no\.such:fn'"):
         load_extract("no.such:fn")
 

@@ -2,7 +2,7 @@ from itertools import islice
 
 import pytest
 
-from hora_rl.common.arithmetic import DEFAULT_DIGITS, Addition, generate, split_of, stream
+from hora_rl.common.data.arithmetic import DEFAULT_DIGITS, Addition, generate, split_of, stream
 
 
 def pairs(problems):

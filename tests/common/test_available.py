@@ -6,10 +6,10 @@ import pytest
 from blake3 import blake3
 
 from hora_rl.common.errors import DamagedWeights, StaleWeights
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.weight_versions import Manifest, announce, available, check_file, path_of
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.weights.versions import Manifest, announce, available, check_file, path_of
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from hora_rl.common.code import Pair, RowTests, code_block, extract_code, read_tests, same_output
 from hora_rl.common.config.reward import Reward
+from hora_rl.common.data.code import Pair, RowTests, code_block, extract_code, read_tests, same_output
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 

@@ -5,8 +5,8 @@ import pytest
 
 from hora_rl.common.config import Config, Data
 from hora_rl.common.config.reward import Reward
-from hora_rl.common.datasets import DataError, equal_problems, gold_answer, load_dataset, load_held_out
-from hora_rl.common.rewards import gold_test
+from hora_rl.common.data.datasets import DataError, equal_problems, gold_answer, load_dataset, load_held_out
+from hora_rl.common.data.rewards import gold_test
 
 BENCHMARKS = Path(__file__).parents[2] / "evaluation" / "data"
 

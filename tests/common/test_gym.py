@@ -1,9 +1,9 @@
 import pytest
 from pydantic import ValidationError
 
-from hora_rl.common import gym
 from hora_rl.common.config import Config, Data, Evaluation
-from hora_rl.common.datasets import DataError, load_dataset, load_held_out
+from hora_rl.common.data import gym
+from hora_rl.common.data.datasets import DataError, load_dataset, load_held_out
 from hora_rl.common.errors import HoraError
 
 pytestmark = pytest.mark.system

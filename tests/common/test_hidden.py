@@ -3,7 +3,7 @@
 import pytest
 
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.redis import connect, hidden
+from hora_rl.common.live.redis import connect, hidden
 
 
 @pytest.mark.parametrize("password", ["12/ss", "pa#ss", "a?b", "a@b", "abc/def", "plain", "p%40ss"])

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hora_rl.common.adapter_names import SETTINGS, WEIGHTS, parts_of, published_name
-from hora_rl.common.adapters import check_base, model_settings
 from hora_rl.common.config import Lora
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.model_files import ORIGIN
+from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS, parts_of, published_name
+from hora_rl.common.weights.adapters import check_base, model_settings
+from hora_rl.common.weights.model_files import ORIGIN
 
 MODEL = load("tiny").model.path
 

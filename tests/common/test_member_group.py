@@ -16,7 +16,7 @@ import socket, sys
 from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
-from hora_rl.common.member_group import member_group
+from hora_rl.common.weights.member_group import member_group
 assert socket.gethostbyname(socket.gethostname()) == "127.0.1.1"
 rank, limit = int(sys.argv[1]), timedelta(seconds=60)
 store = TCPStore("10.0.0.1", 7000, is_master=rank == 0, timeout=limit, wait_for_workers=False)
@@ -46,7 +46,7 @@ def _wait_until_said(machines: list[Machine], text: str) -> None:
 
 
 def test_a_member_listens_where_packets_to_the_others_leave() -> None:
-    from hora_rl.common.member_group import address_towards
+    from hora_rl.common.weights.member_group import address_towards
 
     assert address_towards("127.0.0.1") == "127.0.0.1"
     if socket.has_ipv6:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hora_rl.common.order import batch_rows, order
+from hora_rl.common.data.order import batch_rows, order
 
 
 @settings(max_examples=200, deadline=None)

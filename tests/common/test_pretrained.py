@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hora_rl.common import pretrained
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, from_args
-from hora_rl.common.pretrained import NAMED, Package, model_folder, obtain
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.stop_tokens import silent_tokens
+from hora_rl.common.weights import pretrained
+from hora_rl.common.weights.pretrained import NAMED, Package, model_folder, obtain
 from tests.support.gguf import SPECIAL, write_gguf
 
 

@@ -12,12 +12,12 @@ import pytest
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError, WireError
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import Consumer, Ledger, Producer, Row
-from hora_rl.common.redis import connect, connect_async, hidden
-from hora_rl.common.weight_versions import Manifest, advance, announce, newest_now
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
+from hora_rl.common.live.redis import connect, connect_async, hidden
+from hora_rl.common.weights.versions import Manifest, advance, announce, newest_now
 from hora_rl.common.wire import decode_group
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.groups import group
 from tests.support.held import rollouts_held
 

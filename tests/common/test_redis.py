@@ -7,8 +7,8 @@ from urllib.parse import quote_plus
 import pytest
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.live.redis import connect
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 def test_a_patient_client_waits_for_a_redis_that_is_started_again(tmp_path):

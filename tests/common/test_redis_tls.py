@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.redis import connect, connect_async
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.live.redis import connect, connect_async
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 def certificate(folder: Path) -> tuple[Path, Path]:

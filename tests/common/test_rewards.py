@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.common import rewards
-from hora_rl.common.user_rewards import Answer, load_reward, user_reward
+from hora_rl.common.data import rewards
+from hora_rl.common.data.user_rewards import Answer, load_reward, user_reward
 
 
 def test_the_total_is_the_weighted_sum_and_names_what_is_missing() -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hora_rl.common.staleness import Ready, may_start, select_for_step
+from hora_rl.common.live.staleness import Ready, may_start, select_for_step
 
 
 def simulate(rng: random.Random, gamma: int, shards: int, staleness: int, steps: int) -> list[list[Ready]]:

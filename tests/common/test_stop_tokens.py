@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, Qwen2Config
 
-from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config
+from hora_rl.common.data.answers import TAGS
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from tests.support.chat_model import END, TURN, TURN_END, chat_tokenizer
 
 DEMO = Path(__file__).parents[2] / "deploy" / "demo" / "model"
@@ -80,7 +80,7 @@ def test_a_template_whose_turns_end_with_no_token_of_their_own_names_none(templa
 
 
 def test_the_demo_s_turn_ends_with_its_end_of_text() -> None:
-    from hora_rl.common.prompts import load_tokenizer
+    from hora_rl.common.data.prompts import load_tokenizer
 
     tokenizer = load_tokenizer(str(DEMO))
     assert ends(tokenizer, config(DEMO)) == ["<eos>"]

@@ -6,12 +6,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hora_rl.common import files, table_files
+from hora_rl.common import files
 from hora_rl.common.config import Data, Reward
-from hora_rl.common.datasets import load_dataset
+from hora_rl.common.data import table_files
+from hora_rl.common.data.datasets import load_dataset
+from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.rewards import gold_test
 
 ROWS = [
     {"problem": "1 + 1", "answer": "2", "tests": [{"input": "1", "output": "2"}]},

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hora_rl.common.weight_hash import CHUNK, TensorHash
+from hora_rl.common.weights.hash import CHUNK, TensorHash
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int8]
 

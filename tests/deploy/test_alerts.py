@@ -18,14 +18,14 @@ from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
+from hora_rl.deploy.machine.record import CONFIG, RunFile, write_config
 from hora_rl.deploy.monitor import alerts as module
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.alerts import Alerts
-from hora_rl.deploy.monitor.run_state import read_run
-from hora_rl.deploy.monitor.warnings import Kind, Warning
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind, Warning
 from hora_rl.deploy.preflight import configuration
 from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.runs.record import CONFIG, RunFile, write_config
 from tests.support.synthetic_run import SyntheticRun, config_of
 
 

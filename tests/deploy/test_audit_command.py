@@ -8,9 +8,9 @@ import pytest
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import load
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.record import RunFile, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.runs.audit_run import audit_run
-from hora_rl.deploy.runs.record import RunFile, write_config
 
 
 def test_a_folder_without_a_run_or_without_steps_is_named(tmp_path: Path) -> None:

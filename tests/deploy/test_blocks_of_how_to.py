@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 import hora_rl
 from hora_rl.allocator.posterior import Posterior
-from hora_rl.common import rewards
+from hora_rl.common.data import rewards
 from hora_rl.common.errors import Unavailable
 from hora_rl.common.load import load
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.runs.record import write_config
+from hora_rl.deploy.machine.record import write_config
 from tests.support.pages import ROOT, Block, blocks, commands
 from tests.support.rollouts import write_rollouts
 

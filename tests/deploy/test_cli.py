@@ -21,7 +21,7 @@ from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import ROOT, dump_yaml, load
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.launch.local import _prepare, run_local
-from hora_rl.deploy.runs.record import RunFile, write_config
+from hora_rl.deploy.machine.record import RunFile, write_config
 from tests.support.families import write_model
 
 Done = subprocess.CompletedProcess[str]

@@ -6,11 +6,11 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import heartbeat_now
 from hora_rl.deploy.launch import cluster
 from hora_rl.deploy.launch.cluster import _disagreement, check_agreement
 

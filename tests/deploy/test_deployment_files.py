@@ -15,13 +15,13 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from hora_rl.common.errors import RunError
+from hora_rl.common.live.redis import connect, has_password
+from hora_rl.common.live.telemetry import record_step
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect, has_password
-from hora_rl.common.telemetry import record_step
-from hora_rl.deploy.launch.ports import free_port
-from hora_rl.deploy.launch.redis_server import executable
+from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.redis_server import executable
 from hora_rl.deploy.monitor.prometheus import COUNTERS, EXPORTED, GAUGES, counters, gauges
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.preflight.findings import Target
 from hora_rl.deploy.preflight.machine import enough_gpus
 from tests.support.ports import wait_for_port

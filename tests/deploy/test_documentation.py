@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from hora_rl.common.config import Config
 from hora_rl.common.config.base import section_of
 from hora_rl.deploy import command_docs, metric_docs
-from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.deploy.monitor.run_state import Kind
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

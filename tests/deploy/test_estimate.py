@@ -10,9 +10,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hora_rl.common.load import load
 from hora_rl.deploy.preflight.estimate import ModelShape, rank_need, widest_row
-from hora_rl.learner.batch import Sample, micro_batches
+from hora_rl.learner.batch import micro_batches
 from hora_rl.learner.logprobs import Policy, without_dropout
 from hora_rl.learner.prefixes import Sharing, length, rows_of
+from hora_rl.learner.sample import Sample
 
 GIB = 2**30
 PARTS = (

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from hora_rl.deploy import command_docs
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.launch.redis_server import RedisServer
-from hora_rl.deploy.runs.record import RunFile, write_config
+from hora_rl.deploy.machine.record import RunFile, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.pages import ROOT
 from tests.support.reported_runs import make_run
 from tests.support.rollouts import write_rollouts

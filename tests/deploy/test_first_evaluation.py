@@ -16,9 +16,9 @@ from rich.console import Console
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
 from hora_rl.deploy.launch import first_evaluation
 from hora_rl.deploy.launch.first_evaluation import Up, evaluating_first
 from hora_rl.evaluation.benchmarks import held_out

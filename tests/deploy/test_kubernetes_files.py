@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from hora_rl.common.load import differences, from_args, load
-from hora_rl.deploy.launch.redis_server import executable
+from hora_rl.deploy.machine.redis_server import executable
 from tests.support import crds
 from tests.support.crds import validate_kuberay
 from tests.support.ports import wait_for_port
@@ -165,7 +165,7 @@ def test_every_pod_has_a_network_policy_and_redis_takes_hora_s_alone():
 
 def test_redis_starts_from_its_line_with_a_password_that_no_process_shows(tmp_path):
     """The container's own command, run here with the server of this machine in the place of the image's."""
-    from hora_rl.deploy.launch.ports import free_port
+    from hora_rl.deploy.machine.ports import free_port
 
     redis, *_ = (d for d in documents("redis") if d["kind"] == "StatefulSet")
     container = redis["spec"]["template"]["spec"]["containers"][0]

@@ -15,11 +15,11 @@ from rich.console import Console
 from hora_rl.actors.generator.pin import Pin
 from hora_rl.common.config import Config
 from hora_rl.common.errors import PinLost
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import read_state
+from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.state import read_state
-from hora_rl.common.telemetry import heartbeat_now
 from hora_rl.common.types import (
     BELOW_TRAINING,
     Completion,
@@ -29,10 +29,10 @@ from hora_rl.common.types import (
     Scored,
     VersionSpan,
 )
-from hora_rl.common.weight_versions import advance
+from hora_rl.common.weights.versions import advance
 from hora_rl.deploy.launch.live_evaluation import LiveEvaluation
-from hora_rl.deploy.monitor.run_state import read_run
-from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.evaluation.results import Result, read_result
 from hora_rl.learner.candidates import candidate
 

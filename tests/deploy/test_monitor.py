@@ -18,18 +18,18 @@ from rich.console import Console
 
 from hora_rl.actors.coordinator.history_writer import oldest_replica
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect, connect_async, text_of
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, connect_async, text_of
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import heartbeat_now, keep_beating, record_evaluation, stop_beating
+from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor import prometheus
 from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.deploy.monitor.screen import screen, sparkline
 from hora_rl.deploy.monitor.terminal import monitor
-from hora_rl.deploy.monitor.warnings import Kind
-from hora_rl.deploy.runs.record import RunFile
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 MONITOR = "import sys; from hora_rl.deploy.monitor.terminal import monitor; monitor(sys.argv[1], sys.argv[2])"

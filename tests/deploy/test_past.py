@@ -10,13 +10,13 @@ import pytest
 import uvicorn
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.live.redis import connect
+from hora_rl.deploy.machine.record import RunFile, State, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.deploy.monitor.run_state import Kind
 from hora_rl.deploy.monitor.terminal import monitor
-from hora_rl.deploy.monitor.warnings import Kind
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.deploy.runs.past import source_of
-from hora_rl.deploy.runs.record import RunFile, State, write_config
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 

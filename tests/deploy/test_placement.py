@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import ray
 
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import changed, read_state
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.state import changed, read_state
 from hora_rl.deploy.launch import placement
 from hora_rl.deploy.launch.placement import Share, telling_unplaced, unplaced
 

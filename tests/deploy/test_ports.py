@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.errors import RunError
-from hora_rl.deploy.launch import ports
-from hora_rl.deploy.launch.ports import check_port, free_port
+from hora_rl.deploy.machine import ports
+from hora_rl.deploy.machine.ports import check_port, free_port
 
 
 def test_a_free_port_is_not_one_the_kernel_gives_to_whoever_asks() -> None:

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.preflight import configuration, machine, services
 from hora_rl.deploy.preflight.checks import target_of
 from hora_rl.deploy.preflight.estimate import ModelShape, checkpoint_gib, host_needs, rank_need

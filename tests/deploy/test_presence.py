@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from hora_rl.common.redis import connect
+from hora_rl.common.live.redis import connect
 from hora_rl.deploy.launch import local
 from hora_rl.deploy.monitor.presence import Presence, is_watched
 from tests.support.synthetic_run import SyntheticRun, config_of, play

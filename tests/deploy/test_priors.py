@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.prompt_features import features_of, prior_of
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.common.prompts import load_tokenizer
 from hora_rl.common.types import Prompt
-from hora_rl.deploy.runs.fit_prior import app, calibrate, fit
+from hora_rl.deploy.fit_prior import app, calibrate, fit
 
 
 @pytest.fixture

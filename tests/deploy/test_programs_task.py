@@ -11,10 +11,10 @@ import pytest
 
 from hora_rl.actors.verifier.code.runner import Runner
 from hora_rl.actors.verifier.sandbox.limits import Limits
-from hora_rl.common.code import extract_code, read_tests
-from hora_rl.common.datasets import load_dataset, load_held_out
+from hora_rl.common.data.code import extract_code, read_tests
+from hora_rl.common.data.datasets import load_dataset, load_held_out
+from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.load import load
-from hora_rl.common.rewards import gold_test
 from hora_rl.deploy.demo.programs_task import Chain, chains, completion, rows, write
 
 SHIPPED = Path(__file__).parents[2] / "deploy" / "demo" / "programs"

@@ -6,13 +6,13 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from hora_rl.common.telemetry import FLOWS
+from hora_rl.common import console as console_of
+from hora_rl.common.console import working
+from hora_rl.common.live.telemetry import FLOWS
 from hora_rl.deploy.monitor import progress as progress_of
 from hora_rl.deploy.monitor.pace import Pace
-from hora_rl.deploy.monitor.progress import working
-from hora_rl.deploy.monitor.run_state import RunState, read_run
-from hora_rl.deploy.monitor.warnings import Kind, Warning
-from hora_rl.evaluation import console as console_of
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 

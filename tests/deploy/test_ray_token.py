@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.config import Config
-from hora_rl.deploy.launch.ray_token import keep_token_private, token_file
+from hora_rl.deploy.machine.ray_token import keep_token_private, token_file
 from hora_rl.deploy.preflight.findings import Target
 from hora_rl.deploy.preflight.services import ray_token
 

@@ -6,15 +6,15 @@ import time
 import pytest
 from rich.console import Console
 
-from hora_rl.common.queue import Consumer, Ledger, Producer, Row
-from hora_rl.common.redis import connect_async
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
+from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
+from hora_rl.common.live.redis import connect_async
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
 from hora_rl.deploy.monitor.progress import Teller
 from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.run_state import RunState, read_run
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 from hora_rl.deploy.monitor.screen import line, screen
-from hora_rl.deploy.monitor.warnings import Kind, Warning
 from tests.support.synthetic_run import SyntheticRun, config_of, play
 
 

@@ -15,14 +15,14 @@ import pytest
 import redis
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.ports import free_port
-from hora_rl.deploy.launch.redis_server import RedisServer, executable
+from hora_rl.common.live.redis import connect
+from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.redis_server import RedisServer, executable
 from tests.support.small_disk import fill_up, small_disk
 
 OWNER = """
 import pathlib, sys, time
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 server = RedisServer(pathlib.Path(sys.argv[1]))
 server.start()
 print(server.pid, flush=True)
@@ -165,7 +165,7 @@ def test_a_password_file_that_was_never_written_is_made_anew(tmp_path: Path) -> 
 
 def test_files_of_a_newer_redis_are_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "redis" / "appendonlydir").mkdir(parents=True)
-    monkeypatch.setattr("hora_rl.deploy.launch.redis_server.version_of", lambda path: (6, 2))
+    monkeypatch.setattr("hora_rl.deploy.machine.redis_server.version_of", lambda path: (6, 2))
     with pytest.raises(RunError, match=r"written by Redis 7 or newer, and .* is older"):
         RedisServer(tmp_path / "redis").start()
 

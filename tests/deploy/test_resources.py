@@ -12,6 +12,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.launch import local
+from hora_rl.deploy.machine.record import settled, write_config
 from hora_rl.deploy.preflight import machine
 from hora_rl.deploy.preflight.checks import target_of
 from hora_rl.deploy.preflight.estimate import (
@@ -29,7 +30,6 @@ from hora_rl.deploy.preflight.findings import Finding, Target
 from hora_rl.deploy.preflight.memory import beside_engine, holds, memory, run_target, table
 from hora_rl.deploy.preflight.resources import SPARE, Card, choose, read_cards
 from hora_rl.deploy.preflight.step_costs import step_seconds
-from hora_rl.deploy.runs.record import settled, write_config
 from hora_rl.learner.launch import backend, gpu_share
 
 MOMENTS = "master weights, moments"

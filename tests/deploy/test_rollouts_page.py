@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from hora_rl.common.live.state import changed
 from hora_rl.common.rollout_files import path_of
-from hora_rl.common.state import changed
 from hora_rl.deploy.monitor.web import create_app
 from hora_rl.learner.rollout_writer import Texts
 from tests.support.rollouts import SOURCES, write_rollouts

@@ -13,18 +13,18 @@ import pytest
 from rich.console import Console
 
 from hora_rl.common.errors import RunError
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import dump_yaml, load
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.redis_server import RedisServer
-from hora_rl.deploy.launch.signals import stopped_by_signals
+from hora_rl.deploy.machine.record import RunFile, issue_token, redis_of, stop, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.deploy.machine.signals import stopped_by_signals
 from hora_rl.deploy.runs.listing import list_runs, show_runs
-from hora_rl.deploy.runs.record import RunFile, issue_token, redis_of, stop, write_config
 
 # Stands for the launcher: says that it runs, then waits for Ctrl-C and takes a moment to shut down.
 LAUNCHER = """
 import sys, time
 from rich.console import Console
-from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.machine.record import RunFile
 with RunFile(sys.argv[1]).recorded("demo", "hora run --resume", Console(stderr=True), http_port=8000):
     print("up", flush=True)
     try:
@@ -160,7 +160,7 @@ def _wait_for_beat(folder: Path, seen: float) -> None:
 
 
 def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("hora_rl.deploy.runs.record.BEAT_S", 0.01)
+    monkeypatch.setattr("hora_rl.deploy.machine.record.BEAT_S", 0.01)
     with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
         first = RunFile(tmp_path).read()
         _wait_for_beat(tmp_path, first.seen)
@@ -170,11 +170,11 @@ def test_a_launcher_keeps_saying_that_it_is_there(tmp_path, monkeypatch):
 def test_a_disk_that_is_full_for_a_while_does_not_silence_a_launcher_and_is_told_once(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("hora_rl.deploy.runs.record.BEAT_S", 0.01)
+    monkeypatch.setattr("hora_rl.deploy.machine.record.BEAT_S", 0.01)
     full = OSError(28, "No space left on device")
     with RunFile(tmp_path).recorded("demo", "hora run", Console(file=io.StringIO())):
         with monkeypatch.context() as broken:
-            broken.setattr("hora_rl.deploy.runs.record.replace_text", Mock(side_effect=full))
+            broken.setattr("hora_rl.deploy.machine.record.replace_text", Mock(side_effect=full))
             time.sleep(0.1)
         assert capsys.readouterr().out.count("No space left on device") == 1
         first = RunFile(tmp_path).read()

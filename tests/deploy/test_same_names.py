@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from hora_rl.common.telemetry import record_evaluation
+from hora_rl.common.live.telemetry import record_evaluation
 from hora_rl.deploy.monitor.history import BY_STEP
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.deploy.monitor.web import PAGE
 from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.records import Records, log_evaluation, records_of

@@ -11,9 +11,10 @@ import psutil
 import pytest
 from ray._private import services
 
-from hora_rl.deploy.launch import ray_node, signals
-from hora_rl.deploy.launch.signals import heard_afterwards, starting_ray, stopped_by_signals, undisturbed
-from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.launch import ray_node
+from hora_rl.deploy.machine import signals
+from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.signals import heard_afterwards, starting_ray, stopped_by_signals, undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

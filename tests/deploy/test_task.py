@@ -12,8 +12,8 @@ import yaml
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.prompts import load_tokenizer, render
 from hora_rl.deploy.preflight.checks import CONFIGURATION, check, examine
 from hora_rl.deploy.preflight.findings import Finding, Target
 from hora_rl.deploy.preflight.task import stops, task

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import uvicorn
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
-from hora_rl.common.state import changed
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.state import changed
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.deploy.monitor.presence import is_watched
 from hora_rl.deploy.monitor.run_state import RunState
 from hora_rl.deploy.monitor.web import create_app

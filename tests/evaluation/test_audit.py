@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.audit import RunRecords, audit, gather
 
 CONFIG = Config.model_validate(

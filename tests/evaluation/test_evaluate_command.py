@@ -18,11 +18,11 @@ from rich.console import Console
 from hora_rl.actors.generator.places import Places
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.model_files import weights_digest
-from hora_rl.common.redis import connect
 from hora_rl.common.types import BELOW_TRAINING, Completion, Prompt, SamplingRequest, VersionSpan
+from hora_rl.common.weights.model_files import weights_digest
 from hora_rl.deploy.launch.evaluation import (
     after_training,
     evaluate_benchmark,
@@ -33,7 +33,7 @@ from hora_rl.deploy.launch.evaluation import (
     on_version,
 )
 from hora_rl.deploy.launch.local import evaluate_local
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.benchmarks import find_benchmark
 from hora_rl.evaluation.evaluate import Counts
 from hora_rl.evaluation.results import Result, make_result

@@ -13,9 +13,9 @@ from hora_rl.actors.calls import verifier_calls
 from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.guess import guess
-from hora_rl.common.datasets import Row
+from hora_rl.common.data.datasets import Row
+from hora_rl.common.data.prompts import load_tokenizer, make_prompt
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer, make_prompt
 from hora_rl.common.types import Completion, SamplingRequest, VersionSpan
 from hora_rl.evaluation.evaluate import Counts, evaluate
 

@@ -14,7 +14,7 @@ import pytest
 
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Data, Reward
-from hora_rl.common.datasets import load_dataset
+from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.equality import bare, expressions, gold_fault, math_equal, quick_verdict
 from hora_rl.common.equality.numerals import canonical_number
 from hora_rl.evaluation.benchmarks import BENCHMARKS

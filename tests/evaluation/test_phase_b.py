@@ -10,7 +10,7 @@ import pytest
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.deploy.monitor.history import History
 from hora_rl.deploy.monitor.prometheus import gauges
-from hora_rl.deploy.monitor.run_state import read_run
+from hora_rl.deploy.monitor.reading import read_run
 from hora_rl.evaluation.phase_b import PhaseB, classes, counted, total
 from hora_rl.evaluation.report.figures import allocation_figure
 from hora_rl.evaluation.report.tables import summarise

@@ -9,15 +9,16 @@ import redis
 import torch
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Ledger
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.queue import Ledger
-from hora_rl.common.redis import connect
 from hora_rl.common.types import Group
 from hora_rl.common.wire import encode_additional, encode_pre_rollouts
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.admission import Vocabulary
-from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.batch import MicroBatch, make_micro_batch
+from hora_rl.learner.sample import Sample
 from hora_rl.learner.steps import Planner
 from tests.support.filling import fill
 from tests.support.groups import group, rollout

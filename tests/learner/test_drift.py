@@ -10,7 +10,7 @@ import pytest
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import load
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.drift import ENOUGH, FIRST, Drift
 from tests.support.filling import fill
 from tests.support.real_learner import recorded, said, start

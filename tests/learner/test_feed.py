@@ -11,12 +11,12 @@ import pytest
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import Consumer, Row
-from hora_rl.common.redis import connect
-from hora_rl.common.telemetry import heartbeat_now
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Consumer, Row
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.types import Group
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.steps import Planner, Reader, divide
 from tests.support.filling import fill

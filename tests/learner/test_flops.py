@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3Config, Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig
 
-from hora_rl.common.queue import Row
-from hora_rl.learner.batch import Sample
+from hora_rl.common.live.queue import Row
 from hora_rl.learner.flops import Shape, peak_flops
+from hora_rl.learner.sample import Sample
 from hora_rl.learner.steps import divide
 
 

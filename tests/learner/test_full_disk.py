@@ -7,7 +7,7 @@ import pytest
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import check_room
 from hora_rl.common.load import load
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.real_learner import recorded, said, start
 from tests.support.small_disk import fill_up, small_disk

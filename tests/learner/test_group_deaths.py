@@ -25,7 +25,7 @@ import json, os, signal, sys
 from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
-from hora_rl.common.member_group import meet, member_group
+from hora_rl.common.weights.member_group import meet, member_group
 
 dies, group = sys.argv[1], None
 
@@ -173,7 +173,7 @@ def test_members_of_a_learner_that_dies_break_off(members: Members) -> None:
         "import sys, os, json, signal, torch\n"
         "from datetime import timedelta\n"
         "from torch.distributed import TCPStore\n"
-        "from hora_rl.common.member_group import member_group\n"
+        "from hora_rl.common.weights.member_group import member_group\n"
         "s = timedelta(seconds=20)\n"
         "store = TCPStore('127.0.0.1', 0, is_master=True, timeout=s, wait_for_workers=False)\n"
         "print(store.port, flush=True)\n"

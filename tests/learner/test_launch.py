@@ -9,7 +9,7 @@ import ray
 
 from hora_rl.common.errors import RunError
 from hora_rl.common.load import load
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner import launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

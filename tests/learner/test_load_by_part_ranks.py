@@ -23,7 +23,8 @@ import torch
 from deepspeed.utils import safe_get_full_grad
 from hora_rl.common.load import load
 from hora_rl.learner import engine as module
-from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.sample import Sample
+from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
 from hora_rl.learner.load_by_part import _Files

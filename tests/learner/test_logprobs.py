@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.head import scored
 from hora_rl.learner.logprobs import Policy
+from hora_rl.learner.sample import Sample
 from tests.support.tiny_qwen2 import tiny_qwen2
 
 VOCABULARY = 5000

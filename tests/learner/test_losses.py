@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hora_rl.common.config import Objective
-from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.sample import Sample
 
 OPTIONS: list[dict[str, Any]] = [
     {},

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hora_rl.common.config import Objective
-from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.objective import importance, policy_loss
+from hora_rl.learner.sample import Sample
 
 
 def micro(advantages: list[float], lengths: list[int], generator: float = -1.0) -> MicroBatch:

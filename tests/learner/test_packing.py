@@ -4,11 +4,12 @@ import pytest
 from hora_rl.common.config import Config, Objective
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.types import Group
-from hora_rl.learner.batch import Sample, micro_batches, samples_of
+from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.metrics import step_metrics
 from hora_rl.learner.packing import bins
 from hora_rl.learner.prefixes import SAVING, Sharing, divide, rows_of
+from hora_rl.learner.sample import Sample
 from tests.support.groups import group, rollout
 from tests.support.sharing import ALWAYS
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.weight_versions import newest_now
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.weights.versions import newest_now
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 
@@ -140,7 +140,7 @@ def test_a_learner_that_publishes_files_never_loads_vllm(tmp_path: Path, redis_s
 import sys, torch
 from pathlib import Path
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
+from hora_rl.common.live.redis import connect
 import hora_rl.learner.train
 from hora_rl.learner.weights.publisher import Publisher
 class Weights:

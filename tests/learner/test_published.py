@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.errors import DamagedWeights
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.telemetry import heartbeat_now
-from hora_rl.common.weight_versions import check_file, mark_of, newest_now
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.common.weights.versions import check_file, mark_of, newest_now
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.real_learner import finish, recorded, start
 

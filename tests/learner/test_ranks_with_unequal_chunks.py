@@ -24,7 +24,8 @@ import json, os, sys
 import numpy as np
 import torch
 from hora_rl.common.load import load
-from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.learner.sample import Sample
+from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import Engine
 

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
 from hora_rl.common.types import Group
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.rollout_table import read_rollouts
 from hora_rl.learner.export import export_checkpoint
 from hora_rl.learner.origin import step_of

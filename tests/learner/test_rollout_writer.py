@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer, render
 from hora_rl.common.rollout_files import FOLDER, files_of, path_of
 from hora_rl.common.types import Group, Origin
 from hora_rl.evaluation.rollout_table import read_rollouts

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ray import train as ray_train
 
-from hora_rl.common import redis as connections
 from hora_rl.common.errors import RunError
+from hora_rl.common.live import redis as connections
 from hora_rl.common.load import load
 from hora_rl.learner import device, launch, train
 from tests.support.ranks import cases_of, run_ranks

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from hora_rl.common.live.redis import connect
+from hora_rl.common.live.telemetry import heartbeat_now
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
-from hora_rl.common.telemetry import heartbeat_now
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 pytestmark = pytest.mark.system  # vLLM takes seconds to import
 

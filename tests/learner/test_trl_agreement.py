@@ -18,10 +18,11 @@ from benchmarks.learner import (
     trl_trainer,
 )
 from hora_rl.common.config import Objective
-from hora_rl.learner.batch import Sample, micro_batches, samples_of
+from hora_rl.learner.batch import micro_batches, samples_of
 from hora_rl.learner.estimator import Estimator
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.sample import Sample
 
 LONGEST, VOCABULARY = 24, 48
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from hora_rl.common.config import Config, Objective
 from hora_rl.common.errors import WireError
+from hora_rl.common.live.queue import Entry
 from hora_rl.common.load import load
-from hora_rl.common.queue import Entry
 from hora_rl.common.types import Group, Rollout, Turn
 from hora_rl.common.wire import encode_additional, encode_pre_rollouts
 from hora_rl.learner.admission import Vocabulary, admitted

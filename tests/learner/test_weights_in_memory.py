@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from hora_rl.common.errors import StaleWeights
-from hora_rl.common.weight_versions import Manifest, check_file, path_of
+from hora_rl.common.weights.versions import Manifest, check_file, path_of
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]  # it imports DeepSpeed
 LAST = 9

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hora_rl.common.adapter_names import published_name
 from hora_rl.common.config import Config
 from hora_rl.common.types import Completion, Tokens
-from hora_rl.learner.batch import Sample, make_micro_batch
+from hora_rl.common.weights.adapter_names import published_name
+from hora_rl.learner.batch import make_micro_batch
 from hora_rl.learner.engine import load_model
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.lora import add_adapter
+from hora_rl.learner.sample import Sample
 
 
 def policy_with_adapter(config: Config, seed: int | None) -> Policy:

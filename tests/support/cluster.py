@@ -18,14 +18,14 @@ import psutil
 import yaml
 
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT, from_args
-from hora_rl.common.redis import connect
-from hora_rl.deploy.launch.ports import free_port
-from hora_rl.deploy.launch.redis_server import RedisServer
-from hora_rl.deploy.launch.signals import GRACE_S
-from hora_rl.deploy.monitor.run_state import read_run
-from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.redis_server import RedisServer
+from hora_rl.deploy.machine.signals import GRACE_S
+from hora_rl.deploy.monitor.reading import read_run
 
 BIN = Path(sys.executable).parent
 STEPS = 5000  # more than any test waits for: most end their run when they have seen enough

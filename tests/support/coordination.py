@@ -13,9 +13,9 @@ from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.ranking import Rank, unranked
 from hora_rl.actors.coordinator.sampling import Score
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
 from hora_rl.common.types import Group
 from hora_rl.evaluation.audit import audit, gather
 from hora_rl.learner.steps import Reader

@@ -13,9 +13,9 @@ from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors.base import State
 from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.config import Config
+from hora_rl.common.data.order import Mixture, batch_rows
+from hora_rl.common.live.redis import connect_async
 from hora_rl.common.load import load
-from hora_rl.common.order import Mixture, batch_rows
-from hora_rl.common.redis import connect_async
 
 N, SHARDS, GAMMA, G, G0 = 6, 2, 4, 6, 2
 

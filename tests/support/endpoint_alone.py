@@ -12,8 +12,8 @@ from pathlib import Path
 from rich.console import Console
 
 from hora_rl.common.load import load
-from hora_rl.deploy.launch.signals import stopped_by_signals
 from hora_rl.deploy.launch.stack import stack
+from hora_rl.deploy.machine.signals import stopped_by_signals
 
 
 def main(folder: str, port: str, *values: str) -> None:

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Iterable
 
 from hora_rl.common.config import Config
-from hora_rl.common.queue import Producer
-from hora_rl.common.redis import connect_async
+from hora_rl.common.live.queue import Producer
+from hora_rl.common.live.redis import connect_async
 from hora_rl.common.types import Group
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 def fill(config: Config, server: RedisServer, groups: Iterable[Group]) -> None:

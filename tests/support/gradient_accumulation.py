@@ -26,12 +26,13 @@ import torch
 from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.learner import engine as engines
-from hora_rl.learner.batch import MicroBatch, Sample, make_micro_batch
+from hora_rl.learner.batch import MicroBatch, make_micro_batch
 from hora_rl.learner.device import set_device
 from hora_rl.learner.engine import DTYPES, Engine, load_model
 from hora_rl.learner.extensions import compile_extensions
 from hora_rl.learner.logprobs import Policy
 from hora_rl.learner.objective import policy_loss
+from hora_rl.learner.sample import Sample
 
 EPSILON, RATIO, LENGTH = 1e6, 1e4, 24
 SIDES: dict[str, dict[str, Any] | None] = {

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
 
 
 def rollouts_held(client: Any, run: str) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.machine.ports import free_port
 
 
 @contextmanager

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer, render
 from hora_rl.common.load import dump_yaml
-from hora_rl.common.prompts import fingerprint, load_tokenizer, render
 from hora_rl.common.types import Group
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from tests.support.filling import fill
 from tests.support.groups import group, rollout
 

@@ -24,12 +24,12 @@ from hora_rl.actors.coordinator.sampling import Generate, Score
 from hora_rl.actors.coordinator.scheduler import Coordination, Services
 from hora_rl.allocator.priors import FixedPrior
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import Producer
-from hora_rl.common.redis import connect, connect_async
-from hora_rl.common.telemetry import Telemetry
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Producer
+from hora_rl.common.live.redis import connect, connect_async
+from hora_rl.common.live.telemetry import Telemetry
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
-from hora_rl.common.weight_versions import advance
+from hora_rl.common.weights.versions import advance
 from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.steps import Planner, Reader
 

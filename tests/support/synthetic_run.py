@@ -16,10 +16,10 @@ import numpy as np
 
 from hora_rl.actors.coordinator.history_writer import write_sample
 from hora_rl.common.config import Config
-from hora_rl.common.keys import Keys
-from hora_rl.common.queue import Consumer, Ledger, Producer, Row
-from hora_rl.common.redis import connect, connect_async
-from hora_rl.common.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
+from hora_rl.common.live.redis import connect, connect_async
+from hora_rl.common.live.telemetry import Telemetry, count_now, heartbeat_now, record_evaluation, record_step
 from hora_rl.common.types import Group
 from tests.support.groups import group, rollout
 

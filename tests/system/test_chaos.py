@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from tests.support.small_disk import fill_up, small_disk
 from tests.system.conftest import LiveRun, runs
 

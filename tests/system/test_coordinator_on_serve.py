@@ -5,8 +5,8 @@ import pytest
 from ray import serve
 
 from hora_rl.actors.coordinator.deployment import Coordinator
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import connect
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from tests.support.local_serve import local_serve
 from tests.support.synthetic_run import config_of
 

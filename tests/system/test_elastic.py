@@ -12,10 +12,10 @@ import psutil
 import pytest
 import yaml
 
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
-from hora_rl.common.redis import connect
-from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.deploy.monitor.run_state import Kind
 from tests.support.cluster import BIN, Cluster
 
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(1200)]

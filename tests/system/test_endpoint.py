@@ -19,9 +19,9 @@ import httpx
 import psutil
 import pytest
 
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.web import STREAMS
 from tests.system.conftest import LiveRun
 from tests.system.test_endpoint_handlers import NAMES, RAW, VALUES

@@ -19,9 +19,9 @@ from hora_rl.actors.endpoint.app import Handlers, create_app
 from hora_rl.actors.endpoint.proxy import EngineProxy
 from hora_rl.actors.endpoint.requests import FIELDS
 from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import stop_tokens
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.stop_tokens import stop_tokens
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 COUNT = 10_000

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from hora_rl.deploy.runs.record import RunFile
+from hora_rl.deploy.machine.record import RunFile
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.run_folders import load_run
 from tests.support.cluster import Cluster

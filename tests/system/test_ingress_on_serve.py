@@ -13,7 +13,7 @@ import httpx
 import pytest
 from ray import serve
 
-from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.hosts import SERVE_CALLBACK
 from hora_rl.deploy.monitor.ingress import Ingress
 from hora_rl.deploy.monitor.patience import REQUEST_S

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.deploy.machine.signals import GRACE_S
 
 HORA = str(Path(sys.executable).with_name("hora"))
 STEPS = 6

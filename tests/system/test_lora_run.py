@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hora_rl.common.adapter_names import WEIGHTS
-from hora_rl.common.adapters import check_base
 from hora_rl.common.load import load
+from hora_rl.common.weights.adapter_names import WEIGHTS
+from hora_rl.common.weights.adapters import check_base
 from hora_rl.deploy.runs.audit_run import audit_run
 from hora_rl.deploy.runs.export_run import export_run
 from hora_rl.learner.engine import load_model

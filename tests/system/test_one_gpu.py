@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer, render
 from hora_rl.deploy.runs.audit_run import audit_run
 from tests.support.jsonl import lines
 from tests.support.small_run import STEPS, hora

@@ -125,7 +125,7 @@ def test_the_sandbox_of_programs_starts_with_ours(run_in: Run, project: Path) ->
     code = """
 from hora_rl.actors.verifier.code.runner import Runner
 from hora_rl.actors.verifier.sandbox.limits import Limits
-from hora_rl.common.code import RowTests
+from hora_rl.common.data.code import RowTests
 runner = Runner(Limits())
 assert runner.judge("def twice(x): return 2 * x", RowTests(asserts="assert twice(2) == 4")).right
 assert not runner.judge("def twice(x): return x", RowTests(asserts="assert twice(2) == 4")).right

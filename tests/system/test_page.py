@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from hora_rl.common.state import changed
-from hora_rl.common.telemetry import record_evaluation
-from hora_rl.deploy.launch.ports import free_port
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import record_evaluation
+from hora_rl.deploy.machine.ports import free_port
 from hora_rl.deploy.monitor.web import PAGE
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.synthetic_run import SyntheticRun, config_of, play

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.pin_lease import LEASE_S
-from hora_rl.common.redis import connect
-from hora_rl.deploy.monitor.run_state import Part, RunState, read_run
-from hora_rl.deploy.monitor.warnings import Kind
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.pin_lease import LEASE_S
+from hora_rl.common.live.redis import connect
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Kind, Part, RunState
 from hora_rl.evaluation.results import read_result
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.support.cluster import Cluster

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hora_rl.common.data.prompts import load_tokenizer
+from hora_rl.common.data.stop_tokens import completed, silent_tokens
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
-from hora_rl.common.pretrained import obtain
-from hora_rl.common.prompts import load_tokenizer
-from hora_rl.common.stop_tokens import completed, silent_tokens
-from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.common.weights.pretrained import obtain
+from hora_rl.deploy.machine.signals import GRACE_S
 from hora_rl.deploy.runs.export_run import export_run
 from hora_rl.evaluation.rollout_table import read_rollouts
 from tests.system.conftest import LiveRun

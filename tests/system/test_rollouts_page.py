@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.deploy.launch.ports import free_port
-from hora_rl.deploy.launch.redis_server import RedisServer
-from hora_rl.deploy.runs.record import RunFile, write_config
+from hora_rl.deploy.machine.ports import free_port
+from hora_rl.deploy.machine.record import RunFile, write_config
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.learner.rollout_writer import Texts
 from tests.support.browser import Browser, needs_chromium, until
 from tests.support.rollouts import SOURCES, write_rollouts

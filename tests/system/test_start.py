@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hora_rl.deploy.launch.signals import GRACE_S
+from hora_rl.deploy.machine.signals import GRACE_S
 from tests.system.conftest import LiveRun
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hora_rl.deploy.launch.ports import free_port
+from hora_rl.deploy.machine.ports import free_port
 from tests.support.pages import Block, blocks
 
 PAGE = "docs/tutorial/your-own-task.md"

@@ -17,9 +17,10 @@ import pytest
 import yaml
 
 from hora_rl.common.errors import RunError
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import ROOT
-from hora_rl.common.redis import connect
-from hora_rl.deploy.monitor.run_state import Part, read_run
+from hora_rl.deploy.monitor.reading import read_run
+from hora_rl.deploy.monitor.run_state import Part
 from tests.support.machines import Machine, private_network, why_not
 from tests.support.pages import blocks
 

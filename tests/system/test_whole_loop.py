@@ -18,11 +18,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect
 from hora_rl.common.load import load
-from hora_rl.common.redis import connect
 from hora_rl.deploy.cli import app
-from hora_rl.deploy.launch.redis_server import RedisServer
+from hora_rl.deploy.machine.redis_server import RedisServer
 from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.results import Result, read_result
 from tests.support.held import rollouts_held

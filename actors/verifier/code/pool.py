@@ -18,10 +18,10 @@ from hora_rl.actors.verifier.boxes import Boxes
 from hora_rl.actors.verifier.code.runner import CannotJudge, Runner
 from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.actors.verifier.sandbox.limits import Limits
-from hora_rl.common.code import MOST_CHARS, RowTests, extract_code
 from hora_rl.common.config.reward import CodeTests
-from hora_rl.common.rewards import tests_of
-from hora_rl.common.user_rewards import Answer
+from hora_rl.common.data.code import MOST_CHARS, RowTests, extract_code
+from hora_rl.common.data.rewards import tests_of
+from hora_rl.common.data.user_rewards import Answer
 
 CACHE_SIZE = 100_000
 """Verdicts remembered. A group's programs are often the same."""

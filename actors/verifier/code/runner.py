@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from hora_rl.actors.verifier.sandbox.limits import Limits, Outcome
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
-from hora_rl.common.code import RowTests, same_output
+from hora_rl.common.data.code import RowTests, same_output
 
 PRELOAD = (f"{__package__}.judge", f"{__package__}.program")
 JUDGE, PROGRAM = (f"from {module} import main; main()" for module in PRELOAD)

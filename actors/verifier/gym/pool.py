@@ -20,9 +20,9 @@ from hora_rl.actors.verifier.code.runner import TRIES, ended
 from hora_rl.actors.verifier.remembered import Remembered
 from hora_rl.actors.verifier.sandbox.limits import Limits
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
+from hora_rl.common.data.gym import PINNED, TASK, packages
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.gym import PINNED, TASK, packages
-from hora_rl.common.user_rewards import Answer
 
 SCORER = f"{__package__}.scorer"
 MEMORY = 2 << 30

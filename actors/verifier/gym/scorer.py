@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 
-from hora_rl.common.gym_process import library
+from hora_rl.common.data.gym_process import library
 
 factory = library()  # before the fork
 

@@ -9,7 +9,7 @@ import pytest
 
 from hora_rl.actors.verifier.code.runner import CannotJudge, Runner, Verdict
 from hora_rl.actors.verifier.sandbox.limits import Limits
-from hora_rl.common.code import RowTests
+from hora_rl.common.data.code import RowTests
 
 ADD = "def add(a, b): return a + b"
 ADDED = "assert add(2, 3) == 5\nassert add(-1, 1) == 0"

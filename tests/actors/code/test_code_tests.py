@@ -17,11 +17,11 @@ from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.actors.verifier.sandbox.sandbox import SandboxError, SandboxLost
-from hora_rl.common.code import code_block
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import CodeTests, Reward
+from hora_rl.common.data.code import code_block
+from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.types import Completion, Prompt, VersionSpan
-from hora_rl.common.user_rewards import Answer
 from tests.support.attacks import ATTACKS, PRELUDE
 
 PLUS_ONE = [{"input": "1\n", "output": "2\n"}, {"input": "41\n", "output": "42\n"}]

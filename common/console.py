@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -50,6 +50,29 @@ def shown(bar: Progress) -> Iterator[Progress]:
             yield bar
         finally:
             done.set()
+
+
+@contextmanager
+def working(
+    what: str, total: int | None = None, console: Console | None = None
+) -> Iterator[Callable[[str], None]]:
+    """A bar while the block runs, removed afterwards; lines where `console` (standard error) is no terminal.
+
+    With `total` parts the bar fills up: call the yielded function with each part's name as it begins.
+    Without, it only moves.
+    """
+    console = console or Console(stderr=True)
+    count = () if total is None else (MofNCompleteColumn(),)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), *count, TimeElapsedColumn())
+    with shown(Progress(*columns, console=console, transient=True, disable=not console.is_terminal)) as bar:
+        task, begun = bar.add_task(what, total=total), 0
+
+        def begin(part: str) -> None:
+            nonlocal begun
+            bar.update(task, description=f"{what}: {part}", completed=begun)
+            begun += 1
+
+        yield begin
 
 
 def _tell(bar: Progress, done: threading.Event) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import redis
 import structlog
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import Answer, AsyncRedis, text_of
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Answer, AsyncRedis, text_of
 from hora_rl.common.types import Group
 
 log = structlog.get_logger(__name__)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from hora_rl.common.errors import ConfigError, any_error_as
 from hora_rl.common.files import sync_tree
-from hora_rl.common.model_files import PROBE_BYTES
+from hora_rl.common.weights.model_files import PROBE_BYTES
 
 if TYPE_CHECKING:
     from gguf import GGUFReader

@@ -1,6 +1,6 @@
 """Rows of a task of the library `reasoning-gym`: `data.path: reasoning_gym:TASK`, with `data.settings`.
 
-Rows are drawn without end (`common/gym_process.py`) and kept where their question is new. Which side of the
+Rows are drawn without end (`gym_process.py`) and kept where their question is new. Which side of the
 split a question falls on is a property of its text alone, so no seed, setting or number of rows brings a
 held-out question into training.
 """
@@ -23,8 +23,8 @@ from tempfile import TemporaryFile
 from threading import Timer
 from typing import IO, Any
 
-from hora_rl.common import gym_process
-from hora_rl.common.arithmetic import HELD_OUT_FIFTHS, Split
+from hora_rl.common.data import gym_process
+from hora_rl.common.data.arithmetic import HELD_OUT_FIFTHS, Split
 from hora_rl.common.errors import ConfigError
 
 PREFIX = "reasoning_gym:"

@@ -26,18 +26,17 @@ from rich.console import Console
 
 from hora_rl.common.access import sha256
 from hora_rl.common.config import Config
+from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import replace_text
 from hora_rl.common.kept_secret import kept_secret
-from hora_rl.common.keys import Keys
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import connect, has_password
+from hora_rl.common.live.state import changed
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.processes import this_machine
-from hora_rl.common.redis import connect, has_password
-from hora_rl.common.state import changed
-from hora_rl.deploy.launch.signals import asked_to_stop, undisturbed
-from hora_rl.deploy.monitor.progress import working
-from hora_rl.deploy.runs.process_identity import age_s, same_boot, start_ticks
-from hora_rl.evaluation.console import say
+from hora_rl.deploy.machine.process_identity import age_s, same_boot, start_ticks
+from hora_rl.deploy.machine.signals import asked_to_stop, undisturbed
 
 log = structlog.get_logger(__name__)
 State = Literal["running", "finished", "failed", "stopped"]
@@ -50,7 +49,7 @@ BEAT_S, SILENCE_S = 10.0, 60.0
 class RunRecord:
     """The content of run.json. Times are seconds since the epoch. `reason` is why the run ended, `resume` the
     command that continues it, and `seen` the time of the launcher's last sign of life. `machine` and `ticks`
-    identify the process across restarts (`deploy/runs/process_identity.py`). `silent_s` is the age of the
+    identify the process across restarts (`deploy/machine/process_identity.py`). `silent_s` is the age of the
     record when it was read, `weights` a fingerprint of the initial policy's weights."""
 
     run: str

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import redis
 
 from hora_rl.common.config import Config
-from hora_rl.common.digests import digest_of
 from hora_rl.common.errors import DamagedWeights, StaleWeights
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis
+from hora_rl.common.weights.digests import digest_of
 
 # The version never falls: a restarted learner that repeats old steps must not take it back.
 ADVANCE = """

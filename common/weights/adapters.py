@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.adapter_names import SETTINGS, WEIGHTS
 from hora_rl.common.config import Config
 from hora_rl.common.config.lora import VLLM_RANKS
 from hora_rl.common.errors import ConfigError
-from hora_rl.common.model_files import ORIGIN, weights_digest
+from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS
+from hora_rl.common.weights.model_files import ORIGIN, weights_digest
 
 
 @dataclass(frozen=True, slots=True)

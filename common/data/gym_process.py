@@ -1,4 +1,4 @@
-"""The process in which the library `reasoning-gym` generates rows; run as a script by `common/gym.py`.
+"""The process in which the library `reasoning-gym` generates rows; run as a script by `common/data/gym.py`.
 
 Some of its generators depend on the order of sets, on Python's global random numbers, and on which rows were
 drawn before. Here the hash seed is fixed, the global seed is set for each row, and rows are drawn in order.

@@ -81,7 +81,7 @@ class Keys:
 
     @property
     def state(self) -> str:
-        """hash: `common.state.SharedState`."""
+        """hash: `common.live.state.SharedState`."""
         return self._key("state")
 
     @property

@@ -1,7 +1,7 @@
 """Learned priors from recorded rollouts, and how right they were.
 
-python -m hora_rl.deploy.runs.fit_prior fit RUN --name hidden-static
-python -m hora_rl.deploy.runs.fit_prior calibrate RUN
+python -m hora_rl.deploy.fit_prior fit RUN --name hidden-static
+python -m hora_rl.deploy.fit_prior calibrate RUN
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from hora_rl.allocator.priors.files import save_state
 from hora_rl.allocator.priors.fit import fit_prior, outcomes
 from hora_rl.allocator.priors.make import UNCONDITIONED
 from hora_rl.common.config import Config
+from hora_rl.common.console import say, working
+from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
-from hora_rl.common.prompts import load_tokenizer
 from hora_rl.common.types import Prompt
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.cli_results import RunFolder
-from hora_rl.deploy.monitor.progress import working
-from hora_rl.evaluation.console import say
 from hora_rl.evaluation.report.figures import reliability_figure, save
 from hora_rl.evaluation.run_folders import records
 

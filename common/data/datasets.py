@@ -1,10 +1,10 @@
 """Data sets: numbered rows of problem and gold answer, from `arithmetic`, a task of `reasoning-gym`, a file
-(`common/table_files.py`) or the Hugging Face hub.
+(`common/data/table_files.py`) or the Hugging Face hub.
 
 A gold answer may be any JSON value: text and numbers are taken as text, everything else as it is. A row that
 its rewards cannot use is left out, never counted as wrong, and listed in `Dataset.rejected` with its place
 and the reason. What makes a whole source unusable (no file, a line that is not JSON, a column that no row
-has) is a `DataError` of one line. In which order the rows are met is in `common/order.py`.
+has) is a `DataError` of one line. In which order the rows are met is in `common/data/order.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hora_rl.common import arithmetic, gym
 from hora_rl.common.config import Config, Data
+from hora_rl.common.data import arithmetic, gym
+from hora_rl.common.data.table_files import READERS, read_rows
+from hora_rl.common.data.table_files import DataError as DataError
 from hora_rl.common.files import check_folder
-from hora_rl.common.table_files import READERS, read_rows
-from hora_rl.common.table_files import DataError as DataError
 
 Json = Any
 """A JSON value: None, bool, text, a list or an object of these, and numbers inside them."""

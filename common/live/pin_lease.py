@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis
 from hora_rl.common.types import Pinned
 
 LEASE_S = 15.0

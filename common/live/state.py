@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import Answer, text_of
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import Answer, text_of
 
 Value = bytes | bytearray | memoryview | str | int | float
 """The types that redis-py accepts as a hash's field or value."""

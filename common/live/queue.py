@@ -25,9 +25,9 @@ import redis
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import WireError
-from hora_rl.common.keys import Keys
-from hora_rl.common.redis import AsyncRedis, text_of
-from hora_rl.common.state import changed
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.redis import AsyncRedis, text_of
+from hora_rl.common.live.state import changed
 from hora_rl.common.types import Group
 from hora_rl.common.wire import encode_additional, encode_pre_rollouts
 

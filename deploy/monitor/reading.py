@@ -1,0 +1,252 @@
+"""The snapshot: one run's state from Redis, as every view shows it.
+
+It needs only Redis. A part that is down shows as silent, with a warning.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import redis
+
+from hora_rl.common.config import Config
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.queue import depth_of
+from hora_rl.common.live.state import SharedState, read_config
+from hora_rl.common.live.telemetry import FLOWS, SILENT_S
+from hora_rl.deploy.monitor.balance import KEPT, Split, balance, split_of
+from hora_rl.deploy.monitor.run_state import Gate, Part, RunState
+from hora_rl.deploy.monitor.warnings import warnings
+from hora_rl.evaluation.phase_b import PhaseB, total
+
+GONE_S = 60.0
+WINDOW_S = 60.0
+MIN_WINDOW_S = 1.0
+
+# The id (milliseconds-sequence) of the first group in the stream that no step has taken. A step takes overdue
+# groups whatever their id, so every taken group still in the stream is skipped: those of the ledgered steps
+# from `durable_step` on. Only ids leave the server.
+OLDEST = """
+local taken, from = {}, '-'
+local durable = tonumber(redis.call('HGET', KEYS[3], 'durable_step') or 0)
+for step = durable, redis.call('HLEN', KEYS[2]) - 1 do
+  local rows = redis.call('HGET', KEYS[2], tostring(step))
+  for _, row in ipairs(rows and cjson.decode(rows) or {}) do taken[row[2]] = true end
+end
+repeat
+  local page = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', 256)
+  for _, entry in ipairs(page) do
+    if not taken[entry[1]] then return entry[1] end
+    from = '(' .. entry[1]
+  end
+until #page == 0
+return false
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Raw:
+    """The replies of one round trip to Redis, in the order of `_fetch`."""
+
+    config: bytes | None
+    state: SharedState
+    counters: dict[bytes, bytes]
+    parts: dict[bytes, bytes]
+    length: int
+    taken: int
+    steps: list[tuple[bytes, dict[bytes, bytes]]]
+    history: list[tuple[bytes, dict[bytes, bytes]]]
+    oldest: bytes | None
+    evaluations: dict[bytes, bytes]
+    memory: dict[str, Any]
+
+
+def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunState:
+    """The state of `run` at `now` (seconds since the epoch, default: the clock's). Writes nothing. Raises
+    RunError when this Redis has no such run."""
+    keys, now = Keys(run), time.time() if now is None else now
+    raw = _fetch(client, keys, now)
+    config = read_config(raw.config, run)
+    totals = {k.decode(): int(v) for k, v in raw.counters.items()}
+    depth = depth_of(raw.length, raw.taken, raw.state.durable_step, config.rollout.prompts_per_batch)
+    samples = _samples(raw.history)
+    version, parts = raw.state.version, _parts(raw.parts, now)
+    records = [numbers(fields[b"metrics"]) for _, fields in raw.steps]
+    learner = records[0] if records else {}
+    last_step_s = _age(raw.steps[0][0], now) if raw.steps else None
+    snapshot = RunState(
+        run=run,
+        time=now,
+        **_progress(config, raw.state),
+        **_plan(config),
+        redis_full=_full(raw.memory),
+        last_step_s=last_step_s,
+        idle_s=_idle(last_step_s, parts, raw.state, now),
+        version=version,
+        queue_depth=depth,
+        oldest_group_s=_age(raw.oldest, now) if depth and raw.oldest else 0.0,
+        dead_letters=totals.get("dead_letters", 0),
+        rates=_rates(samples, totals, now),
+        totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
+        lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
+        **_allocation(totals, config.rollout.pre_rollouts),
+        learner=learner,
+        balance=balance(records[::-1], config, _split(config, raw.state, parts)),
+        evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
+        parts=parts,
+        sparks=_sparks(samples),
+    )
+    found = warnings(snapshot, config.telemetry.stall_s, config.weights.drift_alarm)
+    return replace(snapshot, warnings=tuple(found))
+
+
+def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
+    with client.pipeline(transaction=False) as pipe:
+        pipe.get(keys.config)
+        pipe.hgetall(keys.state)
+        pipe.hgetall(keys.counters)
+        pipe.hgetall(keys.parts)
+        pipe.xlen(keys.groups)
+        pipe.hlen(keys.ledger)
+        pipe.xrevrange(keys.steps, count=KEPT)
+        pipe.xrevrange(keys.history, min=f"{int((now - WINDOW_S) * 1000)}", count=int(WINDOW_S * 2))
+        pipe.eval(OLDEST, 3, keys.groups, keys.ledger, keys.state)
+        pipe.hgetall(keys.evaluations)
+        pipe.info("memory")
+        config, state, *rest = pipe.execute()
+    return _Raw(config, SharedState.parse(state), *rest)
+
+
+def _split(config: Config, state: SharedState, parts: Sequence[Part]) -> Split | None:
+    """What can be moved between the sides; nothing while another number of generators is there than the
+    configuration has."""
+    alive = sum(p.kind == "generator" and p.silent_s < SILENT_S for p in parts)
+    return split_of(config, state.device) if alive == config.generator.replicas else None
+
+
+def _full(memory: Mapping[str, Any]) -> str:
+    """The memory of a Redis that takes no more; empty where there is room, or no limit."""
+    used, most = memory.get("used_memory", 0), memory.get("maxmemory", 0)
+    return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""
+
+
+def _progress(config: Config, state: SharedState) -> dict[str, Any]:
+    """How far the run is and whether it continues."""
+    return {
+        "status": _status(config, state),
+        "step": state.step,
+        "paused": state.paused,
+        "controls": state.token_sha256 is not None,
+        "unplaced": state.unplaced,
+        "error": state.error,
+        "warm_up": _gate(config, state) is not None,
+        "gate": _gate(config, state),
+    }
+
+
+def _gate(config: Config, state: SharedState) -> Gate | None:
+    if config.gate is None or state.gate_open:
+        return None
+    warmup = config.allocation.warmup
+    return Gate(config.gate, warmup.format_reward, warmup.cycles, state.gate_seen, state.gate_mean)
+
+
+def _plan(config: Config) -> dict[str, Any]:
+    """Settings that do not change during a run."""
+    return {
+        "steps": config.learner.steps,
+        "max_staleness": config.rollout.max_staleness,
+        "rule": config.allocation.rule,
+        "prompts_per_batch": config.rollout.prompts_per_batch,
+        "group_size": config.rollout.group_size,
+        "max_response_tokens": config.rollout.max_response_tokens,
+        "pre_rollouts": config.rollout.pre_rollouts,
+        "queue_capacity": config.capacity,
+    }
+
+
+def numbers(text: bytes) -> dict[str, Any]:
+    """Metrics as they were written, with None for values that are not finite: JSON of browsers has no NaN."""
+    return json.loads(text, parse_constant=lambda _: None)
+
+
+def _status(config: Config, state: SharedState) -> str:
+    if state.step >= config.learner.steps:
+        return "finished"
+    if state.error:
+        return "stopped"
+    return "paused" if state.paused else "running"
+
+
+def _samples(history: Any) -> list[dict[str, float]]:
+    return [json.loads(fields[b"sample"]) for _, fields in reversed(history)]
+
+
+def _rates(samples: list[dict[str, float]], totals: Mapping[str, int], now: float) -> dict[str, float]:
+    if not samples or now - samples[0]["time"] < MIN_WINDOW_S:
+        return dict.fromkeys(FLOWS, 0.0)
+    first = samples[0]
+    return {f: max(0.0, totals.get(f, 0) - first.get(f, 0)) / (now - first["time"]) for f in FLOWS}
+
+
+def _sparks(samples: list[dict[str, float]]) -> dict[str, list[float]]:
+    """The last minute as rates between neighbouring samples, and the queue's depth."""
+    pairs = list(itertools.pairwise(samples))
+    sparks = {
+        f: [max(0.0, b.get(f, 0) - a.get(f, 0)) / max(1e-3, b["time"] - a["time"]) for a, b in pairs]
+        for f in FLOWS
+    }
+    return {**sparks, "depth": [s["depth"] for s in samples]}
+
+
+def _allocation(totals: Mapping[str, int], trials: int) -> dict[str, Any]:
+    """Where Phase B went, from the counters of `Telemetry.allocation`; nothing before the first shard."""
+    found = {k: v for k, v in totals.items() if k.startswith(("phase_a:", "phase_b:"))}
+    rules = dict.fromkeys(k.partition(":")[2].rpartition(":")[0] for k in found)
+    phase_b = total([(rule, _of_rule(found, rule, trials)) for rule in rules], trials)
+    return {
+        "phase_a": dict(enumerate(phase_b.prompts.tolist())) if found else {},
+        "phase_b": dict(enumerate(phase_b.rollouts.tolist())) if found else {},
+        "shares": tuple(phase_b.shares()) if found else (),
+    }
+
+
+def _of_rule(counters: Mapping[str, int], rule: str, trials: int) -> PhaseB:
+    of_phase = [
+        [counters.get(f"{phase}:{rule}:{c}", 0) for c in range(trials + 1)]
+        for phase in ("phase_a", "phase_b")
+    ]
+    return PhaseB(*map(np.array, of_phase))
+
+
+def _parts(raw: Mapping[bytes, bytes], now: float) -> tuple[Part, ...]:
+    """Parts seen lately, and a learner or coordinator that is gone without a successor."""
+    parts = []
+    for name, text in sorted(raw.items()):
+        state = numbers(text)
+        kind, _, own = name.decode().partition("/")
+        parts.append(Part(kind, own, max(0.0, now - state.pop("seen")), state))
+    alive = {p.kind for p in parts if p.silent_s < GONE_S}
+    gone = {"learner", "coordinator"} - alive
+    return tuple(p for p in parts if p.silent_s < GONE_S or p.kind in gone)
+
+
+def _idle(last_step_s: float | None, parts: Sequence[Part], state: SharedState, now: float) -> float | None:
+    """Seconds in which a step could have been expected; zero for a learner that has just started or
+    resumed."""
+    started = [p.state["started"] for p in parts if p.kind == "learner" and "started" in p.state]
+    if not started:
+        return None
+    ages = [now - max(started), now - state.unpaused]
+    return max(0.0, min(ages if last_step_s is None else [*ages, last_step_s]))
+
+
+def _age(entry: bytes, now: float) -> float:
+    """Seconds since a stream entry was written: its id begins with the time in milliseconds."""
+    return max(0.0, now - int(entry.split(b"-")[0]) / 1000)
