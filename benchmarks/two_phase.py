@@ -34,8 +34,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hora_rl.actors.calls import policy_calls, verifier_calls
 from hora_rl.actors.coordinator.allocation import divide_round, rounds_of
+from hora_rl.actors.coordinator.calls import policy_calls, verifier_calls
 from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score

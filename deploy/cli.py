@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from hora_rl.common.data.user_code import working_folder
 from hora_rl.common.errors import HoraError
+from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.cli_results import RunFolder
 from hora_rl.deploy.cli_results import app as results
 

@@ -2,7 +2,7 @@
 
     requests (prompt, first sample, number) ─► generate ─► score ─► take
 
-It imports neither Ray nor vLLM: `actors.calls` makes `generate` and `score` from Serve handles. A request's
+It imports neither Ray nor vLLM: `actors/coordinator/calls.py` makes both from Serve handles. A request's
 seed is its prompt's seed plus the number of its first sample, and vLLM adds the place within the request. So
 sample j of a prompt is the same however the samples are cut into requests, and a resumed call draws what was
 lost as it was.

@@ -11,8 +11,8 @@ import numpy as np
 from hora_rl.common.advantages import STD_FLOOR, Formula, Values, centred, formula, grpo, rloo_by_phase
 from hora_rl.common.config import Config, Objective
 from hora_rl.common.data.rewards import total
-from hora_rl.common.data.user_code import is_user_function
 from hora_rl.common.types import Group, Rollout
+from hora_rl.common.user_code import is_user_function
 from hora_rl.learner.group_weights import group_weight
 from hora_rl.learner.totals import Totals
 from hora_rl.learner.user_advantage import user_advantage

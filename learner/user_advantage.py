@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hora_rl.common.data.user_code import load_function
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.user_code import load_function
 
 
 class UserAdvantage(Protocol):

@@ -30,8 +30,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hora_rl.common.answers import format_reward, load_extract
 from hora_rl.common.config import Config
-from hora_rl.common.data.answers import format_reward, load_extract
 from hora_rl.common.data.datasets import Row, load_dataset
 from hora_rl.common.data.order import batch_rows
 from hora_rl.common.data.prompts import load_tokenizer, render, render_text

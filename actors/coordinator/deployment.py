@@ -17,7 +17,7 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from hora_rl.actors.calls import group_calls, policy_calls, verifier_calls
+from hora_rl.actors.coordinator.calls import group_calls, policy_calls, verifier_calls
 from hora_rl.actors.coordinator.cycles import Cycles
 from hora_rl.actors.coordinator.history_writer import write_history
 from hora_rl.actors.coordinator.identity import mixture_of

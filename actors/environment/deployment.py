@@ -17,7 +17,7 @@ import structlog
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from hora_rl.actors.calls import generator_calls
+from hora_rl.actors.coordinator.calls import generator_calls
 from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.registry import environment_of

@@ -13,8 +13,8 @@ from hora_rl.actors.environment.protocol import EpisodeFunction
 from hora_rl.actors.environment.python_tool import python_tool
 from hora_rl.common.config import Config
 from hora_rl.common.config.environment import BUILT_IN, LIBRARY
-from hora_rl.common.data.user_code import load_function
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.user_code import load_function
 
 OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hora_rl.common.data.answers import TAGS
+from hora_rl.common.answers import TAGS
 from hora_rl.common.data.stop_tokens import silent_tokens, spoken
 from hora_rl.common.errors import EnvironmentFault
 from hora_rl.common.types import Tokens

@@ -13,8 +13,6 @@ from pebble import ProcessExpired
 
 from hora_rl.actors.verifier.judges import Judges
 from hora_rl.common.config import Reward
-from hora_rl.common.data.reward_names import function_of, taken
-from hora_rl.common.data.user_code import is_user_function
 from hora_rl.common.data.user_rewards import (
     Answer,
     group_reward,
@@ -25,6 +23,8 @@ from hora_rl.common.data.user_rewards import (
     user_reward_async,
 )
 from hora_rl.common.errors import AwayTooLong, Unavailable
+from hora_rl.common.reward_names import function_of, taken
+from hora_rl.common.user_code import is_user_function
 
 T = TypeVar("T")
 LONGEST_PAUSE_S = 10.0

@@ -33,13 +33,13 @@ from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.gym.pool import ScorerPool
 from hora_rl.actors.verifier.own_rewards import OwnRewards
 from hora_rl.actors.verifier.remembered import Remembered
-from hora_rl.common import equality
+from hora_rl.common import answers, equality
 from hora_rl.common.config import Reward
-from hora_rl.common.data import answers, gym
-from hora_rl.common.data.user_code import load_function
+from hora_rl.common.data import gym
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.processes import die_with_parent, processors
+from hora_rl.common.user_code import load_function
 
 MEMORY_BYTES = 2**30
 """Address space a worker may use in addition to its start-up: math-verify needs tens of MiB for real

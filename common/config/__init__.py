@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from pydantic import model_validator
 
+from hora_rl.common.answers import instructions
 from hora_rl.common.config.allocation import Allocation, WarmUp
 from hora_rl.common.config.base import Section
 from hora_rl.common.config.data import Data, Model, Rows, Run, Source
@@ -22,7 +23,6 @@ from hora_rl.common.config.rollout import Rollout
 from hora_rl.common.config.serve import Serve
 from hora_rl.common.config.services import Coordinator, Generator, Queue
 from hora_rl.common.config.telemetry import Evaluation, Telemetry
-from hora_rl.common.data.answers import instructions
 
 __all__ = [
     "Allocation",

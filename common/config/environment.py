@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from hora_rl.common.config.base import Count, Seconds, Section
-from hora_rl.common.data.user_code import is_user_function
+from hora_rl.common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
 LIBRARY = "verifiers"

@@ -10,7 +10,7 @@ from hora_rl.common.advantages import BINARY, OBJECTIVES
 from hora_rl.common.config.allocation import Allocation
 from hora_rl.common.config.base import Count, Section
 from hora_rl.common.config.rollout import Rollout
-from hora_rl.common.data.user_code import is_user_function
+from hora_rl.common.user_code import is_user_function
 
 
 class GroupWeight(Section):

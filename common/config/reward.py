@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from pydantic import Field, field_validator, model_validator
 
+from hora_rl.common.answers import ANSWERS
 from hora_rl.common.config.base import Count, Seconds, Section
-from hora_rl.common.data.answers import ANSWERS
-from hora_rl.common.data.reward_names import OWN
-from hora_rl.common.data.user_code import is_user_function
+from hora_rl.common.reward_names import OWN
+from hora_rl.common.user_code import is_user_function
 
 BUILT_IN = ("format", "accuracy", "code_tests")
 EPISODE = "episode."

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hora_rl.common.answers import prefill
 from hora_rl.common.config import Data
-from hora_rl.common.data.answers import prefill
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.errors import ConfigError, any_error_as

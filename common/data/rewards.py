@@ -1,5 +1,5 @@
 """Rewards of one completion: accuracy and the weighted sum (paper, section 4). The format reward and where
-the answer is are in `common/data/answers.py`, a user's own rewards in `common/data/user_rewards.py`.
+the answer is are in `common/answers.py`, a user's own rewards in `common/data/user_rewards.py`.
 
 `accuracy`  1.0 where the answer equals the gold answer, else 0.0; of a task of `reasoning-gym` what its own
             scorer says, from 0.0 to 1.0. The default success.
@@ -20,11 +20,11 @@ from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import RowTests, read_tests
 from hora_rl.common.data.datasets import Candidate
 from hora_rl.common.data.gym import TASK
-from hora_rl.common.data.reward_names import function_of
-from hora_rl.common.data.user_code import is_user_function, working_folder
 from hora_rl.common.data.user_rewards import columns_of, is_group
 from hora_rl.common.equality import gold_fault
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.reward_names import function_of
+from hora_rl.common.user_code import is_user_function, working_folder
 
 
 def gold_test(reward: Reward) -> Callable[[Candidate], str | None]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config
-from hora_rl.common.data.answers import TAGS
 from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-from hora_rl.common.data.reward_names import Value
-from hora_rl.common.data.user_code import failures_named, load_function
+from hora_rl.common.reward_names import Value
+from hora_rl.common.user_code import failures_named, load_function
 
 UserReward = Callable[..., Any]
 GROUP = "answers"

@@ -31,7 +31,7 @@ from hora_rl.deploy.app import APP
 from hora_rl.evaluation.benchmarks import Benchmark, held_out, refuse_long
 from hora_rl.evaluation.evaluate import Counts, evaluate
 from hora_rl.evaluation.model_weights import model_digest
-from hora_rl.evaluation.result_files import markdown_table, write_result
+from hora_rl.evaluation.report.result_files import markdown_table, write_result
 from hora_rl.evaluation.results import Result, make_result, read_result
 from hora_rl.evaluation.sample_loop import Progress as Reading
 from hora_rl.learner.records import log_evaluation
@@ -211,7 +211,7 @@ def application_calls(config: Config, version: int, *, weights_come: bool = True
     """Calls to what samples, on weights `version` or newer, and to verifiers, of the running application."""
     from ray import serve
 
-    from hora_rl.actors.calls import policy_calls, verifier_calls
+    from hora_rl.actors.coordinator.calls import policy_calls, verifier_calls
 
     policy, verifier = (serve.get_deployment_handle(name, APP) for name in (config.policy, "verifier"))
     generate = policy_calls(policy, config, version, weights_come=weights_come)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import default_processes
+from hora_rl.common.answers import example_program, prefill
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import CodeTests
-from hora_rl.common.data.answers import example_program, prefill
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import render_text

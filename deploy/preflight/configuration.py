@@ -17,16 +17,16 @@ from hora_rl.actors.coordinator.prompt_features import feature_model
 from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
+from hora_rl.common.answers import load_extract
 from hora_rl.common.config import Config
 from hora_rl.common.config.environment import LIBRARY
-from hora_rl.common.data.answers import load_extract
 from hora_rl.common.data.datasets import load_held_out
-from hora_rl.common.data.reward_names import function_of
 from hora_rl.common.data.rewards import gold_test, group_functions
-from hora_rl.common.data.user_code import is_user_function, working_folder
 from hora_rl.common.data.user_rewards import load_reward
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths
+from hora_rl.common.reward_names import function_of
+from hora_rl.common.user_code import is_user_function, working_folder
 from hora_rl.common.weights.adapters import check_base, refuse_to_train
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, plural, should

@@ -14,9 +14,9 @@ from hora_rl.common.config import Config
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import render
 from hora_rl.common.data.rewards import total
-from hora_rl.common.data.user_code import working_folder
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.user_code import working_folder
 from hora_rl.deploy.monitor.visible import visible
 from hora_rl.deploy.preflight.configuration import OWN_FAULTS
 from hora_rl.deploy.preflight.findings import Finding, ok

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from hora_rl.common.answers import ANSWERS, example, instructions, prefill
 from hora_rl.common.config import Config
-from hora_rl.common.data.answers import ANSWERS, example, instructions, prefill
 from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.prompts import load_tokenizer, render_text

@@ -19,8 +19,8 @@ from hora_rl.evaluation.report.figures import allocation_figure, metrics_figure,
 from hora_rl.evaluation.report.hits import hits_by_difficulty
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.predicted import Predict, Predicted, shown
+from hora_rl.evaluation.report.result_files import csv_table
 from hora_rl.evaluation.report.tables import curves, summarise, table_1
-from hora_rl.evaluation.result_files import csv_table
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))

@@ -16,11 +16,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from hora_rl.actors.coordinator.shard import Draw
+from hora_rl.common.answers import format_reward
 from hora_rl.common.config import Config
-from hora_rl.common.data.answers import format_reward
-from hora_rl.common.data.reward_names import function_of, taken
 from hora_rl.common.data.user_rewards import Answer, is_group, user_reward
 from hora_rl.common.errors import ConfigError
+from hora_rl.common.reward_names import function_of, taken
 from hora_rl.common.types import Prompt, Rollout, VersionSpan
 from research.tasks.reward import one_of
 

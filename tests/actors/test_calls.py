@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from hora_rl.actors import calls
-from hora_rl.actors.calls import retry
+from hora_rl.actors.coordinator import calls
+from hora_rl.actors.coordinator.calls import retry
 from hora_rl.common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
 
 

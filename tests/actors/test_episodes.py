@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hora_rl.actors.calls import retry
+from hora_rl.actors.coordinator.calls import retry
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction

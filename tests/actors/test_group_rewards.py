@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hora_rl.actors.calls import group_calls
+from hora_rl.actors.coordinator.calls import group_calls
 from hora_rl.actors.coordinator.ranking import LastTexts, unranked
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Reward

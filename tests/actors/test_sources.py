@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.actors.verifier.pool import VerifierPool

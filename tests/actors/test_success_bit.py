@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config, Reward
 from hora_rl.common.types import Completion, Prompt, Scored, VersionSpan

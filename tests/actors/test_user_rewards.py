@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hora_rl.actors.calls import generator_calls, verifier_calls
+from hora_rl.actors.coordinator.calls import generator_calls, verifier_calls
 from hora_rl.actors.verifier.pool import VerifierPool
 from hora_rl.common.config import Config, Data, Reward
 from hora_rl.common.data.datasets import load_dataset

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hora_rl.common.data.answers import (
+from hora_rl.common.answers import (
     ANSWERS,
     FORMAT_INSTRUCTIONS,
     extract_tags,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hora_rl.common.data.user_code import failures_named
 from hora_rl.common.equality.expressions import parse
 from hora_rl.common.errors import RunError, Unavailable, any_error_as
+from hora_rl.common.user_code import failures_named
 
 
 def test_an_error_of_any_type_becomes_the_named_one() -> None:

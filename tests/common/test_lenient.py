@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hora_rl.common.data.answers import ANSWERS, instructions
+from hora_rl.common.answers import ANSWERS, instructions
 from hora_rl.common.equality import bounded, math_equal
 
 lenient = ANSWERS["lenient"]

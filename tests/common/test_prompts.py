@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hora_rl.common.answers import FORMAT_INSTRUCTIONS
 from hora_rl.common.config import Data
-from hora_rl.common.data.answers import FORMAT_INSTRUCTIONS
 from hora_rl.common.data.prompts import (
     PromptError,
     check_template,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, Qwen2Config
 
+from hora_rl.common.answers import TAGS
 from hora_rl.common.config import Config
-from hora_rl.common.data.answers import TAGS
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import completed, named, silent_tokens, spoken, stop_tokens, turn_end
 from hora_rl.common.errors import ConfigError

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from hora_rl.common.answers import FORMAT_INSTRUCTIONS
 from hora_rl.common.config import Config
-from hora_rl.common.data.answers import FORMAT_INSTRUCTIONS
 
 OWN = "tests.system.own_reward:brevity"
 

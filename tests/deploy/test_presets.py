@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.common.data.answers import FORMAT_INSTRUCTIONS
+from hora_rl.common.answers import FORMAT_INSTRUCTIONS
 from hora_rl.common.load import ROOT, check_paths, load, presets
 
 ALL = sorted(presets())

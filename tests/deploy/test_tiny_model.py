@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hora_rl.common.data.answers import format_reward
+from hora_rl.common.answers import format_reward
 from hora_rl.common.data.arithmetic import generate
 from hora_rl.deploy.demo.build import build, make_model, warm_start
 from hora_rl.deploy.demo.measure import measure

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hora_rl.common.answers import extract_tags
 from hora_rl.common.config import Config, Data
-from hora_rl.common.data.answers import extract_tags
 from hora_rl.common.data.datasets import DataError, Leak, load_dataset
 from hora_rl.common.types import Completion, Prompt, SamplingRequest, Scored, VersionSpan
 from hora_rl.evaluation.benchmarks import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.coordinator.sampling import Generate
 from hora_rl.actors.environment.episodes import Episodes
 from hora_rl.actors.environment.guess import guess

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hora_rl.common.config import Objective
+from hora_rl.evaluation.report.result_files import write_result
 from hora_rl.evaluation.report.runs_report import write_report
 from hora_rl.evaluation.report.smoothing import moving_average
 from hora_rl.evaluation.report.tables import table_1
-from hora_rl.evaluation.result_files import write_result
 from hora_rl.evaluation.results import ResultError, read_result
 from hora_rl.evaluation.run_folders import RunFolderError, load_run
 from tests.support.reported_runs import MODEL, make_run, result, rows, small_run

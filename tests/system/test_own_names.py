@@ -27,7 +27,7 @@ learner: {steps: 2, tokens_per_microbatch: 4096}
 telemetry: {http_port: 0}
 """
 REWARD = """\
-from hora_rl.common.points import HALF
+from common.points import HALF
 from hora_rl.common.errors import Unavailable
 
 

@@ -9,7 +9,7 @@ import pytest
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from hora_rl.actors.calls import retry
+from hora_rl.actors.coordinator.calls import retry
 from hora_rl.actors.generator.pin import PINNED, only_on
 from hora_rl.actors.generator.router import RESERVED
 from hora_rl.common.errors import NoRoom

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hora_rl.actors.calls import verifier_calls
+from hora_rl.actors.coordinator.calls import verifier_calls
 from hora_rl.actors.verifier.code import pool as programs
 from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.errors import VerifierUnavailable

@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from hora_rl.common.data.last_expression import last_expression
-from hora_rl.common.data.user_code import failures_named, load_function
+from hora_rl.common.last_expression import last_expression
+from hora_rl.common.user_code import failures_named, load_function
 
 Extract = Callable[[str], str | None]
 

@@ -28,10 +28,10 @@ from hora_rl.actors.verifier.code.runner import TRIES
 from hora_rl.common.config import Config
 from hora_rl.common.config.reward import EPISODE, Reward
 from hora_rl.common.data.rewards import group_functions, tests_of
-from hora_rl.common.data.user_code import is_user_function
 from hora_rl.common.data.user_rewards import Answer
 from hora_rl.common.errors import AwayTooLong, NoRoom, PinLost, RunError, StaleWeights
 from hora_rl.common.types import Completion, Failed, Group, Prompt, Rollout, SamplingRequest, Scored
+from hora_rl.common.user_code import is_user_function
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
