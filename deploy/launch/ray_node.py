@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.machine.record import RunFile, State
 from hora_rl.deploy.machine.signals import asked_to_stop
 
 WATCH_S = 0.1
@@ -65,21 +65,23 @@ def _watch(file: RunFile | None, done: threading.Event) -> None:
 
 
 def _end(file: RunFile | None, died: str) -> None:
-    stopped = asked_to_stop.wait(HEARD_S)
+    """Say and record why at once: Ray ends this process as soon as any thread asks its raylet something."""
     reason = (
-        "interrupted"
-        if stopped
-        else (
-            f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short "
-            "memory does"
-        )
+        f"Ray's node on this machine ended (its process {died} died): look for what killed it, as short "
+        "memory does"
     )
-    resume = ""
+    _say(file, "failed", reason, f"hora: {reason}")
+    if asked_to_stop.wait(HEARD_S):
+        _say(file, "stopped", "interrupted", "\nstopped")
+        os._exit(130)
+    os._exit(1)
+
+
+def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:
+    resume = "" if file is None else f"; resume with: {file.read().resume}"
+    print(f"{line}{resume}", file=sys.stderr, flush=True)
     if file is not None:
-        file.end("stopped" if stopped else "failed", reason)
-        resume = f"; resume with: {file.read().resume}"
-    print(f"\nstopped{resume}" if stopped else f"hora: {reason}{resume}", file=sys.stderr, flush=True)
-    os._exit(130 if stopped else 1)
+        file.end(state, reason)
 
 
 def _dead() -> str | None:

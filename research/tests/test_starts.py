@@ -9,7 +9,7 @@ from research.study.starts import pool
 
 def test_equal_errors_give_the_mean_of_starts_with_their_own_spread() -> None:
     values = np.array([1.0, 2.0, 6.0, 7.0])
-    found = pool(values, [0.5] * 4)
+    found = pool(list(values), [0.5] * 4)
     assert found.value == pytest.approx(4.0)
     assert found.half == pytest.approx(stats.t.ppf(0.975, 3) * stats.sem(values))
     between = values.var(ddof=1) - 0.25

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -17,10 +17,12 @@ from rich.console import Console
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.machine.record import RunFile
+from hora_rl.deploy.preflight import machine
 from hora_rl.deploy.preflight.memory import run_target
 from research.study import cell_runner
 from research.study.cell_runner import is_finished, run_cells
 from research.study.cells import Cell, cells, load_study
+from tests.support.preflight import H200
 
 STUDY = {"name": "mini", "base": "tiny", "seeds": [0], "arms": {"grpo": {"allocation.rule": "uniform"}}}
 
@@ -119,7 +121,7 @@ def test_a_cells_failure_is_that_of_this_attempt(tmp_path: Path, monkeypatch: py
 
 
 def test_the_cells_of_a_study_share_this_machines_cards_as_a_run_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cards: Callable[[int], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Cell] = []
 
@@ -127,7 +129,7 @@ def test_the_cells_of_a_study_share_this_machines_cards_as_a_run_does(
         seen.extend(every)
         raise KeyboardInterrupt
 
-    cards(8)
+    monkeypatch.setattr(machine, "gpus", lambda: [H200] * 8)
     monkeypatch.setattr(cell_runner, "run_cells", never)
     with pytest.raises(SystemExit):
         cell_runner.study(written(tmp_path), tmp_path / "out", None)

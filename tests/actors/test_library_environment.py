@@ -102,7 +102,7 @@ def test_path_and_section_go_together() -> None:
 
 @pytest.mark.parametrize("columns", [{}, {"task": "3"}, {"task": -1}, {"task": True}])
 def test_a_row_without_a_task_is_refused(columns: dict[str, object]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"needs rows with a column 'task'.* verifiers_rows CONFIG"):
+    with pytest.raises(EnvironmentFault, match=r"needs rows with a column 'task'.*verifiers_rows CONFIG"):
         task_of(Row(0, "n=", "", columns))
 
 

@@ -223,7 +223,8 @@ def test_no_process_is_left_when_the_caller_is_killed() -> None:
 @pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
 def test_a_user_without_privileges_has_a_sandbox_too(without: tuple[str, ...]) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+        "import sys, types; ours = sys.modules['hora_rl'] = types.ModuleType('hora_rl')\n"
+        f"ours.__path__ = [{str(ROOT)!r}]\n"
         "from hora_rl.actors.verifier.sandbox.sandbox import Sandbox\n"
         "box = Sandbox(without=sys.argv[1:])\n"
         "print(*(not box.layers[n] for n in ('seccomp', 'landlock', 'uid')))\n"
