@@ -128,8 +128,10 @@ def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
 
 
 PLAIN = """
-import os, sys
+import os, sys, types
 sys.path.insert(0, sys.argv[1])
+ours = sys.modules["hora_rl"] = types.ModuleType("hora_rl")
+ours.__path__ = [sys.argv[1]]
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE
 box = Sandbox(without=sys.argv[4:])
