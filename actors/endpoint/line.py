@@ -10,7 +10,7 @@ from hora_rl.common.errors import NoRoom
 
 LIMIT_S = 30.0
 MOST = 64
-AGAIN_S = 0.5
+AGAIN_S = 1.0
 T = TypeVar("T")
 
 

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-SHARE = 0.05
+SHARE, SHARE_ON_CPU = 0.05, 0.02
 SAVED_S = 2.0
 QUIET_S = 300.0  # longer than the learner's step on a machine without a GPU usually takes
 
 
 @dataclass(slots=True)
 class Share:
-    """Clients' credit, in seconds of the engine: time adds SHARE of itself, up to SAVED_S.
+    """Clients' credit, in seconds of the engine: time adds SHARE of itself, up to SAVED_S. With `one_cpu` it
+    adds SHARE_ON_CPU, because there the HTTP side of a request takes the run's processors too.
 
     A client's sequence costs its part of all sequences, k of n for each second, and the whole engine until
     its first token, because a prompt holds up every other sequence. A request is taken to need what the last
@@ -66,6 +67,10 @@ class Share:
         self._credit -= (0.0 if self._free else seconds or 0.0) - begun
 
     @property
+    def _earned(self) -> float:
+        return SHARE_ON_CPU if self.one_cpu else SHARE
+
+    @property
     def _free(self) -> bool:
         return not self.rollouts and not (self.one_cpu and self._at - self._trained_at < QUIET_S)
 
@@ -75,4 +80,4 @@ class Share:
         if self.rollouts:
             self._trained_at = now
         spent = 0.0 if self._free or not self.clients else self.clients / (self.clients + self.rollouts)
-        self._credit = min(SAVED_S, self._credit + passed * (SHARE - spent))
+        self._credit = min(SAVED_S, self._credit + passed * (self._earned - spent))

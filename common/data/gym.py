@@ -133,7 +133,7 @@ def _read(stdout: IO[bytes]) -> Iterator[tuple[str, Any]]:
 def _process(complaints: IO[bytes]) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
     """Its stdin and stdout. It is killed at the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", gym_process.__name__],
+        [sys.executable, "-P", gym_process.__file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=complaints,

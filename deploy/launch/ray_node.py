@@ -71,10 +71,9 @@ def _end(file: RunFile | None, died: str) -> None:
         "memory does"
     )
     _say(file, "failed", reason, f"hora: {reason}")
-    if asked_to_stop.wait(HEARD_S):
+    if stopped := asked_to_stop.wait(HEARD_S):
         _say(file, "stopped", "interrupted", "\nstopped")
-        os._exit(130)
-    os._exit(1)
+    os._exit(130 if stopped else 1)
 
 
 def _say(file: RunFile | None, state: State, reason: str, line: str) -> None:

@@ -1,0 +1,117 @@
+"""From a configuration to the parts of a rank that is ready for its first step."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import redis
+import torch
+
+from hora_rl.common.config import Config
+from hora_rl.common.data.prompts import fingerprint, load_tokenizer
+from hora_rl.common.files import replace_text
+from hora_rl.common.live.keys import Keys
+from hora_rl.common.live.state import changed
+from hora_rl.common.live.telemetry import Heart
+from hora_rl.common.types import Group
+from hora_rl.learner.admission import Vocabulary
+from hora_rl.learner.batch import samples_at
+from hora_rl.learner.checkpoint import Checkpoints
+from hora_rl.learner.drift import Drift
+from hora_rl.learner.engine import Engine
+from hora_rl.learner.extensions import compile_extensions
+from hora_rl.learner.parts import Parts
+from hora_rl.learner.prefixes import rows_of
+from hora_rl.learner.records import Records
+from hora_rl.learner.republish import publish_newest
+from hora_rl.learner.rollout_writer import RolloutFiles
+from hora_rl.learner.shared_card import SharedCard
+from hora_rl.learner.steps import Planner, Reader
+from hora_rl.learner.weights.broadcast import BroadcastClient
+from hora_rl.learner.weights.publisher import Publisher
+
+
+def prepare(
+    config: Config, client: redis.Redis, heart: Heart, run_dir: Path, rank: int, world: int
+) -> tuple[Parts, int]:
+    """Load the model and its newest checkpoint, and publish it where replicas lack it. Returns the step to
+    start from too. A collective."""
+
+    def starting(waits_for: str) -> None:
+        heart.tell(state="starting", waiting_for=waits_for)
+
+    compile_extensions(starting)
+    starting("the model to be loaded")
+    engine = Engine(config, rank, world)
+    starting("the newest checkpoint to be verified and loaded")
+    checkpoints = Checkpoints(config, run_dir, rank, world)
+    start = checkpoints.restore(engine)
+    if notices := [*_refused(checkpoints, start), *_unshared(engine)]:
+        heart.note("; ".join(notices))
+    publisher = Publisher(config, engine, client, run_dir, rank)
+    planner, records = (
+        _plan_and_records(config, client, engine, run_dir, start) if rank == 0 else (None, None)
+    )
+    reader = Reader(client, config, rank, world, planner.kept if planner else {})
+    parts = Parts(
+        config,
+        client,
+        engine,
+        reader,
+        publisher,
+        checkpoints,
+        planner,
+        records,
+        run_dir,
+        rank,
+        world,
+        heart,
+        Drift(config.weights.drift_limit),
+        SharedCard(config, heart, BroadcastClient(config.weights.update_limit_s)),
+    )
+    parts.card.give()
+    starting("the newest weights to be published")
+    publish_newest(parts, start)
+    return parts, start
+
+
+def _plan_and_records(
+    config: Config, client: redis.Redis, engine: Engine, run_dir: Path, start: int
+) -> tuple[Planner, Records]:
+    """What rank 0 has beside its share of the steps."""
+    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    budget = config.learner.tokens_per_microbatch
+
+    def cost(group: Group) -> float:
+        return engine.shape.flops(rows_of(samples_at(config, [group], start), budget, engine.sharing))
+
+    planner = Planner(
+        client,
+        config,
+        Vocabulary(fingerprint(tokenizer), engine.hf.config.get_text_config().vocab_size),
+        start,
+        # In millions of FLOPs, to be short in the ledger. Groups without signal cost nothing.
+        lambda group: math.ceil(cost(group) / 1e6),
+    )
+    rollouts = RolloutFiles(config, tokenizer, run_dir, start)
+    device, ranks = engine.device_name, torch.distributed.get_world_size()
+    replace_text(run_dir / "learner.json", json.dumps({"device": device, "ranks": ranks}))
+    begun = changed(step=start, folder=str(run_dir.resolve()), device=device)
+    client.hset(Keys(config.run.name).state, mapping=begun)
+    return planner, Records(config, client, run_dir, start, rollouts)
+
+
+def _refused(checkpoints: Checkpoints, start: int) -> Iterator[str]:
+    if checkpoints.refused:
+        yield (
+            f"set aside as refused-step-*: {'; '.join(checkpoints.refused)}; the run continues after step "
+            f"{start}"
+        )
+
+
+def _unshared(engine: Engine) -> Iterator[str]:
+    if engine.unshared:
+        yield f"each rollout computes its prompt again: {engine.unshared}"
