@@ -40,9 +40,10 @@ def start(cell, out):
     return run
 
 study_run.start_cell = start
-sys.argv[1:] = ["study", sys.argv[1], "--out", str(Path(sys.argv[2]).parent / "out"), "--parallel", "1"]
+sys.argv[1:] = [sys.argv[1], "--out", str(Path(sys.argv[2]).parent / "out"), "--parallel", "1"]
 from hora_rl.deploy.cli import main
-main()
+from research.__main__ import app
+main(app)
 """
 
 

@@ -1,7 +1,7 @@
 """A run without models: real groups through the real queue, ledger and telemetry, with made-up contents.
 
-What monitoring sees of it is what it sees of a run, at any rate one likes. Used by benchmarks/monitoring.py
-and by the tests of the views.
+What monitoring sees of it is what it sees of a run, at any rate one likes. Used by
+the tests of the views.
 """
 
 from __future__ import annotations
