@@ -53,7 +53,7 @@ contracts: setup build/typed
 	cd build/typed && ../../$(BIN)/lint-imports --config ../../pyproject.toml
 
 # The packages as folders of `hora_rl`, for what does not ask setuptools where they are.
-build/typed: setup.py
+build/typed: setup.py $(wildcard hora_rl/*.py)
 	rm -rf $@ && mkdir -p $@/hora_rl
 	ln -s $(addprefix ../../../,actors allocator common deploy evaluation learner $(wildcard hora_rl/*.py*)) $@/hora_rl/
 

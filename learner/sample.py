@@ -12,10 +12,10 @@ from hora_rl.common.types import LogProbs, Tokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """A rollout, or one sequence of those of several turns. `tokens` (L,) follow `prompt`,
-    and `places` are those of the N sampled ones in `tokens`; None: all are (N = L). `logprobs` and `match`
-    have (N,): log π_gen, and whether the token is of the learner's own version. `scale` is a sampled token's
-    weight in the loss; those given between turns are not in the loss."""
+    """A rollout, or one sequence of those of several turns. `tokens` (L,) follow `prompt`, and `places` are
+    those of the N sampled ones in `tokens`; None: all are (N = L). `logprobs` and `match` have (N,): log
+    π_gen, and whether the token is of the learner's own version. `scale` is a sampled token's weight in the
+    loss; those given between turns are not in the loss."""
 
     prompt: Tokens
     tokens: Tokens

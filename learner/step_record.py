@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import structlog
-import torch
 
 from hora_rl.common.live.telemetry import STEPPING
 from hora_rl.common.types import Group
@@ -71,15 +70,3 @@ def _mfu(parts: Parts, flops: float, seconds: float) -> float:
     """Model FLOPs of a step over the peak of the ranks' devices; NaN where the peak is unknown."""
     peak = peak_flops(parts.engine.device_name, parts.config.model.dtype)
     return flops / (max(1e-9, seconds) * peak * parts.world) if peak else math.nan
-
-
-def sums_over_ranks(parts: Parts, sums: dict[str, float]) -> dict[str, float]:
-    """Sums over the ranks; the largest of those whose name ends with `max`. A collective."""
-    if parts.world == 1:
-        return sums
-    names = sorted(sums)
-    tensor = torch.tensor([sums[n] for n in names], dtype=torch.float64, device=parts.engine.device)
-    top = tensor.clone()
-    torch.distributed.all_reduce(tensor)
-    torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
-    return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}

@@ -1,5 +1,4 @@
-"""Sums over all groups of a step that a rank cannot know from its own: added up over ranks before the step is
-cut."""
+"""Sums over all ranks of a step, which none can know from its own groups."""
 
 from __future__ import annotations
 
@@ -32,3 +31,13 @@ def over_ranks(own: Totals, device: torch.device) -> Totals:
     sums = torch.tensor(astuple(own), dtype=torch.float64, device=device)
     torch.distributed.all_reduce(sums)
     return Totals(*sums.tolist())
+
+
+def sums_over_ranks(sums: dict[str, float], device: torch.device) -> dict[str, float]:
+    """The sums over all ranks; of those whose name ends with `max` the largest. A collective."""
+    names = sorted(sums)
+    tensor = torch.tensor([sums[n] for n in names], dtype=torch.float64, device=device)
+    top = tensor.clone()
+    torch.distributed.all_reduce(tensor)
+    torch.distributed.all_reduce(top, op=torch.distributed.ReduceOp.MAX)
+    return {n: float(m if n.endswith("max") else s) for n, s, m in zip(names, tensor, top, strict=True)}

@@ -32,9 +32,9 @@ from hora_rl.learner.parts import Parts
 from hora_rl.learner.prefixes import rows_of
 from hora_rl.learner.republish import help_replicas, publish_with_rank_0
 from hora_rl.learner.start import prepare
-from hora_rl.learner.step_record import record_step, sums_over_ranks
+from hora_rl.learner.step_record import record_step
 from hora_rl.learner.steps import Planner, wait_while_held
-from hora_rl.learner.totals import Totals, over_ranks
+from hora_rl.learner.totals import Totals, over_ranks, sums_over_ranks
 
 log = structlog.get_logger(__name__)
 
@@ -120,7 +120,8 @@ def train_step(parts: Parts, step: int) -> Update:
     update = parts.engine.step(micro, partial(_fresh, parts, step))
     if update.bad:
         _keep_for_inspection(parts, step, groups)
-    sums = parts.drift.add(step, sums_over_ranks(parts, {**update.sums, **packing}))
+    own = {**update.sums, **packing}
+    sums = parts.drift.add(step, own if parts.world == 1 else sums_over_ranks(own, parts.engine.device))
     parts.card.give()
     if step + 1 > parts.published:
         parts.publisher.publish(step + 1)

@@ -54,6 +54,6 @@ def checked(name: str, prompts: Int, alpha: Float, beta: Float) -> tuple[Float, 
         i = int(np.flatnonzero(bad)[0])
         raise ValueError(
             f"prior {name}: predicts Beta({alpha[i]}, {beta[i]}) for prompt {int(prompts[i])}; both must be "
-            "finite and positive. Fit it again with `deploy.fit_prior`, or use the fixed prior"
+            "finite and positive. Fit it again (python -m hora_rl.deploy.fit_prior), or use the fixed prior"
         )
     return alpha, beta

@@ -29,6 +29,7 @@ def load_state(path: str | Path, name: str) -> State:
         found = str(arrays["prior"]) if "prior" in arrays else "no prior"
         if found != name:
             raise ValueError(
-                f"{path}: holds the state of {found}, not of {name}; fit it with `deploy.fit_prior`"
+                f"{path}: holds the state of {found}, not of {name}; fit it with `python -m "
+                "hora_rl.deploy.fit_prior`"
             )
         return {k.removeprefix("state/"): arrays[k] for k in arrays.files if k != "prior"}

@@ -57,7 +57,7 @@ class Allocation(Section):
         "count per token. A batch then holds about Γ·G rollouts.",
     )
     max_group_size: Count | None = Field(None, description="Cap on G_i; none by default.")
-    prior_state: str | None = Field(None, description="File of a prior that `deploy.fit_prior` fitted.")
+    prior_state: str | None = Field(None, description="File that `python -m hora_rl.deploy.fit_prior` wrote.")
     features: str | None = Field(
         None,
         description="Sentence-embedding model (name or path) for mpnet-dual and gp; hidden-* use model.path.",

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 
 import psutil
 
+from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.machine.record import RunFile, State
 from hora_rl.deploy.machine.signals import asked_to_stop
 
@@ -44,18 +45,10 @@ def _loopback() -> str:
     return next(name for name, own in interfaces if any(a.address == "127.0.0.1" for a in own))
 
 
-@contextmanager
-def watched_node(file: RunFile | None) -> Iterator[None]:
+def watched_node(file: RunFile | None) -> AbstractContextManager[None]:
     """While the block runs, end this command when Ray's node here loses a process that it needs; `file` is
     told the reason, then the user."""
-    done = threading.Event()
-    thread = threading.Thread(target=_watch, args=(file, done), name="ray-node", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    return beside("ray-node", partial(_watch, file))
 
 
 def _watch(file: RunFile | None, done: threading.Event) -> None:

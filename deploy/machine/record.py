@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from hora_rl.common.live.redis import connect, has_password
 from hora_rl.common.live.state import changed
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.common.processes import this_machine
+from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.machine.process_identity import age_s, same_boot, start_ticks
 from hora_rl.deploy.machine.signals import asked_to_stop, undisturbed
 
@@ -173,11 +174,8 @@ class RunFile:
                 f"{record.host or 'this machine'}); `hora stop {self.folder}` ends it"
             )
 
-    @contextmanager
-    def _beating(self) -> Iterator[None]:
-        done = threading.Event()
-
-        def beat() -> None:
+    def _beating(self) -> AbstractContextManager[None]:
+        def beat(done: threading.Event) -> None:
             trouble = ""
             while not done.wait(BEAT_S):
                 try:
@@ -189,13 +187,7 @@ class RunFile:
                         trouble = str(error)
                         log.warning("run record not written", folder=str(self.folder), error=trouble)
 
-        thread = threading.Thread(target=beat, name="run-record", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+        return beside("run-record", beat)
 
     def read(self) -> RunRecord:
         """Raises RunError where there is no run, or the file is not a run's."""

@@ -16,6 +16,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.console import LONG_S, say
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
+from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.monitor.reading import read_run
@@ -23,6 +24,7 @@ from hora_rl.deploy.monitor.run_state import Kind, RunState, Warning
 
 EVERY_S = 1.0
 QUIET_S = 300.0
+END_S = 5.0
 BESIDE = 46
 """Columns of state, bar, step and time left for the longest runs."""
 
@@ -37,21 +39,15 @@ def progress(
 ) -> Iterator[Pace]:
     """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
     its pace. `alerts` receives every warning that is shown. `first` is done and shown before."""
-    done, pace, tell = threading.Event(), Pace(), Teller(console, alerts)
+    pace, tell = Pace(), Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
-    states = _snapshots(config, url, done, pace)
 
-    def run() -> None:
+    def run(done: threading.Event) -> None:
         first()
-        show(states, config.learner.steps, tell, pace)
+        show(_snapshots(config, url, done, pace), config.learner.steps, tell, pace)
 
-    thread = threading.Thread(target=run, name="progress", daemon=True)
-    thread.start()
-    try:
+    with beside("progress", run, END_S):
         yield pace
-    finally:
-        done.set()
-        thread.join(5.0)
 
 
 def show_bar(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace) -> None:

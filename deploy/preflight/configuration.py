@@ -179,9 +179,8 @@ def packages(target: Target) -> Iterator[Finding]:
     """Packages that this configuration needs and `make setup` does not install, and arguments of vLLM."""
     learner, engine = target.config.learner, target.config.generator.engine_args
     if engine:
-        from hora_rl.actors.generator.engine_args import (
-            check_engine_args,  # imports vLLM, which takes seconds
-        )
+        # It imports vLLM, which takes seconds.
+        from hora_rl.actors.generator.engine_args import check_engine_args
 
         check_engine_args(engine)
     if learner.kernels == "liger" and target.trains:

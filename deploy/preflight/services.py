@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import cast
 
 import redis
@@ -125,11 +124,9 @@ def _same_code() -> Finding:
 
         return str(load.ROOT)
 
-    mine = str(ROOT)
     try:
         found = ray.get(ray.remote(num_cpus=0)(origin).remote(), timeout=60)
     except RayError as error:
         found = f"nowhere ({type(error).__name__})"
-    fix = f"not {mine}: install hora on every node, and call `ray start` in a folder without a `hora_rl`"
-    same = Path(found).resolve() == Path(mine).resolve()
-    return must(same, "Ray workers", f"import hora_rl from {found}", fix)
+    fix = f"not {ROOT}: install hora on every node, and call `ray start` in a folder without a `hora_rl`"
+    return must(found == str(ROOT), "Ray workers", f"import hora_rl from {found}", fix)

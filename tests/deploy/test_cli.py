@@ -22,6 +22,7 @@ from hora_rl.common.load import ROOT, dump_yaml, load
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.launch.local import _prepare, run_local
 from hora_rl.deploy.machine.record import RunFile, write_config
+from tests.support.bare_python import SETUP
 from tests.support.families import write_model
 
 Done = subprocess.CompletedProcess[str]
@@ -308,10 +309,7 @@ def test_an_install_without_the_extra_says_what_to_install() -> None:
     hora-rl`."""
     entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["hora"]
     module, _, function = entry.partition(":")
-    code = (
-        "import sys, types; ours = sys.modules['hora_rl'] = types.ModuleType('hora_rl'); "
-        f"ours.__path__ = [{str(ROOT)!r}]; from {module} import {function}; {function}()"
-    )
+    code = f"{SETUP}from {module} import {function}; {function}()"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert_refused(done, "typer is not installed", "hora-rl[cpu]", "make setup")
 

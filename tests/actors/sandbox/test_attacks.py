@@ -14,6 +14,7 @@ import pytest
 from hora_rl.actors.verifier.sandbox.limits import Limits
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE, SLOW
+from tests.support.bare_python import SETUP
 
 OUTPUT = 1 << 16
 LIMITS = Limits(seconds=2.0, output=OUTPUT)
@@ -127,11 +128,11 @@ def test_a_program_that_takes_its_time_is_ended(name: str) -> None:
         sandbox.close()
 
 
-PLAIN = """
-import os, sys, types
+PLAIN = (
+    SETUP
+    + """
+import os
 sys.path.insert(0, sys.argv[1])
-ours = sys.modules["hora_rl"] = types.ModuleType("hora_rl")
-ours.__path__ = [sys.argv[1]]
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox
 from tests.support.attacks import ATTACKS, PRELUDE
 box = Sandbox(without=sys.argv[4:])
@@ -145,6 +146,7 @@ for name, source in ATTACKS.items():
 print(box.run("print(1)").out)
 box.close()
 """
+)
 
 
 @pytest.mark.system

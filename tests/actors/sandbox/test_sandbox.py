@@ -16,6 +16,7 @@ import pytest
 
 from hora_rl.actors.verifier.sandbox.limits import Limits
 from hora_rl.actors.verifier.sandbox.sandbox import Sandbox, SandboxError, SandboxLost, unsafe
+from tests.support.bare_python import SETUP
 
 ROOT = Path(__file__).parents[3]
 
@@ -223,8 +224,7 @@ def test_no_process_is_left_when_the_caller_is_killed() -> None:
 @pytest.mark.parametrize("without", [(), ("namespaces",)], ids=["with user namespaces", "without"])
 def test_a_user_without_privileges_has_a_sandbox_too(without: tuple[str, ...]) -> None:
     code = (
-        "import sys, types; ours = sys.modules['hora_rl'] = types.ModuleType('hora_rl')\n"
-        f"ours.__path__ = [{str(ROOT)!r}]\n"
+        f"{SETUP}"
         "from hora_rl.actors.verifier.sandbox.sandbox import Sandbox\n"
         "box = Sandbox(without=sys.argv[1:])\n"
         "print(*(not box.layers[n] for n in ('seccomp', 'landlock', 'uid')))\n"
