@@ -1,5 +1,6 @@
-"""Redis for every test that needs one: a real server in a temporary folder, ended with its scope."""
+"""What every test shares: a real Redis server where one is needed, and the environment as it was before."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,16 @@ def pytest_configure() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """Entry points set variables for good (`LOCAL_RANK`); the next test in this process must not see them."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="module")
