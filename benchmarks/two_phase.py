@@ -34,7 +34,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from hora_rl.actors.coordinator.allocation import divide_round, rounds_of
+from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.calls import policy_calls, verifier_calls
 from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.deployment import render_prompts
@@ -91,9 +91,9 @@ def in_rounds(config: Config, generate: Generate, score: Score) -> RunShard:
         began, sample = time.monotonic(), Sampler(shard, generate, score)
         rows = np.array([p.index for p in shard.prompts])
         batch = BatchAllocation(config.allocation.rule, rows, np.ones(len(rows)), np.ones(len(rows)))
-        divide = partial(divide_round, config, batch, rows.tolist())
+        divide = partial(allocate_round, config, batch, rows.tolist())
         plan = await phase_a(shard, sample, divide)
-        while len(plan.rounds) < rounds_of(config, plan.rule):
+        while len(plan.rounds) < config.allocation.under(plan.rule).rounds:
             plan = await next_round(shard, plan, sample, divide)
         last = time.monotonic()
         tokens = sum([g.tokens async for g in phase_b(shard, plan, sample)])

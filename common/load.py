@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from hora_rl.common.config import Config
-from hora_rl.common.config.base import section_of
+from hora_rl.common.config.base import Scope, scope_of, section_of
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data.table_files import READERS
 from hora_rl.common.errors import ConfigError
@@ -84,13 +84,16 @@ def check_paths(config: Config) -> None:
         )
 
 
-def differences(a: Config | Mapping[str, Any], b: Config | Mapping[str, Any]) -> list[str]:
-    """`section.key: one != other` for every value in which two configurations disagree."""
+def differences(
+    a: Config | Mapping[str, Any], b: Config | Mapping[str, Any], *, below: Scope | None = None
+) -> list[str]:
+    """`section.key: one != other` for every value in which two configurations disagree; `below` a scope only
+    for keys of a narrower one."""
     left, right = _flat(_plain(a)), _flat(_plain(b))
     return [
         f"{key}: {left.get(key)!r} != {right.get(key)!r}"
         for key in sorted(left.keys() | right.keys())
-        if left.get(key) != right.get(key)
+        if left.get(key) != right.get(key) and (below is None or scope_of(Config, key) < below)
     ]
 
 

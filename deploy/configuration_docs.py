@@ -9,15 +9,18 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from hora_rl.common.config import Config
-from hora_rl.common.config.base import section_of
+from hora_rl.common.config.base import Scope, scope_of, section_of
 
 HEAD = """# Configuration
 
 One YAML file per experiment feeds `serve deploy` (as application arguments), the learner and the one-machine
 run. `hora check FILE` validates it; any value is changed on the command line with `-s section.key=value`.
 Unknown keys and impossible values are refused with the key and the reason. Γ is `rollout.prompts_per_batch`,
-G `rollout.group_size`, G0 `rollout.pre_rollouts`. Generated from `common/config/`.
+G `rollout.group_size`, G0 `rollout.pre_rollouts`. A key with ⟳ may change when the run starts
+again (`--resume`, another `serve deploy`); one with ⇄ may also differ between application and learner; all
+others are fixed for the run. Generated from `common/config/`.
 """
+MARKS = {Scope.RUN: "", Scope.START: " ⟳", Scope.PART: " ⇄"}
 
 
 def document() -> str:
@@ -41,7 +44,8 @@ def _section(path: str, model: Any) -> str:
             nested.append(_section(f"{path}.{name}.NAME", each))
         key = f"`{path}.{field.alias or name}`"
         meaning = _meaning(field.description) + _choices(field.annotation, field.description or "")
-        lines.append(f"| {key} | {_default(field.default)} | {meaning} |\n")
+        mark = MARKS[scope_of(Config, f"{path}.{name}")]
+        lines.append(f"| {key}{mark} | {_default(field.default)} | {meaning} |\n")
     return "".join(lines + nested)
 
 

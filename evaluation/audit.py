@@ -229,7 +229,7 @@ def _budgets(config: Config, facts: RunRecords) -> list[str]:
         batches[report["batch"]] += 1
         if n != rollout.prompts_per_shard or len(report["extra"]) != n:
             found.append(f"{name} has {n} groups, not Γ/shards = {rollout.prompts_per_shard}")
-        in_rollouts = config.allocation.budget == "rollouts" or report["rule"] == "uniform"
+        in_rollouts = config.allocation.under(report["rule"]).budget == "rollouts"
         if in_rollouts and spent != rollout.prompts_per_shard * rollout.group_size:
             found.append(
                 f"{name} spent {spent} rollouts, not Γ/shards·G = "

@@ -31,7 +31,7 @@ def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
         yield f"does not add up: its rounds give {sums}, its sum is {report['extra']}"
         return
-    due = 1 if report["rule"] == "uniform" else config.allocation.rounds
+    due = config.allocation.under(report["rule"]).rounds
     if len(rounds) != due:
         yield f"was divided in {len(rounds)} rounds, not {due}"
         return
@@ -43,7 +43,7 @@ def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport
 
 def _repeated(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
     """Divide again by the recorded counts alone; stops at the first round that differs."""
-    in_tokens = config.allocation.budget == "tokens" and report["rule"] != "uniform"
+    in_tokens = config.allocation.under(report["rule"]).budget == "tokens"
     again = _again_in_tokens(config, report, reports) if in_tokens else _again(config, report)
     for number, (recorded, extra) in enumerate(zip(report["rounds"], again, strict=True), 1):
         expected = extra.tolist()
@@ -59,7 +59,7 @@ def _terms(config: Config, report: ShardReport) -> dict[str, Any]:
     return {
         "rule": report["rule"],
         "prior": (alpha[0], beta[0]) if shared else (alpha, beta),
-        "stop": "none" if report["rule"] == "uniform" else config.allocation.stop,
+        "stop": config.allocation.under(report["rule"]).stop,
         "max_group_size": config.allocation.max_group_size,
     }
 

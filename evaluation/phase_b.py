@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-UNIFORM = "uniform"
+from hora_rl.common.config.allocation import needs_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def total(cycles: Sequence[tuple[str, PhaseB]], trials: int) -> PhaseB:
 
 def counted(rules: Sequence[str] | NDArray[np.str_]) -> NDArray[np.bool_]:
     """Which of the cycles or groups divided by `rules` (n,) count."""
-    adaptive = np.array([rule != UNIFORM for rule in rules], dtype=bool)
+    adaptive = np.array([needs_counts(rule) for rule in rules], dtype=bool)
     return adaptive if adaptive.any() else ~adaptive
 
 

@@ -14,6 +14,7 @@ import yaml
 from numpy.typing import NDArray
 
 from hora_rl.common.config import Objective
+from hora_rl.common.config.allocation import needs_counts
 from hora_rl.common.errors import HoraError
 from hora_rl.common.files import check_regular
 from hora_rl.evaluation.phase_b import counted
@@ -85,7 +86,7 @@ class Run:
         estimator = str(self.setting("learner.objective.advantage", "grpo"))
         advantage = ADVANTAGES.get(estimator, estimator)
         rule = self.setting("allocation.rule", "hit_utility")
-        if rule == "uniform":
+        if not needs_counts(rule):
             return _named(advantage, self._objective_remarks())
         name = {"hit_utility": "HORA", "hard_first": "hard-first"}.get(rule, rule)
         prior = self.setting("allocation.prior", "fixed")

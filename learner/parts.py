@@ -8,7 +8,7 @@ from pathlib import Path
 import redis
 
 from hora_rl.common.config import Config
-from hora_rl.common.live.telemetry import Heart
+from hora_rl.common.live.telemetry import Heartbeat
 from hora_rl.learner.checkpoint import Checkpoints
 from hora_rl.learner.drift import Drift
 from hora_rl.learner.engine import Engine
@@ -33,7 +33,7 @@ class Parts:
     run_dir: Path
     rank: int
     world: int
-    heart: Heart
+    heart: Heartbeat
     drift: Drift
     card: SharedCard
     published: int = 0  # newest version that replicas can get; repeated steps below it are not published

@@ -11,7 +11,7 @@ import torch
 
 from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
-from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP, Heart
+from hora_rl.common.live.telemetry import STEPPING, TO_SLEEP, Heartbeat
 from hora_rl.learner.weights.broadcast import BroadcastClient
 
 POLL_S = 0.1
@@ -22,7 +22,7 @@ class SharedCard:
     """Of a run with `generator.sleep`; without it neither method does anything."""
 
     config: Config
-    heart: Heart
+    heart: Heartbeat
     broadcast: BroadcastClient
 
     def take(self, step: int, version: Callable[[], int], meanwhile: Callable[[], None]) -> dict[str, float]:

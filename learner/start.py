@@ -15,7 +15,7 @@ from hora_rl.common.data.prompts import fingerprint, load_tokenizer
 from hora_rl.common.files import replace_text
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import Heart
+from hora_rl.common.live.telemetry import Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.learner.admission import Vocabulary
 from hora_rl.learner.batch import samples_at
@@ -35,7 +35,7 @@ from hora_rl.learner.weights.publisher import Publisher
 
 
 def prepare(
-    config: Config, client: redis.Redis, heart: Heart, run_dir: Path, rank: int, world: int
+    config: Config, client: redis.Redis, heart: Heartbeat, run_dir: Path, rank: int, world: int
 ) -> tuple[Parts, int]:
     """Load the model and its newest checkpoint, and publish it where replicas lack it. Returns the step to
     start from too. A collective."""

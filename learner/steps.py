@@ -24,7 +24,7 @@ from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import Consumer, Entry, Ledger, Row
 from hora_rl.common.live.staleness import Ready, select_for_step
 from hora_rl.common.live.state import read_state
-from hora_rl.common.live.telemetry import LEADER, Heart
+from hora_rl.common.live.telemetry import LEADER, Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.common.wire import decode_group
 from hora_rl.learner.admission import Foreign, Vocabulary, admitted
@@ -280,7 +280,7 @@ def divide(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
     return [[rows[i] for i in sorted(share)] for share in shares]
 
 
-def wait_while_held(client: redis.Redis, run: str, heart: Heart) -> None:
+def wait_while_held(client: redis.Redis, run: str, heart: Heartbeat) -> None:
     """Wait while the launcher measures the initial policy, whose weights the generators keep until then."""
     while client.exists(Keys(run).hold):
         heart.tell(state="ready", waiting_for="the evaluation of the initial policy")

@@ -20,7 +20,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import HoraError, RunError
 from hora_rl.common.files import check_room
 from hora_rl.common.live.redis import connect
-from hora_rl.common.live.telemetry import STEPPING, Heart
+from hora_rl.common.live.telemetry import STEPPING, Heartbeat
 from hora_rl.common.types import Group
 from hora_rl.learner.batch import MicroBatch, measurable, micro_batches, samples_at
 from hora_rl.learner.candidates import candidate, is_candidate, is_missing
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 def train(config: Config, redis_url: str, run_dir: Path, rank: int, world: int) -> None:
     """Train from the newest checkpoint (or the initial policy) to learner.steps, then export the model."""
     client = connect(redis_url, patient=True)
-    heart = Heart(client, config.run.name, f"learner/{rank}")
+    heart = Heartbeat(client, config.run.name, f"learner/{rank}")
     try:
         parts, start = prepare(config, client, heart, run_dir, rank, world)
         _train(parts, start)

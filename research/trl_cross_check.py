@@ -65,7 +65,7 @@ def prepare(out: Path, preset: str, overrides: Sequence[str]) -> Config:
             raise SystemExit(f"{out} has its settings already: leave out -s, or choose another folder")
         return load(str(path))
     config = load(preset, [*SETTINGS, *overrides])
-    if config.allocation.rule != "uniform" or config.rollout.max_staleness:
+    if config.allocation.needs_counts or config.rollout.max_staleness:
         raise SystemExit("the comparison needs allocation.rule uniform and rollout.max_staleness 0")
     out.mkdir(parents=True, exist_ok=True)
     shutil.copytree(model_folder(config.model.path), out / "model", dirs_exist_ok=True)

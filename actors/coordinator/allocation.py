@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hora_rl.actors.coordinator.cycles import BatchAllocation
-from hora_rl.actors.coordinator.shard import Allocation, Draw, Found, Round
+from hora_rl.actors.coordinator.shard import Allocation, Draw, PhaseCounts, Round
 from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.lengths import ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
 from hora_rl.common.config import Config
+from hora_rl.common.config.allocation import needs_counts
 
 Float = NDArray[np.float64]
 # Successes (n,) and trials of Phase A and of each round since then.
@@ -30,30 +31,25 @@ class Fixed(TypedDict):
     max_group_size: int | None
 
 
-def rounds_of(config: Config, rule: str) -> int:
-    """Rounds of a shard that `rule` allocates: one where no count decides anything."""
-    return 1 if rule == "uniform" else config.allocation.rounds
-
-
-def divide_round(
+def allocate_round(
     config: Config,
     batch: BatchAllocation,
     prompts: Sequence[int],
     earlier: Sequence[Round],
-    found: Found,
+    found: PhaseCounts,
 ) -> Allocation:
     """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and the results
     since."""
-    prior = batch.priors_of(prompts)
+    prior, allocation = batch.priors_of(prompts), config.allocation.under(batch.rule)
     fixed: Fixed = {
         "rule": batch.rule,
         "prior": _shared(*prior),
-        "stop": "none" if batch.rule == "uniform" else config.allocation.stop,
-        "max_group_size": config.allocation.max_group_size,
+        "stop": allocation.stop,
+        "max_group_size": allocation.max_group_size,
     }
     trials: list[int | Sequence[int]] = [config.rollout.pre_rollouts, *(r.extra for r in earlier)]
     outcomes: Outcomes = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
-    if config.allocation.budget == "tokens" and batch.rule != "uniform":
+    if allocation.budget == "tokens":
         extra = _by_tokens(config, batch, outcomes, [*(r.tokens for r in earlier), found.tokens], fixed)
     else:
         extra = _by_rollouts(config, batch, outcomes, fixed)
@@ -69,7 +65,9 @@ def _by_rollouts(config: Config, batch: BatchAllocation, outcomes: Outcomes, fix
     n, rollout = len(outcomes[0][0]), config.rollout
     budget = n * (rollout.group_size - rollout.pre_rollouts)
     least = config.least_extra(batch.rule)
-    session = Session(n, budget, rounds=rounds_of(config, batch.rule), least_extra=least, **fixed)
+    session = Session(
+        n, budget, rounds=config.allocation.under(batch.rule).rounds, least_extra=least, **fixed
+    )
     for successes, trials in outcomes:
         session.tell(successes, trials)
     return session.ask()
@@ -115,10 +113,10 @@ def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
     return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 
 
-def decided(config: Config, batch: BatchAllocation) -> list[Draw]:
+def fixed_draws(config: Config, batch: BatchAllocation) -> list[Draw]:
     """All draws of a shard of this batch when its rule needs no counts (`uniform`); empty when Phase A
     decides."""
-    if batch.rule != "uniform":
+    if needs_counts(batch.rule):
         return []
     rollout = config.rollout
     places = range(rollout.prompts_per_shard)

@@ -23,6 +23,7 @@ from hora_rl.allocator.lengths import Lengths, RunningLengths
 from hora_rl.allocator.priors import Prior
 from hora_rl.allocator.warmup import WarmUpGate
 from hora_rl.common.config import Config
+from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.data.order import Mixture, mixed_rows
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.keys import Keys
@@ -145,7 +146,7 @@ class Cycles:
         prompts = np.array([row for _, row in rows], dtype=np.int64)
         rule, as_if = self._config.allocation.rule, self._config.learner.objective.group_weight.as_if
         if not self._gate.open:
-            rule, as_if = "uniform", as_if and "uniform"
+            rule, as_if = UNIFORM, as_if and UNIFORM
         return BatchAllocation(rule, prompts, *self._prior.predict(prompts), as_if, self._lengths.now)
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from hora_rl.common.config import Config
+from hora_rl.common.config.base import Scope
 from hora_rl.common.data.order import Mixture
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
@@ -22,54 +23,9 @@ from hora_rl.common.load import differences
 from hora_rl.common.types import Prompt
 from hora_rl.common.wire import SCHEMA
 
-# Addresses and numbers of parts, their concurrency, and time limits.
-MAY_CHANGE = (
-    "run.folder",
-    "run.resources",
-    "rollout.shards_in_flight",
-    "rollout.samples_per_request",
-    "rollout.time_limit_s",
-    "rollout.attempts",
-    "environment.replicas",
-    "environment.max_replicas",
-    "environment.episodes",
-    "environment.cpus",
-    "environment.attempts",
-    "environment.time_limit_s",
-    "reward.time_limit_s",
-    "reward.wait_limit_s",
-    "generator.",
-    "verifier.",
-    "coordinator.",
-    "queue.",
-    "learner.steps",
-    "learner.workers",
-    "learner.gpus",
-    "learner.threads",
-    "learner.tokens_per_microbatch",
-    "learner.logit_chunk",
-    "learner.gradient_checkpointing",
-    "learner.checkpoint_aside",
-    "learner.checkpoint_every",
-    "learner.keep_checkpoints",
-    "learner.keep_best",
-    "learner.group_cache_gib",
-    "learner.max_",
-    "learner.wait_limit_s",
-    "learner.wandb",
-    "learner.mlflow",
-    "weights.update_limit_s",
-    "weights.drift_alarm",
-    "weights.drift_limit",
-    "serve.",
-    "telemetry.",
-    "evaluation.",
-)
-
-
 # The first coordinator's prompts are the run's. They may be replaced together with settings under which
 # nothing was sampled.
-SETTLE = """
+CLAIM = """
 if redis.call('EXISTS', KEYS[2]) == 0 and redis.call('GET', KEYS[1]) ~= ARGV[1] then
   redis.call('HDEL', KEYS[3], 'prompts')
 end
@@ -79,7 +35,7 @@ return redis.call('HGET', KEYS[3], 'prompts')
 """
 
 
-async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
+async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -> None:
     """Store a coordinator's configuration and the identity of its prompts. Both may be replaced while the run
     has no plan.
 
@@ -97,7 +53,7 @@ async def settle(redis: AsyncRedis, config: Config, prompts: Sequence[Prompt]) -
         **_rows(config, prompts),
     }
     args = [config.model_dump_json(), json.dumps(here)]
-    begun = json.loads(await redis.eval(SETTLE, 3, keys.config, keys.plans, keys.state, *args))
+    begun = json.loads(await redis.eval(CLAIM, 3, keys.config, keys.plans, keys.state, *args))
     if begun.get("schema") != SCHEMA:
         raise RunError(
             f"run {name!r} was begun by another version of hora, whose groups have a schema older or newer "
@@ -143,7 +99,7 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 
 
 def _refuse_changes(name: str, begun: Config, here: Config) -> None:
-    changed = [d for d in differences(begun, here) if not d.startswith(MAY_CHANGE)]
+    changed = differences(begun, here, below=Scope.START)
     if changed:
         raise RunError(
             f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it "

@@ -48,7 +48,7 @@ class Sampler:
 
 
 @asynccontextmanager
-async def begun(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
+async def prefetched(sample: Sample, draws: Iterable[Draw]) -> AsyncIterator[Sample]:
     """`sample` with these drawings under way at once: asking for one of them gives its result instead of
     another.
 

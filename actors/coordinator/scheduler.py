@@ -19,17 +19,17 @@ from functools import partial
 import numpy as np
 import structlog
 
-from hora_rl.actors.coordinator.allocation import decided, divide_round, rounds_of, sizes_as_if
+from hora_rl.actors.coordinator.allocation import allocate_round, fixed_draws, sizes_as_if
 from hora_rl.actors.coordinator.cycles import Cycles
-from hora_rl.actors.coordinator.identity import mixture_of, settle
+from hora_rl.actors.coordinator.identity import claim_identity, mixture_of
 from hora_rl.actors.coordinator.leases import Leases
 from hora_rl.actors.coordinator.plans import Plans
 from hora_rl.actors.coordinator.ranking import Rank, unranked
-from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, begun
+from hora_rl.actors.coordinator.sampling import Generate, Sampler, Score, prefetched
 from hora_rl.actors.coordinator.shard import (
+    AllocateRound,
     Allocation,
-    Divide,
-    Found,
+    PhaseCounts,
     Plan,
     Round,
     Sample,
@@ -103,7 +103,7 @@ class Coordination:
         RunError when the run has begun with other settings or prompts than these."""
         await self._redis.hdel(self._keys.state, "error")  # of a coordinator that gave up before this start
         await self._redis.delete(self._keys.blocked)
-        await settle(self._redis, self._config, self._prompts)
+        await claim_identity(self._redis, self._config, self._prompts)
         try:
             await self._run()
         finally:
@@ -185,20 +185,20 @@ class Coordination:
         """Phase A, the rounds of Phase B and the push; then the report that marks the shard as complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
-        ahead = decided(self._config, self._services.cycles.of(shard.batch)) if stored is None else []
-        async with begun(self._sampler(shard), ahead) as sample:
-            divide = self._divide(shard)
-            plan = stored or await self._plans.remember(name, await phase_a(shard, sample, divide))
-            while len(plan.rounds) < rounds_of(self._config, plan.rule):
-                plan = await self._plans.remember(name, await next_round(shard, plan, sample, divide))
+        ahead = fixed_draws(self._config, self._services.cycles.of(shard.batch)) if stored is None else []
+        async with prefetched(self._sampler(shard), ahead) as sample:
+            allocate_next = self._allocate_next(shard)
+            plan = stored or await self._plans.remember(name, await phase_a(shard, sample, allocate_next))
+            while len(plan.rounds) < self._config.allocation.under(plan.rule).rounds:
+                plan = await self._plans.remember(name, await next_round(shard, plan, sample, allocate_next))
             await self._push(shard, plan, sample, planned=True)
         await self._services.cycles.complete(_report(shard, plan, time.monotonic() - started))
         self._services.telemetry.allocation(plan.rule, plan.successes, plan.extra)
         await self._services.telemetry.flush()
 
-    def _divide(self, shard: Shard) -> Divide:
+    def _allocate_next(self, shard: Shard) -> AllocateRound:
         batch = self._services.cycles.of(shard.batch)
-        return partial(divide_round, self._config, batch, [p.index for p in shard.prompts])
+        return partial(allocate_round, self._config, batch, [p.index for p in shard.prompts])
 
     async def _redo(self) -> None:
         """Sample the groups whose message was unusable again, with the sizes of their shard's plan."""
@@ -226,7 +226,7 @@ class Coordination:
         )
         sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
 
-        def as_before(earlier: Sequence[Round], found: Found) -> Allocation:
+        def as_before(earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)
             alpha, beta = report["priors"][row]
             return Allocation(extra, report["rule"], ((alpha, beta),), sizes and (sizes[row],))

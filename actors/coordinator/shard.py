@@ -52,7 +52,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PhaseCounts:
     """The results of a shard's n prompts since the last division: successes (n,), and completion tokens
     (n,)."""
 
@@ -125,16 +125,16 @@ class Draw:
 
 
 Sample = Callable[[Draw], Coroutine[None, None, list[Rollout]]]
-Divide = Callable[
-    [Sequence[Round], Found], Allocation
+AllocateRound = Callable[
+    [Sequence[Round], PhaseCounts], Allocation
 ]  # earlier rounds and the results since -> the next one
 
 
-async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
+async def phase_a(shard: Shard, sample: Sample, allocate_next: AllocateRound) -> Plan:
     """G0 pre-rollouts for every prompt, then the first division (lines 1-11)."""
     drawn = await all_of(sample(Draw(place, 0, 0, shard.pre_rollouts)) for place in range(len(shard.prompts)))
     found = _found(drawn)
-    allocation = divide((), found)
+    allocation = allocate_next((), found)
     return Plan(
         rule=allocation.rule,
         priors=allocation.priors,
@@ -144,14 +144,14 @@ async def phase_a(shard: Shard, sample: Sample, divide: Divide) -> Plan:
     )
 
 
-async def next_round(shard: Shard, plan: Plan, sample: Sample, divide: Divide) -> Plan:
+async def next_round(shard: Shard, plan: Plan, sample: Sample, allocate_next: AllocateRound) -> Plan:
     """Draw the plan's last round for every prompt, then divide the next: the plan with one more round.
 
     A prompt whose group was lost is drawn too: the budget is divided by the counts of all.
     """
     drawn = await all_of(_sample_some(sample, plan.draw(place)) for place in range(len(shard.prompts)))
     found = _found(drawn)
-    allocation = divide(plan.rounds, found)
+    allocation = allocate_next(plan.rounds, found)
     more = dict(zip(shard.ids, drawn, strict=True))
     return replace(
         plan,
@@ -187,14 +187,14 @@ async def _sample_some(sample: Sample, draw: Draw) -> list[Rollout]:
     return await sample(draw) if draw.n else []
 
 
-def _found(drawn: Sequence[Sequence[Rollout]]) -> Found:
-    return Found(
+def _found(drawn: Sequence[Sequence[Rollout]]) -> PhaseCounts:
+    return PhaseCounts(
         successes=tuple(sum(r.success for r in rollouts) for rollouts in drawn),
         tokens=tuple(sum(len(r.tokens) for r in rollouts) for rollouts in drawn),
     )
 
 
-def _round(found: Found, allocation: Allocation) -> Round:
+def _round(found: PhaseCounts, allocation: Allocation) -> Round:
     return Round(found.successes, found.tokens, tuple(allocation.extra.tolist()))
 
 

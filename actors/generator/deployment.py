@@ -19,7 +19,7 @@ from ray import serve
 from hora_rl.actors.concurrency import all_of
 from hora_rl.actors.generator.held_weights import HeldWeights
 from hora_rl.actors.generator.pin import PINNED, keep_pin
-from hora_rl.actors.generator.places import Places
+from hora_rl.actors.generator.places import Admission
 from hora_rl.actors.generator.share import Share
 from hora_rl.actors.generator.sleep import keep_watch, wait_for_card
 from hora_rl.common import logs
@@ -60,7 +60,7 @@ class Generator:
             await wait_for_card(self._redis, self._config.run.name)
         self._engine = vllm_engine.Engine(self._config, self._name.partition("/")[2])
         self._weights = HeldWeights(self._config, self._engine, self._redis, self._name)
-        self._places = Places(
+        self._places = Admission(
             self._name,
             self._config.generator.max_requests,
             self._config.evaluation.max_sequences,

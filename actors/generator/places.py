@@ -12,7 +12,7 @@ from hora_rl.common.types import BELOW_TRAINING, SamplingRequest
 
 
 @dataclass(slots=True)
-class Places:
+class Admission:
     """`requests` requests, among them at most `aside` completions that wait behind training's; and beside
     them at most `served` completions of the endpoint's, begun as `share` allows. A replica that is pinned for
     an evaluation gives it all requests.

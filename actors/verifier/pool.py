@@ -68,7 +68,7 @@ Item = Answer | tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Court:
+class SourceRewards:
     """What judges the answers of sources with the same rewards."""
 
     reward: Reward
@@ -101,7 +101,7 @@ class VerifierPool:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._courts: list[_Court] = []
+        self._courts: list[SourceRewards] = []
         self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
         self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
         self._scorers = ScorerPool(processes)
@@ -172,7 +172,7 @@ class VerifierPool:
             scored["code_tests"] = await court.programs.score(answer)
         return scored | await court.own.score(answer)
 
-    def _court(self, reward: Reward) -> _Court:
+    def _court(self, reward: Reward) -> SourceRewards:
         """What judges by `reward`: sources with the same rewards share it."""
         for court in self._courts:
             if court.reward == reward:
@@ -180,10 +180,10 @@ class VerifierPool:
         codes = "code_tests" in reward.names
         programs = ProgramPool(reward.code_tests, self._processes) if codes else None
         answers.load_extract(reward.answer)
-        self._courts.append(_Court(reward, OwnRewards(reward, self._run), programs))
+        self._courts.append(SourceRewards(reward, OwnRewards(reward, self._run), programs))
         return self._courts[-1]
 
-    async def _accuracy(self, court: _Court, judged: Answer) -> float:
+    async def _accuracy(self, court: SourceRewards, judged: Answer) -> float:
         own, gold, seconds = gym.TASK in judged.row, judged.gold, court.reward.time_limit_s
         if not own and not isinstance(gold, str):
             raise ValueError(f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({judged.place})")
@@ -201,7 +201,7 @@ class VerifierPool:
             verdict = await self._remembered(gold, answer, seconds)
         return 1.0 if verdict else 0.0
 
-    async def _answer(self, court: _Court, completion: str) -> str | None:
+    async def _answer(self, court: SourceRewards, completion: str) -> str | None:
         name = court.reward.answer
         if (extract := answers.ANSWERS.get(name)) is not None:
             return extract(completion)

@@ -19,7 +19,7 @@ from hora_rl.allocator.planning.outcome import Arm, Outcome, outcome
 from hora_rl.allocator.planning.shards import shift
 from hora_rl.allocator.planning.table import Class, Plan, Row
 from hora_rl.allocator.posterior import Float, Int
-from hora_rl.allocator.rules import get_rule
+from hora_rl.allocator.rules import get_rule, needs_counts
 from hora_rl.allocator.rules.base import Division
 from hora_rl.allocator.session import STOPS
 
@@ -149,12 +149,12 @@ def arms(
 ) -> list[Arm]:
     """All combinations that make sense: one round of uniform, G0 below G."""
     return [
-        Arm(rule, stop, r, g0, g)
+        Arm(rule, stop, r if needs_counts(rule) else 1, g0, g)
         for g in sorted(set(group_sizes))
         for g0 in (sorted(set(pre_rollouts)))
         for rule, stop in rules
         for r in sorted(set(rounds))
-        if g0 < g and (rule != "uniform" or (r == min(rounds) and g0 == _first_below(pre_rollouts, g)))
+        if g0 < g and (needs_counts(rule) or (r == min(rounds) and g0 == _first_below(pre_rollouts, g)))
     ]
 
 
@@ -202,7 +202,7 @@ def forecast(
 
 def _shift(arm: Arm, found: Outcome, weights: Float, shard: int | None) -> tuple[float, float]:
     """What shards change; nothing under uniform sampling."""
-    return (0.0, 0.0) if shard is None or arm.rule == "uniform" else shift(arm, found, weights, shard)
+    return (0.0, 0.0) if shard is None or not needs_counts(arm.rule) else shift(arm, found, weights, shard)
 
 
 def _check(most: int, chosen: Sequence[Arm], shard: int | None) -> None:
@@ -253,7 +253,7 @@ def _row(
         _interval(value, weights, basis.resampled) for value in (hits, gain, signal)
     )
     same, fewest, most = (
-        arm.group_size if arm.rule == "uniform" else _same_as_uniform(float(weights @ uniform) + g, basis)
+        _same_as_uniform(float(weights @ uniform) + g, basis) if needs_counts(arm.rule) else arm.group_size
         for g in (more, more_low, more_high)
     )
     return Row(
@@ -325,7 +325,7 @@ def recommend(rows: Sequence[Row]) -> Row:
     """Of the rows with the largest G: most prompts with a hit among those that lose no more than half a point
     of signal to uniform sampling; fewest rounds where they tie within a tenth of a point."""
     largest = [row for row in rows if row.group_size == max(r.group_size for r in rows)]
-    plain = [row.signal for row in largest if row.rule == "uniform"]
+    plain = [row.signal for row in largest if not needs_counts(row.rule)]
     fit = [row for row in largest if not plain or row.signal >= max(plain) - 0.005] or largest
     best = max(row.hits for row in fit)
     return min((row for row in fit if row.hits >= best - 0.001), key=lambda r: (r.rounds, -r.hits))

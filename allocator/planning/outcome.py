@@ -65,8 +65,7 @@ def outcome(arm: Arm, weights: Float) -> Outcome:
     """Of `arm` in a large batch whose rates are distributed with `weights` (K,) on GRID."""
     states = _phase_a(arm.pre_rollouts)
     left = float(arm.group_size - arm.pre_rollouts)
-    rounds = 1 if arm.rule == "uniform" else arm.rounds
-    for later in range(rounds, 0, -1):
+    for later in range(arm.rounds, 0, -1):
         share = left / later
         states = _advance(states, _mean_extra(arm, states, weights, share))
         left -= share

@@ -27,7 +27,7 @@ def shift(arm: Arm, found: Outcome, weights: Float, shard: int, seed: int = 0) -
             shard,
             shard * (arm.group_size - arm.pre_rollouts),
             arm.rule,
-            rounds=1 if arm.rule == "uniform" else arm.rounds,
+            rounds=arm.rounds,
             stop=arm.stop,
         )
         session.tell(rng.binomial(arm.pre_rollouts, rates), arm.pre_rollouts)

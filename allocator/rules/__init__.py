@@ -55,6 +55,12 @@ class OwnRule(Marginal):
     __slots__ = ()
 
 
+def needs_counts(name: str) -> bool:
+    """Whether the rule of that name goes by successes. A user's own does, and is not imported to ask."""
+    rule = RULES.get(name)
+    return not isinstance(rule, Division) or rule.needs_counts
+
+
 def get_rule(rule: str | Rule | Gain) -> Rule:
     """The rule of that name or function. ValueError when there is none or its parameter is not one."""
     if isinstance(rule, Marginal | Division | Split):

@@ -66,11 +66,12 @@ class Marginal:
 class Division:
     """A rule given by its result: divide(sampled, room (n,), budget) -> extra (n,), extra <= room.
 
-    It must spend the whole budget, which `room` holds.
+    It must spend the whole budget, which `room` holds. needs_counts: whether it goes by successes.
     """
 
     name: str
     divide: Callable[[Sampled, Int, int], Int]
+    needs_counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,4 +21,4 @@ def evenly_first(among: Mask, sampled: Sampled, room: Int, budget: int) -> Int:
     return extra
 
 
-UNIFORM = Division("uniform", _divide)
+UNIFORM = Division("uniform", _divide, needs_counts=False)

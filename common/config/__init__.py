@@ -11,8 +11,8 @@ from typing import Self, TypeVar
 from pydantic import model_validator
 
 from hora_rl.common.answers import instructions
-from hora_rl.common.config.allocation import Allocation, WarmUp
-from hora_rl.common.config.base import Section
+from hora_rl.common.config.allocation import UNIFORM, Allocation, WarmUp, needs_counts
+from hora_rl.common.config.base import PerPart, PerStart, Section
 from hora_rl.common.config.data import Data, Model, Rows, Run, Source
 from hora_rl.common.config.environment import Environment
 from hora_rl.common.config.learner import Learner, Optimizer, Weights
@@ -60,15 +60,15 @@ class Config(Section):
     allocation: Allocation = Allocation()
     environment: Environment = Environment()
     reward: Reward = Reward()
-    generator: Generator = Generator()
-    verifier: Verifier = Verifier()
-    coordinator: Coordinator = Coordinator()
-    queue: Queue = Queue()
+    generator: PerStart[Generator] = Generator()
+    verifier: PerStart[Verifier] = Verifier()
+    coordinator: PerStart[Coordinator] = Coordinator()
+    queue: PerStart[Queue] = Queue()
     learner: Learner = Learner()
     weights: Weights = Weights()
-    serve: Serve = Serve()
-    telemetry: Telemetry = Telemetry()
-    evaluation: Evaluation = Evaluation()
+    serve: PerStart[Serve] = Serve()
+    telemetry: PerPart[Telemetry] = Telemetry()
+    evaluation: PerStart[Evaluation] = Evaluation()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -173,7 +173,7 @@ class Config(Section):
                 f"{rollout.prompts_per_shard}·{rollout.group_size - rollout.pre_rollouts} = "
                 f"{rollout.shard_budget}: a round needs at least one"
             )
-        if allocation.stop != "none" and allocation.rule == "uniform":
+        if allocation.stop != "none" and not allocation.needs_counts:
             raise ValueError(
                 f"allocation.stop ({allocation.stop}) goes by successes, and allocation.rule: uniform "
                 "divides without them: use allocation.rule: even_sizes, which divides evenly among those "
@@ -232,7 +232,7 @@ class Config(Section):
         rule, weights = self.allocation.rule, ", ".join(reward.weights)
         if reward.success is None:
             needy = [
-                (f"allocation.rule ({rule})", "allocation.rule: uniform", rule != "uniform"),
+                (f"allocation.rule ({rule})", f"allocation.rule: {UNIFORM}", needs_counts(rule)),
                 (
                     f"allocation.prior ({self.allocation.prior})",
                     "allocation.prior: fixed",
@@ -323,7 +323,7 @@ class Config(Section):
 
     def least_extra(self, rule: str) -> int:
         """Minimum number of Phase B rollouts per prompt in the first round of a shard under `rule`."""
-        return 1 if self.learner.objective.phase_weight == "unbiased" and rule != "uniform" else 0
+        return 1 if self.learner.objective.phase_weight == "unbiased" and needs_counts(rule) else 0
 
     @property
     def capacity(self) -> int:

@@ -8,6 +8,13 @@ from pydantic import Field
 
 from hora_rl.common.config.base import Count, Section
 
+UNIFORM = "uniform"
+
+
+def needs_counts(rule: str) -> bool:
+    """Whether a rule goes by successes. Only `uniform` does not: it is what GRPO does."""
+    return rule != UNIFORM
+
 
 class WarmUp(Section):
     """Uniform allocation until the format is learned (paper, appendix C)."""
@@ -63,3 +70,13 @@ class Allocation(Section):
         description="Sentence-embedding model (name or path) for mpnet-dual and gp; hidden-* use model.path.",
     )
     warmup: WarmUp = WarmUp()
+
+    @property
+    def needs_counts(self) -> bool:
+        return needs_counts(self.rule)
+
+    def under(self, rule: str) -> Allocation:
+        """These settings as `rule` uses them (before the warm-up gate opens it is `uniform`): one without
+        counts divides once, in rollouts, and stops at nothing."""
+        fixed = {} if needs_counts(rule) else {"rounds": 1, "stop": "none", "budget": "rollouts"}
+        return self.model_copy(update={"rule": rule, **fixed})

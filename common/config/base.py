@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Scope(IntEnum):
+    """Where a setting may differ: nowhere in a run (it is part of its identity), from one start of the run to
+    the next, or between the run's application and its learner."""
+
+    RUN = 0
+    START = 1
+    PART = 2
+
+
+T = TypeVar("T")
+PerStart = Annotated[T, Scope.START]
+PerPart = Annotated[T, Scope.PART]
 
 
 class Section(BaseModel):
@@ -26,3 +41,18 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
     return None
+
+
+def scope_of(model: type[BaseModel], key: str) -> Scope:
+    """The scope of `section.key` in `model`: the widest mark on the way to it."""
+    found, section = Scope.RUN, model
+    for name in key.split("."):
+        field = section.model_fields.get(name)
+        if field is None:
+            break
+        found = max([found, *(mark for mark in field.metadata if isinstance(mark, Scope))])
+        inner = section_of(field.annotation)
+        if inner is None:
+            break
+        section = inner
+    return found

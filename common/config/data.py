@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from hora_rl.common.config.base import Count, Section
+from hora_rl.common.config.base import Count, PerPart, PerStart, Section
 from hora_rl.common.config.reward import Reward
 
 GENERATED = ("arithmetic", "reasoning_gym")
@@ -27,8 +27,8 @@ class Run(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Name of the run: its folder and its Redis keys.",
     )
-    folder: str = Field("runs", description="Folder that holds one folder per run.")
-    resources: Literal["auto", "manual"] = Field(
+    folder: PerPart[str] = Field("runs", description="Folder that holds one folder per run.")
+    resources: PerStart[Literal["auto", "manual"]] = Field(
         "auto",
         description="auto: `hora run` chooses replicas, ranks, shares of cards and KV cache for the GPUs of "
         "this machine, or precision and threads for its processors, except keys that are set; manual: keys "

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from hora_rl.common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, PerPart, PerStart, Seconds, Section
 from hora_rl.common.user_code import is_user_function
 
 BUILT_IN = ("guess", "calculator", "python")
@@ -66,24 +66,24 @@ class Environment(Section):
         " one sequence. render: what the chat template shows of earlier turns, which may omit"
         " reasoning; each turn is a sequence.",
     )
-    time_limit_s: Seconds = Field(
+    time_limit_s: PerStart[Seconds] = Field(
         60.0,
         description="Seconds that an environment may use for one episode, without the time it waits for "
         "the policy. After that it counts as hung, and the episode is sampled again.",
     )
-    attempts: Count = Field(
+    attempts: PerStart[Count] = Field(
         5,
         description="Tries of one episode whose environment fails or hangs, before the run stops with the "
         "reason.",
     )
-    replicas: Count = Field(1, description="Replicas of the deployment at the start.")
-    max_replicas: Count | None = Field(
+    replicas: PerPart[Count] = Field(1, description="Replicas of the deployment at the start.")
+    max_replicas: PerStart[Count | None] = Field(
         None, description="Replicas are added on demand up to this number; none: no replica is added."
     )
-    episodes: Count = Field(
+    episodes: PerStart[Count] = Field(
         256, description="Concurrent episodes of one replica. Further ones wait outside, in no order."
     )
-    cpus: float = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
+    cpus: PerStart[float] = Field(0.25, ge=0, description="CPUs reserved per replica, for Ray's placement.")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

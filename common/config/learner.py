@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from hora_rl.common.config.base import Beta, Count, Seconds, Section
+from hora_rl.common.config.base import Beta, Count, PerStart, Seconds, Section
 from hora_rl.common.config.lora import Lora
 from hora_rl.common.config.objective import Objective
 
@@ -24,10 +24,10 @@ class Optimizer(Section):
 
 
 class Learner(Section):
-    steps: Count = Field(200, description="Optimizer steps of the run.")
-    workers: Count = Field(1, description="Data-parallel ranks.")
-    threads: Count = Field(1, description="CPU threads of one rank; see run.resources.")
-    gpus: float | None = Field(
+    steps: PerStart[Count] = Field(200, description="Optimizer steps of the run.")
+    workers: PerStart[Count] = Field(1, description="Data-parallel ranks.")
+    threads: PerStart[Count] = Field(1, description="CPU threads of one rank; see run.resources.")
+    gpus: PerStart[float | None] = Field(
         None,
         gt=0,
         le=1,
@@ -35,11 +35,13 @@ class Learner(Section):
         "that generator and learner share.",
     )
     zero_stage: Literal[0, 1, 2, 3] = Field(0, description="DeepSpeed ZeRO stage; 0 is 2 in 16 bits.")
-    tokens_per_microbatch: Count = Field(
+    tokens_per_microbatch: PerStart[Count] = Field(
         16384, description="Prompt and completion tokens of one micro-batch."
     )
-    logit_chunk: Count = Field(1024, description="Tokens whose logits exist in float32 at a time.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    logit_chunk: PerStart[Count] = Field(1024, description="Tokens whose logits exist in float32 at a time.")
+    gradient_checkpointing: PerStart[bool] = Field(
+        False, description="Recompute activations in the backward pass."
+    )
     offload_optimizer: bool = Field(False, description="Keep optimizer state in CPU memory.")
     attention: Literal["sdpa", "eager"] = Field(
         "sdpa", description="Attention implementation of the learner's model."
@@ -53,36 +55,38 @@ class Learner(Section):
     )
     optimizer: Optimizer = Optimizer()
     objective: Objective = Objective()
-    checkpoint_every: Count = Field(10, description="Steps between durable checkpoints.")
-    checkpoint_aside: bool = Field(
+    checkpoint_every: PerStart[Count] = Field(10, description="Steps between durable checkpoints.")
+    checkpoint_aside: PerStart[bool] = Field(
         True,
         description="Write checkpoints while the next steps train. Each rank keeps a copy of its state in "
         "host memory; false saves that memory, and the step waits for the disk.",
     )
-    keep_checkpoints: Count = Field(
+    keep_checkpoints: PerStart[Count] = Field(
         2,
         description="Newest checkpoints kept, each verified. Groups stay in Redis until the oldest of them "
         "contains their step.",
     )
-    keep_best: str | None = Field(
+    keep_best: PerStart[str | None] = Field(
         None,
         description="pass@K with a K of evaluation.k: RUN/best keeps the weights of the evaluation with "
         "the highest value. Needs evaluation.every.",
     )
-    group_cache_gib: float = Field(
+    group_cache_gib: PerStart[float] = Field(
         4.0,
         ge=0,
         description="Host memory in which rank 0 keeps validated groups until their step, to read them once.",
     )
-    max_dead_in_a_row: Count = Field(
+    max_dead_in_a_row: PerStart[Count] = Field(
         10, description="The run stops after this many unusable groups in a row."
     )
-    max_bad_losses: Count = Field(3, description="The run stops after this many steps without a finite loss.")
-    wait_limit_s: Seconds = Field(
+    max_bad_losses: PerStart[Count] = Field(
+        3, description="The run stops after this many steps without a finite loss."
+    )
+    wait_limit_s: PerStart[Seconds] = Field(
         1800.0, description="The learner stops, with the reason, after this long without a group."
     )
-    wandb: str | None = Field(None, description="Weights & Biases project; none: off.")
-    mlflow: str | None = Field(
+    wandb: PerStart[str | None] = Field(None, description="Weights & Biases project; none: off.")
+    mlflow: PerStart[str | None] = Field(
         None, description="MLflow experiment; none: off. MLFLOW_TRACKING_URI says where, else RUN/mlflow."
     )
 
@@ -92,14 +96,14 @@ class Weights(Section):
         "file",
         description="file: any machine that shares run.folder; gloo: over the network; nccl: GPU to GPU.",
     )
-    update_limit_s: Seconds = Field(120.0, description="Deadline of every phase of an update.")
-    drift_alarm: float = Field(
+    update_limit_s: PerStart[Seconds] = Field(120.0, description="Deadline of every phase of an update.")
+    drift_alarm: PerStart[float] = Field(
         0.1,
         gt=0,
         description="Mean |log-prob difference| of generator and learner, same version, above which an alarm "
         "is raised.",
     )
-    drift_limit: float | None = Field(
+    drift_limit: PerStart[float | None] = Field(
         0.5,
         gt=0,
         description="Drift above which one of the first 5 measurements, of 200 tokens or more, stops the "

@@ -287,7 +287,7 @@ NO_MARGINAL_GAIN = ("hard_first", "even_sizes", "knapsack", "coba_rl", "reinforc
 def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocation) -> None:
     """Raise ValueError where the sampling settings do not fit the objective."""
     name, rule = "learner.objective", allocation.rule
-    smallest = rollout.group_size if rule == "uniform" else rollout.pre_rollouts
+    smallest = rollout.pre_rollouts if allocation.needs_counts else rollout.group_size
     if (objective.k or 0) > smallest:
         raise ValueError(
             f"{name}.k ({objective.k}) exceeds the smallest group of rule {rule}, {smallest} rollouts: lower "
@@ -299,7 +299,7 @@ def check_sampling(objective: Objective, rollout: Rollout, allocation: Allocatio
             f"{name}.overlong_cache ({cache}) must be at most rollout.max_response_tokens "
             f"({rollout.max_response_tokens})"
         )
-    if objective.group_weight.as_if is not None and rule != "uniform":
+    if objective.group_weight.as_if is not None and allocation.needs_counts:
         raise ValueError(
             f"{name}.group_weight.as_if ({objective.group_weight.as_if}) stands for sizes that uniform "
             f"sampling does not give, and allocation.rule is {rule}: set allocation.rule: uniform"
@@ -323,7 +323,7 @@ def _check_phase_b_of_every_prompt(rollout: Rollout, allocation: Allocation) -> 
             f"{allocation.budget} leaves some without: use pooled, or advantage likelihood, which no size "
             "biases"
         )
-    if allocation.rounds > 1 and rule != "uniform":
+    if allocation.rounds > 1 and allocation.needs_counts:
         raise ValueError(
             f"{name} holds for sizes that Phase A alone decides, and in {allocation.rounds} rounds what "
             "Phase B found decides later ones: use allocation.rounds: 1, or advantage likelihood, which no "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pydantic import Field, field_validator, model_validator
 
 from hora_rl.common.answers import ANSWERS
-from hora_rl.common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, PerPart, PerStart, Seconds, Section
 from hora_rl.common.reward_names import OWN
 from hora_rl.common.user_code import is_user_function
 
@@ -64,12 +64,12 @@ class Reward(Section):
         "auto (the first of these that is there), lenient (as auto, and of natural text the last number or "
         "expression) or `package.module:function`.",
     )
-    time_limit_s: Seconds = Field(
+    time_limit_s: PerStart[Seconds] = Field(
         5.0,
         description="Processor time of math-verify for one answer; then its process is killed and the "
         "answer is wrong. Wall-clock time of a call of your own reward.",
     )
-    wait_limit_s: Seconds = Field(
+    wait_limit_s: PerStart[Seconds] = Field(
         600.0,
         description="A reward that raises `Unavailable` is retried for this long; then the run stops.",
     )
@@ -147,7 +147,7 @@ def check_reward_name(name: str) -> str:
 
 
 class Verifier(Section):
-    replicas: Count = Field(1, description="Replicas at the start.")
+    replicas: PerPart[Count] = Field(1, description="Replicas at the start.")
     processes: Count | None = Field(
         None,
         description="Killable worker processes of one replica; none: one for each processor of its machine, "

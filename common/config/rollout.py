@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from hora_rl.common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, PerStart, Seconds, Section
 
 
 class Rollout(Section):
@@ -16,7 +16,9 @@ class Rollout(Section):
     )
     pre_rollouts: int = Field(8, ge=1, description="G0: rollouts of Phase A for every prompt.")
     shards: Count = Field(4, description="Number of shards of a batch. Each is allocated separately.")
-    shards_in_flight: Count = Field(8, description="Shards that one coordinator works on at the same time.")
+    shards_in_flight: PerStart[Count] = Field(
+        8, description="Shards that one coordinator works on at the same time."
+    )
     max_staleness: int = Field(
         1, ge=0, description="Batch b may start when b <= version + max_staleness. 0: synchronous."
     )
@@ -33,17 +35,19 @@ class Rollout(Section):
         "the model's generation configuration, its tokenizer and the end of a turn in its chat template end "
         "one anyway.",
     )
-    samples_per_request: Count = Field(
+    samples_per_request: PerStart[Count] = Field(
         16,
         description="Maximum number of completions per request. A larger Δ_i is split over several replicas; "
         "what a shard asks for at once, of several prompts, shares requests.",
     )
-    time_limit_s: Seconds = Field(
+    time_limit_s: PerStart[Seconds] = Field(
         600.0,
         description="Maximum time of one completion. A request may take four times as long, because it "
         "may be queued; then it is retried.",
     )
-    attempts: Count = Field(20, description="Tries of one request before the run stops with the reason.")
+    attempts: PerStart[Count] = Field(
+        20, description="Tries of one request before the run stops with the reason."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

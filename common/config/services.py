@@ -6,11 +6,11 @@ from typing import Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from hora_rl.common.config.base import Count, Seconds, Section
+from hora_rl.common.config.base import Count, PerPart, Seconds, Section
 
 
 class Generator(Section):
-    replicas: Count = Field(
+    replicas: PerPart[Count] = Field(
         1, description="Replicas at the start; `deployments:` of the Serve file overrides it."
     )
     tensor_parallel: Count = Field(1, description="GPUs of one replica.")
@@ -98,7 +98,7 @@ class Generator(Section):
 
 
 class Coordinator(Section):
-    replicas: Count = Field(
+    replicas: PerPart[Count] = Field(
         1, description="Coordinators; shards are leased through Redis, so more than one may run."
     )
     lease_s: Seconds = Field(
@@ -108,7 +108,7 @@ class Coordinator(Section):
 
 
 class Queue(Section):
-    url: str | None = Field(
+    url: PerPart[str | None] = Field(
         None, description="redis://, rediss:// or unix:// address; none: the one-machine run starts its own."
     )
     capacity: Count | None = Field(

@@ -98,7 +98,7 @@ async def stop_beating(beat: asyncio.Task[None]) -> None:
     await asyncio.wait({beat}, timeout=HEARTBEAT_S)
 
 
-class Heart:
+class Heartbeat:
     """Writes the learner's heartbeat once a second, from a separate thread, because a step may take
     minutes."""
 

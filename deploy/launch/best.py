@@ -34,7 +34,7 @@ def best_of(
     return max(found, key=lambda pair: (pair[1].value, -pair[0].step), default=None)
 
 
-def settle_best(
+def promote_best(
     config: Config, run_dir: Path, results: Sequence[Result], *, newest_due: int, under_way: int | None = None
 ) -> str | None:
     """Make RUN/best hold the weights of the best of `results`, as soon as the learner has written them; what
@@ -52,11 +52,11 @@ def settle_best(
     return said
 
 
-def settle_last(config: Config, run_dir: Path, console: Console) -> None:
+def promote_last(config: Config, run_dir: Path, console: Console) -> None:
     """The same after the last evaluation of a run, and what it came to."""
     if config.learner.keep_best is None:
         return
-    settle_best(config, run_dir, read_run_results(config, run_dir), newest_due=config.learner.steps + 1)
+    promote_best(config, run_dir, read_run_results(config, run_dir), newest_due=config.learner.steps + 1)
     shutil.rmtree(run_dir / CANDIDATES, ignore_errors=True)
     if (best := read_best(run_dir)) is not None:
         console.print(

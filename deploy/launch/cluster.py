@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hora_rl.common.config import Config
+from hora_rl.common.config.base import Scope
 from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError, HoraError, RunError
 from hora_rl.common.live.keys import Keys
@@ -18,12 +19,12 @@ from hora_rl.common.live.state import read_state
 from hora_rl.common.live.telemetry import SILENT_S, beats
 from hora_rl.common.load import differences
 from hora_rl.deploy.app import APP
-from hora_rl.deploy.launch.best import settle_last
+from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import evaluate_run
 from hora_rl.deploy.launch.live_evaluation import evaluating
 from hora_rl.deploy.launch.placement import telling_unplaced
 from hora_rl.deploy.machine.ray_token import keep_token_private
-from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, settled, write_config
+from hora_rl.deploy.machine.record import CONFIG, RunFile, redis_url, with_absolute_folder, write_config
 from hora_rl.deploy.machine.signals import starting_ray
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.progress import progress
@@ -32,16 +33,6 @@ from hora_rl.deploy.preflight.findings import Target
 from hora_rl.evaluation.model_weights import model_digest
 from hora_rl.learner.ray_job import job_of, refuse_beside_another
 
-# Where parts of one run may differ: how each reaches Redis, where it writes, and what Serve scales by itself.
-LOCAL = (
-    "queue.url",
-    "run.folder",
-    "telemetry.",
-    "generator.replicas",
-    "verifier.replicas",
-    "coordinator.replicas",
-    "environment.replicas",
-)
 WAIT_S = 120.0
 SETTLE_S = 60.0  # `serve deploy` returns before the coordinator that it replaces is gone
 
@@ -57,7 +48,7 @@ def train_on_cluster(config: Config) -> None:
     show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
     url = redis_url(config)
     _attach(config, url)
-    config = settled(config)
+    config = with_absolute_folder(config)
     run_dir = Path(config.run.folder) / config.run.name
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
     alerts = Alerts(config, run_dir, console)
@@ -78,7 +69,7 @@ def train_on_cluster(config: Config) -> None:
                 launch.run(config, url, str(run_dir))
             if config.evaluation.every is not None:
                 evaluate_run(config, url, run_dir, config.learner.steps, console)
-                settle_last(config, run_dir, console)
+                promote_last(config, run_dir, console)
         finally:
             ray.shutdown()
     console.print(f"done; model: {run_dir / 'model'}", markup=False)
@@ -135,7 +126,7 @@ def _disagreement(redis: Redis, config: Config) -> HoraError | None:
             f"first (application {APP!r}), or check run.name and queue.url; `serve status` says why an "
             "application was not deployed"
         )
-    changed = [d for d in differences(json.loads(theirs), config) if not d.startswith(LOCAL)]
+    changed = differences(json.loads(theirs), config, below=Scope.PART)
     return (
         ConfigError(f"the coordinator runs another configuration: {'; '.join(changed)}") if changed else None
     )

@@ -30,7 +30,7 @@ from hora_rl.common.live.redis import AsyncRedis, connect_async
 from hora_rl.common.live.state import read_state_async
 from hora_rl.common.live.telemetry import keep_beating, stop_beating
 from hora_rl.common.types import BELOW_TRAINING, Completion, Pinned, Prompt, SamplingRequest
-from hora_rl.deploy.launch.best import settle_best
+from hora_rl.deploy.launch.best import promote_best
 from hora_rl.deploy.launch.evaluation import (
     about_sampling,
     application_calls,
@@ -132,7 +132,7 @@ class LiveEvaluation:
                 await self._pins.release()
             await client.aclose()
         while not self._stopped:  # after an error: the learner still writes weights that none will measure
-            await asyncio.to_thread(self._settle, self._config.learner.steps)
+            await asyncio.to_thread(self._promote, self._config.learner.steps)
             await asyncio.sleep(POLL_S)
 
     async def _work(self, client: AsyncRedis) -> None:
@@ -141,7 +141,7 @@ class LiveEvaluation:
         while not self._stopped:  # on Python 3.11 a call of Redis may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
-            self._settle(version)
+            self._promote(version)
             if step is None:
                 self._state = {"state": "waiting for the next evaluation"}
                 await self._reserve(version)
@@ -187,7 +187,7 @@ class LiveEvaluation:
             raise
         else:
             self._results.append(await asyncio.to_thread(self._record, problems, step, counts))
-            self._settle(await self._version(client))
+            self._promote(await self._version(client))
         finally:
             watching.cancel()
             await self._pins.release()
@@ -247,7 +247,7 @@ class LiveEvaluation:
         while self._state.get("step") == step:
             await self._pins.renew()
             version = await self._version(client)
-            self._settle(version, step)
+            self._promote(version, step)
             if is_late(self._every, step, version) and step not in self._told:
                 self._told.add(step)
                 late = (
@@ -259,9 +259,11 @@ class LiveEvaluation:
                 self._say(late)
             await asyncio.sleep(POLL_S)
 
-    def _settle(self, version: int, under_way: int | None = None) -> None:
+    def _promote(self, version: int, under_way: int | None = None) -> None:
         newest = min(version, self._config.learner.steps) // self._every * self._every
-        said = settle_best(self._config, self._run_dir, self._results, newest_due=newest, under_way=under_way)
+        said = promote_best(
+            self._config, self._run_dir, self._results, newest_due=newest, under_way=under_way
+        )
         if said:
             self._say(said)
 

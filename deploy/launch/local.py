@@ -18,13 +18,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hora_rl.actors.coordinator.identity import MAY_CHANGE
 from hora_rl.common.config import Config
+from hora_rl.common.config.base import Scope
 from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.live.redis import connect
 from hora_rl.common.load import differences, load
-from hora_rl.deploy.launch.best import settle_last
+from hora_rl.deploy.launch.best import promote_last
 from hora_rl.deploy.launch.evaluation import evaluate_benchmark, evaluate_run, load_benchmark
 from hora_rl.deploy.launch.first_evaluation import evaluating_first
 from hora_rl.deploy.launch.live_evaluation import evaluating
@@ -33,7 +33,7 @@ from hora_rl.deploy.launch.run_redis import refuse_leftovers
 from hora_rl.deploy.launch.stack import Application, stack, starting
 from hora_rl.deploy.launch.summary import summarise
 from hora_rl.deploy.machine.ports import free_port
-from hora_rl.deploy.machine.record import CONFIG, RunFile, has_run, settled, write_config
+from hora_rl.deploy.machine.record import CONFIG, RunFile, has_run, with_absolute_folder, write_config
 from hora_rl.deploy.monitor.alerts import Alerts
 from hora_rl.deploy.monitor.pace import Pace
 from hora_rl.deploy.monitor.presence import is_watched
@@ -61,7 +61,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     continues the run.
     """
     console = Console()
-    config = settled(config)
+    config = with_absolute_folder(config)
     run_dir = config.run.path
     if resume and has_run(config):
         config = _as_begun(config)
@@ -84,7 +84,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             pace = _train(application, run_dir, console, alerts)
             application.wait()  # a resumed run without a step left trains faster than a replica loads
             evaluate_run(config, application.url, run_dir, config.learner.steps, console)
-            settle_last(config, run_dir, console)
+            promote_last(config, run_dir, console)
             _show_end(config, application.url, console)
         summarise(config, run_dir, pace, console)
 
@@ -145,9 +145,10 @@ def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None
     if resume:
         if not exists:
             raise ConfigError(f"{run_dir}: no run to resume; start it without --resume")
-        changed = differences(load(str(run_dir / CONFIG)), config)
+        begun = load(str(run_dir / CONFIG))
         # Results before and after are compared, so they must have the same problems and sizes.
-        changed = [c for c in changed if not c.startswith(MAY_CHANGE) or c.startswith("evaluation.")]
+        results = [d for d in differences(begun, config) if d.startswith("evaluation.")]
+        changed = differences(begun, config, below=Scope.START) + results
         if changed:
             raise ConfigError(
                 f"{run_dir}: a resumed run must keep its configuration; changed: {'; '.join(changed)}"

@@ -242,7 +242,7 @@ class RunFile:
         replace_text(self.path, json.dumps(asdict(replace(record, silent_s=0.0)), indent=1) + "\n")
 
 
-def settled(config: Config) -> Config:
+def with_absolute_folder(config: Config) -> Config:
     """The configuration with an absolute run.folder, so that it is valid in any working folder."""
     folder = str(Path(config.run.folder).resolve())
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})

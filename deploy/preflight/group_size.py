@@ -32,7 +32,7 @@ def group_size(target: Target) -> Iterator[Finding]:
 def largest_group(config: Config) -> int:
     """Rollouts that one prompt can get: all of its shard's Phase B."""
     rollout, allocation = config.rollout, config.allocation
-    if allocation.rule == "uniform":
+    if not allocation.needs_counts:
         return rollout.group_size
     whole = rollout.pre_rollouts + rollout.shard_budget
     return min(whole, allocation.max_group_size or whole)

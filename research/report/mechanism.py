@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hora_rl.allocator import Session
+from hora_rl.allocator.rules import needs_counts
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -86,8 +87,8 @@ def _draw(rng: np.random.Generator, groups: Groups, rows: Int, terms: Terms) -> 
     p, n = groups.p[rows].clip(0.0, 1.0), len(rows)
     alpha, beta = groups.prior[rows[0]].tolist()
     budget = n * (terms.group_size - terms.pre_rollouts)
-    rounds = 1 if terms.rule == "uniform" else terms.rounds
-    stop = "none" if terms.rule == "uniform" else terms.stop
+    counted = needs_counts(terms.rule)
+    rounds, stop = (terms.rounds, terms.stop) if counted else (1, "none")
     session = Session(
         n,
         budget,

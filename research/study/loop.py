@@ -26,7 +26,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import init_process_group, is_initialized
 from transformers import PreTrainedTokenizerBase
 
-from hora_rl.actors.coordinator.allocation import divide_round, rounds_of
+from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import BatchAllocation
 from hora_rl.actors.coordinator.shard import Draw, Shard, next_round, phase_a, phase_b
 from hora_rl.allocator.priors import Prior, make_prior
@@ -171,9 +171,9 @@ async def _shard(parts: Parts, shard: Shard, batch: BatchAllocation) -> list[Gro
     async def sample(draw: Draw) -> list[Rollout]:
         return await parts.sampler.sample(shard.prompts[draw.place], draw)
 
-    divide = partial(divide_round, parts.config, batch, [p.index for p in shard.prompts])
+    divide = partial(allocate_round, parts.config, batch, [p.index for p in shard.prompts])
     plan = await phase_a(shard, sample, divide)
-    for _ in range(rounds_of(parts.config, batch.rule) - 1):
+    for _ in range(parts.config.allocation.under(batch.rule).rounds - 1):
         plan = await next_round(shard, plan, sample, divide)
     order = {group: i for i, group in enumerate(shard.ids)}
     return sorted([group async for group in phase_b(shard, plan, sample)], key=lambda g: order[g.id])

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hora_rl.actors.coordinator.allocation import divide_round
+from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import Cycles
-from hora_rl.actors.coordinator.shard import Found
+from hora_rl.actors.coordinator.shard import PhaseCounts
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.common.live.redis import connect
@@ -85,7 +85,9 @@ def test_a_learned_prior_shapes_the_allocation(redis_url: str) -> None:
         for shard in range(SHARDS):
             await cycles.complete(report(config, 0, shard))
         assert await knows(cycles, 1)
-        found = divide_round(config, cycles.of(1), rows(config, 1, 1), (), Found(tuple(c.tolist()), ()))
+        found = allocate_round(
+            config, cycles.of(1), rows(config, 1, 1), (), PhaseCounts(tuple(c.tolist()), ())
+        )
         assert found.priors == ((2, 21), (2, 41)), "both were met once, with 1 and with 2 successes"
         assert found.extra.tolist() == allocate(c, G0, budget, prior=([2, 2], [21, 41])).tolist()
         assert found.extra.tolist() != allocate(c, G0, budget).tolist()
@@ -100,7 +102,9 @@ def test_no_group_grows_beyond_the_cap(redis_url: str, prior: Callable[[], Any])
     async def scenario(coordinator: Callable[[], Cycles]) -> None:
         cycles, c = coordinator(), np.array([0, 2])
         assert await knows(cycles, 0)
-        found = divide_round(config, cycles.of(0), rows(config, 0, 0), (), Found(tuple(c.tolist()), ()))
+        found = allocate_round(
+            config, cycles.of(0), rows(config, 0, 0), (), PhaseCounts(tuple(c.tolist()), ())
+        )
         assert (G0 + found.extra).tolist() == [G, G]
         assert (G0 + allocate(c, G0, 2 * (G - G0))).max() > G
 

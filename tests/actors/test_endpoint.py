@@ -15,7 +15,7 @@ from hora_rl.actors.endpoint import guard
 from hora_rl.actors.endpoint.guard import Guard, Rate
 from hora_rl.actors.endpoint.line import Line
 from hora_rl.actors.endpoint.requests import FIELDS, Refused, checked
-from hora_rl.actors.generator.places import Places
+from hora_rl.actors.generator.places import Admission
 from hora_rl.common.config import Serve
 from hora_rl.common.errors import NoRoom
 from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
@@ -216,7 +216,7 @@ def test_the_rate_fills_again() -> None:
 
 
 def test_the_endpoint_has_places_of_its_own_on_a_replica() -> None:
-    places = Places("g", requests=1, aside=1, served=4)
+    places = Admission("g", requests=1, aside=1, served=4)
     with places.held_to_serve(3):
         with pytest.raises(NoRoom, match="samples 3 completions of the endpoint"), places.held_to_serve(2):
             pass

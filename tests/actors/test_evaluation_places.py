@@ -3,7 +3,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from hora_rl.actors.generator.places import Places
+from hora_rl.actors.generator.places import Admission
 from hora_rl.common.errors import NoRoom
 from hora_rl.common.types import BELOW_TRAINING, Prompt, SamplingRequest
 
@@ -15,7 +15,7 @@ def request(n: int, priority: int = BELOW_TRAINING) -> SamplingRequest:
 
 
 def test_evaluations_hold_so_many_places_of_a_replica_and_training_the_others() -> None:
-    places = Places("generator/a", requests=8, aside=8)
+    places = Admission("generator/a", requests=8, aside=8)
     with ExitStack() as held:
         for each in (request(4), request(4), *(request(16, priority=i) for i in range(5))):
             held.enter_context(places.held([each]))

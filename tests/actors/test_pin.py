@@ -11,7 +11,7 @@ from blake3 import blake3
 from hora_rl.actors.generator import pin
 from hora_rl.actors.generator.held_weights import HeldWeights, Installed
 from hora_rl.actors.generator.pin import Pin, keep_pin
-from hora_rl.actors.generator.places import Places
+from hora_rl.actors.generator.places import Admission
 from hora_rl.common.errors import NoRoom, PinLost, StaleWeights
 from hora_rl.common.live import pin_lease as lease
 from hora_rl.common.live.keys import Keys
@@ -100,7 +100,7 @@ def test_a_pinned_replica_answers_its_evaluation_alone() -> None:
         it.check(request())
     with pytest.raises(PinLost):
         it.check(request(Pinned(NAME, 39)))
-    places = Places(NAME, requests=3, aside=8)
+    places = Admission(NAME, requests=3, aside=8)
     with places.held([request(Pinned(NAME, 40), 64)]), places.held([request(Pinned(NAME, 40), 64)]):
         assert places.sampling == 2, "no limit of completions besides the engine's own"
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hora_rl.actors.coordinator.sampling import Sampler, begun, sample_seed
+from hora_rl.actors.coordinator.sampling import Sampler, prefetched, sample_seed
 from hora_rl.actors.coordinator.shard import (
     Allocation,
     Draw,
-    Found,
+    PhaseCounts,
     Plan,
     Round,
     Shard,
@@ -53,7 +53,7 @@ class World:
             for j, c in enumerate(completions)
         ]
 
-    def divide(self, earlier: Sequence[Round], found: Found) -> Allocation:
+    def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
         self.successes = list(found.successes)
         extra = np.array([7, 2, 0])[: len(self.successes)]
         return Allocation(extra, "hit_utility", tuple((1.0, 1.0) for _ in self.successes))
@@ -165,7 +165,7 @@ def even(n: int, g0: int, extra: int) -> list[Draw]:
 
 
 class TwoEach(World):
-    def divide(self, earlier: Sequence[Round], found: Found) -> Allocation:
+    def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
         return replace(super().divide(earlier, found), extra=np.full(len(found.successes), 2))
 
 
@@ -175,7 +175,7 @@ def test_rollouts_begun_before_the_plan_are_those_that_two_phases_ask_for() -> N
 
     async def run() -> list[Group]:
         shard = make_shard()
-        async with begun(at_once.sampler(shard), even(3, 4, 2)) as sample:
+        async with prefetched(at_once.sampler(shard), even(3, 4, 2)) as sample:
             plan = await phase_a(shard, sample, at_once.divide)
             return [g async for g in phase_b(shard, plan, sample)]
 
@@ -205,7 +205,7 @@ def test_what_was_begun_and_not_asked_for_is_cancelled() -> None:
     world = FirstPromptAlone()
 
     async def run() -> int:
-        async with begun(world.sampler(make_shard()), even(3, 4, 2)) as sample:
+        async with prefetched(world.sampler(make_shard()), even(3, 4, 2)) as sample:
             await sample(Draw(0, 0, 0, 4))
             assert world.running > 0
         return world.running
@@ -228,7 +228,7 @@ class InRounds(World):
 
     by_round = ([2, 1, 0], [0, 3, 1], [4, 0, 0])
 
-    def divide(self, earlier: Sequence[Round], found: Found) -> Allocation:
+    def divide(self, earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
         self.told = [*(r.successes for r in earlier), found.successes]
         return replace(super().divide(earlier, found), extra=np.array(self.by_round[len(earlier)]))
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from hora_rl.common.config.base import Section
+from hora_rl.common.config.base import Scope, Section
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import check_paths, differences, dump_yaml, from_args, load
 
@@ -159,6 +159,26 @@ def test_two_configurations_are_compared_key_by_key() -> None:
     other = from_args({**GOOD, "rollout": {"group_size": 16}})
     assert differences(from_args(GOOD), other) == ["rollout.group_size: 32 != 16"]
     assert differences(other, other.model_dump(mode="json")) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "scope"),
+    [
+        ("rollout.group_size", "16", Scope.RUN),
+        ("learner.optimizer.learning_rate", "0.5", Scope.RUN),
+        ("learner.steps", "7", Scope.START),
+        ("generator.max_sequences", "7", Scope.START),
+        ("queue.url", "redis://h:1", Scope.PART),
+        ("generator.replicas", "3", Scope.PART),
+        ("telemetry.rollouts", "none", Scope.PART),
+    ],
+)
+def test_a_key_says_what_may_hold_another_value_of_it(
+    tmp_path: Path, key: str, value: str, scope: Scope
+) -> None:
+    here, other = from_args(GOOD), load(written(tmp_path, GOOD), [f"{key}={value}"])
+    for below in (Scope.START, Scope.PART):
+        assert len(differences(here, other, below=below)) == (scope < below)
 
 
 def test_what_lies_in_the_working_folder_is_found_from_any_other(

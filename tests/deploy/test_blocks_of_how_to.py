@@ -29,7 +29,7 @@ KINDS = {"sh", "python", "json"}
 HERE = {
     "docs/explanation/method.md": 1,
     "docs/how-to/add-a-reward.md": 1,
-    "docs/how-to/read-rollouts.md": 4,
+    "docs/how-to/watch-a-run.md": 4,
     "docs/how-to/train-on-code.md": 2,
     "docs/how-to/write-an-environment.md": 1,
 }
@@ -72,7 +72,7 @@ def test_commands_that_no_test_can_run_are_shell_and_said_not_to_have_run(page: 
 def test_rollouts_are_read_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_rollouts(Path("runs/tiny"), steps=13, prompts=8)
-    shell, filtered, plain, _ = of("docs/how-to/read-rollouts.md")
+    shell, filtered, plain, _ = of("docs/how-to/watch-a-run.md")
     said = [CliRunner(env={"COLUMNS": "200"}).invoke(app, c.split()[1:]) for c in commands(shell)]
     assert [done.exit_code for done in said] == [0] * 6, [done.output for done in said]
     newest, failed, prompt, longest, unlikely, rows = (done.output for done in said)
@@ -94,7 +94,7 @@ def test_a_run_from_python_is_configured_and_drawn(tmp_path: Path, monkeypatch: 
     """The run itself is that of examples/run_from_python.py, which tests/examples runs."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("Agg")
-    *_, block = of("docs/how-to/read-rollouts.md")
+    *_, block = of("docs/how-to/watch-a-run.md")
     lines = block.text.splitlines()
     assert lines[-2] == "found = hora_rl.run(config)"
     configured = names_of(Block(block.page, 0, "python", "\n".join(lines[:-2]), None))

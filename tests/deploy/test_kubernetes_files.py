@@ -104,7 +104,7 @@ def test_every_mount_has_its_volume_and_every_claim_and_secret_one_name():
 
 
 def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_accept_it():
-    from hora_rl.deploy.launch.cluster import LOCAL
+    from hora_rl.common.config.base import Scope
 
     serve = yaml.safe_load(documents("actors")[0]["spec"]["serveConfigV2"])
     ServeDeploySchema.model_validate(serve)
@@ -112,7 +112,7 @@ def test_the_cluster_s_experiment_is_the_eight_gpu_file_s_and_the_learner_would_
     assert entrypoint[:2] == ["hora", "train"]
     learner = load(str(DEPLOY / Path(entrypoint[2]).name), [entrypoint[entrypoint.index("--set") + 1]])
     actors = from_args(serve["applications"][0]["args"])
-    assert [d for d in differences(actors, learner) if not d.startswith(LOCAL)] == []
+    assert differences(actors, learner, below=Scope.PART) == []
     assert actors.run.folder == learner.run.folder == "/runs"
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from hora_rl.common.live.queue import Consumer, Ledger, Producer, Row
 from hora_rl.common.live.redis import connect_async
 from hora_rl.common.live.state import changed
-from hora_rl.common.live.telemetry import TELEMETRY, Heart, heartbeat_now, record_step
+from hora_rl.common.live.telemetry import TELEMETRY, Heartbeat, heartbeat_now, record_step
 from hora_rl.deploy.monitor.progress import Teller
 from hora_rl.deploy.monitor.prometheus import gauges
 from hora_rl.deploy.monitor.reading import read_run
@@ -185,7 +185,7 @@ def test_a_stall_counts_from_the_last_step_the_learner_s_start_or_the_end_of_a_p
 
     def idle(after: float) -> float | None:
         monkeypatch.setattr(time, "time", lambda: began + after)
-        heart = Heart(run.redis, "idle", "learner/0")
+        heart = Heartbeat(run.redis, "idle", "learner/0")
         if after:
             heart.tell(state="waiting")
             heart.stop()

@@ -12,7 +12,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import dump_yaml, load
 from hora_rl.deploy.launch import local
-from hora_rl.deploy.machine.record import settled, write_config
+from hora_rl.deploy.machine.record import with_absolute_folder, write_config
 from hora_rl.deploy.preflight import machine
 from hora_rl.deploy.preflight.checks import target_of
 from hora_rl.deploy.preflight.estimate import (
@@ -338,7 +338,7 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_cards(
     monkeypatch.setattr(local, "require", stop)
     config = load("tiny", [f"run.folder={tmp_path}"])
     cards(8)
-    write_config(tmp_path / "tiny", run_target(settled(config)).config)
+    write_config(tmp_path / "tiny", run_target(with_absolute_folder(config)).config)
     cards(6)
     for written in ([], ["learner.workers=2"]):
         again = load("tiny", [f"run.folder={tmp_path}", *written])

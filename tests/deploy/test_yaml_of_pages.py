@@ -23,8 +23,8 @@ CONFIGURATIONS = [b for b in YAML if set(yaml.safe_load(b.text)) <= SECTIONS]
 ANOTHER_PYTHON = [b for b in CONFIGURATIONS if yaml.safe_load(b.text).get("environment", {}).get("verifiers")]
 """Environments of a library that has a Python of its own, with modules that a reader has and we have not."""
 OTHERS = {
-    "docs/how-to/scale-generators.md": "a part of a Serve file",
-    "docs/how-to/talk-to-the-policy.md": "a Serve file",
+    "docs/how-to/run-on-several-machines.md": "a part of a Serve file",
+    "docs/how-to/evaluate-a-model.md": "a Serve file",
 }
 ROW = {
     "problem": "1+1=?",

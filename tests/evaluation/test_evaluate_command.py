@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from hora_rl.actors.generator.places import Places
+from hora_rl.actors.generator.places import Admission
 from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
@@ -174,7 +174,7 @@ def test_an_evaluation_waits_behind_training_without_its_limit_of_places() -> No
     asyncio.run(after_training(generate)(request))
     last_shard = 10**6 * load("tiny").rollout.shards
     assert last_shard < asked[0].priority < BELOW_TRAINING
-    places = Places("generator/a", requests=2, aside=8)
+    places = Admission("generator/a", requests=2, aside=8)
     with places.held(asked), places.held(asked):
         assert places.sampling_aside == 0
 

@@ -1,5 +1,5 @@
 """The verifier against the 600 gold answers of the shipped benchmarks. Decisions:
-docs/explanation/verifier.md."""
+docs/reference/rewards.md."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOLDS = [row.answer for b in BENCHMARKS.values() for row in load_dataset(b.data(
 DISTINCT = list(dict.fromkeys(GOLDS))
 
 # What math-verify calls equal although the problems differ, all of it accepted: see
-# docs/explanation/verifier.md.
+# docs/reference/rewards.md.
 ACCEPTED = {
     ("1,-2", "(-2,1)"),
     ("-2,1", "(-2,1)"),

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from hora_rl.actors.coordinator.allocation import divide_round
+from hora_rl.actors.coordinator.allocation import allocate_round
 from hora_rl.actors.coordinator.cycles import Cycles
-from hora_rl.actors.coordinator.shard import Allocation, Found
+from hora_rl.actors.coordinator.shard import Allocation, PhaseCounts
 from hora_rl.allocator.posterior import Float, Int
 from hora_rl.allocator.priors.base import State
 from hora_rl.allocator.priors.fixed import FixedPrior
@@ -96,7 +96,7 @@ async def knows(cycles: Cycles, batch: int) -> bool:
 
 
 def shared_out(cycles: Cycles, config: Config, batch: int, shard: int, c: tuple[int, int]) -> Allocation:
-    return divide_round(config, cycles.of(batch), rows(config, batch, shard), (), Found(c, ()))
+    return allocate_round(config, cycles.of(batch), rows(config, batch, shard), (), PhaseCounts(c, ()))
 
 
 def rule(cycles: Cycles, config: Config, batch: int) -> str:
