@@ -42,18 +42,18 @@ class Share:
     @property
     def is_open(self) -> bool:
         """Whether a client's request may begin."""
-        self._retune()
+        self._accrue()
         return self._credit > 0.0 or self._free
 
     def add(self, rollouts: int = 0, clients: int = 0) -> None:
         """Note so many sequences more, or fewer where it is negative."""
-        self._retune()
+        self._accrue()
         self.rollouts += rollouts
         self.clients += clients
 
     def begin(self) -> float:
         """Take off the credit, and return, the seconds that a prompt is expected to need."""
-        self._retune()
+        self._accrue()
         expected = 0.0 if self._free else self._prompt_s
         self._credit -= expected
         return expected
@@ -61,7 +61,7 @@ class Share:
     def charge(self, seconds: float | None, begun: float = 0.0) -> None:
         """Take off the credit what a prompt needed beyond `begun`, which `begin` returned. None: it was never
         computed."""
-        self._retune()
+        self._accrue()
         if seconds is not None:
             self._prompt_s = seconds
         self._credit -= (0.0 if self._free else seconds or 0.0) - begun
@@ -74,7 +74,7 @@ class Share:
     def _free(self) -> bool:
         return not self.rollouts and not (self.one_cpu and self._at - self._trained_at < QUIET_S)
 
-    def _retune(self) -> None:
+    def _accrue(self) -> None:
         now = self.clock()
         passed, self._at = now - self._at, now
         if self.rollouts:

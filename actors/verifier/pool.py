@@ -101,9 +101,11 @@ class VerifierPool:
         self._reward = reward
         self._processes = processes
         self._memory_bytes = memory_bytes
-        self._courts: list[SourceRewards] = []
-        self._by_source = {name: self._court(r) for name, r in (sources or {"": reward}).items()}
-        self._functions = tuple(dict.fromkeys(name for court in self._courts for name in court.in_workers))
+        self._source_rewards: list[SourceRewards] = []
+        self._by_source = {name: self._rewards_of(r) for name, r in (sources or {"": reward}).items()}
+        self._functions = tuple(
+            dict.fromkeys(name for rewards in self._source_rewards for name in rewards.in_workers)
+        )
         self._scorers = ScorerPool(processes)
         self._verdicts = Remembered[tuple[str, str, float], bool](CACHE_SIZE)
         self._waiting = 0
@@ -145,50 +147,53 @@ class VerifierPool:
     @property
     def away(self) -> dict[str, str]:
         """Rewards that are unavailable, with the reason of each."""
-        return {name: why for court in self._courts for name, why in court.own.away.items()}
+        return {name: why for rewards in self._source_rewards for name, why in rewards.own.away.items()}
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: completions scored, and how their answers were decided."""
-        return {**self._counts, "programs": sum(c.programs.judged for c in self._courts if c.programs)}
+        return {
+            **self._counts,
+            "programs": sum(c.programs.judged for c in self._source_rewards if c.programs),
+        }
 
     def close(self) -> None:
         """End the worker processes, also busy ones. Calls that wait for a verdict are cancelled."""
         self._verdicts.cancel()
-        for court in self._courts:
-            court.close()
+        for rewards in self._source_rewards:
+            rewards.close()
         self._scorers.close()
         self._pool.stop()
         self._pool.join()
 
     async def _score(self, item: Item) -> dict[str, float]:
         answer = Answer(*item)
-        court = self._by_source[answer.source]
-        reward, scored = court.reward, {}
+        rewards = self._by_source[answer.source]
+        reward, scored = rewards.reward, {}
         if "format" in reward.names:
             scored["format"] = answers.format_reward(answer.completion, reward.answer)
         if "accuracy" in reward.names:
-            scored["accuracy"] = await self._accuracy(court, answer)
-        if court.programs is not None:
-            scored["code_tests"] = await court.programs.score(answer)
-        return scored | await court.own.score(answer)
+            scored["accuracy"] = await self._accuracy(rewards, answer)
+        if rewards.programs is not None:
+            scored["code_tests"] = await rewards.programs.score(answer)
+        return scored | await rewards.own.score(answer)
 
-    def _court(self, reward: Reward) -> SourceRewards:
+    def _rewards_of(self, reward: Reward) -> SourceRewards:
         """What judges by `reward`: sources with the same rewards share it."""
-        for court in self._courts:
-            if court.reward == reward:
-                return court
+        for rewards in self._source_rewards:
+            if rewards.reward == reward:
+                return rewards
         codes = "code_tests" in reward.names
         programs = ProgramPool(reward.code_tests, self._processes) if codes else None
         answers.load_extract(reward.answer)
-        self._courts.append(SourceRewards(reward, OwnRewards(reward, self._run), programs))
-        return self._courts[-1]
+        self._source_rewards.append(SourceRewards(reward, OwnRewards(reward, self._run), programs))
+        return self._source_rewards[-1]
 
-    async def _accuracy(self, court: SourceRewards, judged: Answer) -> float:
-        own, gold, seconds = gym.TASK in judged.row, judged.gold, court.reward.time_limit_s
+    async def _accuracy(self, rewards: SourceRewards, judged: Answer) -> float:
+        own, gold, seconds = gym.TASK in judged.row, judged.gold, rewards.reward.time_limit_s
         if not own and not isinstance(gold, str):
             raise ValueError(f"reward 'accuracy': the gold answer is no text: {gold!r:.60} ({judged.place})")
-        answer = await self._answer(court, judged.completion)
-        most = court.reward.max_answer_chars
+        answer = await self._answer(rewards, judged.completion)
+        most = rewards.reward.max_answer_chars
         if answer is None or (len(answer) > most if own else not equality.bounded(answer, most)):
             self._counts["plain"] += 1
             return 0.0
@@ -201,11 +206,11 @@ class VerifierPool:
             verdict = await self._remembered(gold, answer, seconds)
         return 1.0 if verdict else 0.0
 
-    async def _answer(self, court: SourceRewards, completion: str) -> str | None:
-        name = court.reward.answer
+    async def _answer(self, rewards: SourceRewards, completion: str) -> str | None:
+        name = rewards.reward.answer
         if (extract := answers.ANSWERS.get(name)) is not None:
             return extract(completion)
-        return await court.own.call("reward.answer", answers.user_answer, name, completion)
+        return await rewards.own.call("reward.answer", answers.user_answer, name, completion)
 
     async def _remembered(self, gold: str, answer: str, seconds: float) -> bool:
         key = (equality.bare(gold), equality.bare(answer), seconds)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hora_rl.common.config import Config
-from hora_rl.common.config.allocation import needs_counts
+from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord
 from hora_rl.deploy.launch.best import read_best
@@ -60,12 +60,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
 def _never_allocated(config: Config, groups: list[GroupRecord]) -> str:
     """What to say of a run whose warm-up gate never opened; empty for every other."""
     rules = {g["rule"] for g in groups}
-    if (
-        config.gate is None
-        or not config.allocation.needs_counts
-        or not rules
-        or any(map(needs_counts, rules))
-    ):
+    if config.gate is None or not config.allocation.needs_counts or rules != {UNIFORM}:
         return ""
     warmup = config.allocation.warmup
     newest = max(g["batch"] for g in groups)

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from hora_rl.allocator import Session, allocate
+from hora_rl.allocator.rules import RULES, needs_counts
+from hora_rl.common.config import Allocation
 
 CASES = 1_000
 
@@ -178,3 +180,8 @@ def test_knapsack_gives_solved_prompts_only_what_no_other_needs() -> None:
         np.add.at(spent, c, allocate(c, 8, 1440, rule="knapsack"))
     assert spent[8] / spent.sum() < 0.02
     assert spent[0] / spent.sum() > 0.4
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_and_configuration_agree_on_what_needs_counts(name: str) -> None:
+    assert needs_counts(name) == Allocation(rule=name).needs_counts == (name != "uniform")
