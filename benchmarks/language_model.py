@@ -3,9 +3,10 @@ and queue.
 
     python -m benchmarks.language_model [--preset smollm2] [--sequences 64 128] [--batches 2] [-s KEY=VALUE …]
 
-Both sides sample the same prompts with the same settings, as many completions of each. Versions are published
-without training, so that generation alone is measured; the pauses are those of real weight updates while
-sequences run. Processor seconds per 1,000 tokens say what the system adds where the machine is shared.
+Both sides sample the same prompts with the same settings, as many completions of each, on the threads that a
+run leaves the generator beside its learner. Versions are published without training, so that generation alone
+is measured; the pauses are those of real weight updates while sequences run. Processor seconds per 1,000
+tokens say what the system adds where the machine is shared.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ def main() -> None:
             f"generator.max_sequences={sequences}",
         ]
         config = load(options.preset, [*options.overrides, *settings])
-        print(compare(with_port(on_processors(config, trains=False)), options.batches), flush=True)
+        print(compare(with_port(on_processors(config)), options.batches), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from vllm.config import WeightTransferConfig
 from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
+from hora_rl.actors.generator.cpu_kernels import PRIORITY
 from hora_rl.common.config import Config, Lora
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.malloc import KEEP_FREED_MEMORY
@@ -106,8 +107,8 @@ def _type_of(name: str) -> Any:
 
 
 def _own(config: Config) -> dict[str, Any]:
-    """What HORA decides. Of these, `generator.engine_args` may change `block_size`, `enable_chunked_prefill`
-    and `load_format`."""
+    """What HORA decides. Of these, `generator.engine_args` may change `block_size`, `enable_chunked_prefill`,
+    `ir_op_priority` and `load_format`."""
     generator, longest, cpu = config.generator, config.longest, current_platform.is_cpu()
     own = {
         "model": config.model.path,
@@ -134,6 +135,8 @@ def _own(config: Config) -> dict[str, Any]:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
         own["block_size"] = CPU_BLOCK
+        if own["enforce_eager"]:
+            own["ir_op_priority"] = PRIORITY
     elif generator.max_batched_tokens is not None:
         own["max_num_batched_tokens"] = generator.max_batched_tokens
     if not cpu and generator.gpu_kv_cache_gib is not None:
