@@ -181,7 +181,7 @@ def stage_step(sizes: Sizes, stage: int) -> tuple[Result, float]:
     settings = {"zero_stage": stage, "tokens_per_microbatch": sizes.budget, "gradient_checkpointing": True}
     with engine_of(sizes.whole, sizes.dtype, sizes.longest, **settings) as engine:
         config = engine._config
-        need = rank_need(ModelShape.of(engine.hf, config), config).gib if stage < 3 else 0.0
+        need = rank_need(ModelShape.of(engine.hf, config.learner.lora), config).gib if stage < 3 else 0.0
         return measure(engine, samples, sizes.budget, sizes.steps), need
 
 

@@ -68,7 +68,7 @@ def document() -> str:
 def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
     config = load("tiny", [*SETTINGS, *(["learner.lora.rank=16"] if lora else [])])
     with torch.device("meta"):
-        shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config)
+        shape = ModelShape.of(AutoModelForCausalLM.from_config(architecture), config.learner.lora)
     cards = [CARD] * count
     try:
         chosen = choose(config, cards, shape).config
@@ -76,7 +76,7 @@ def _cell(architecture: PretrainedConfig, lora: bool, count: int) -> str:
         return "does not fit"
     rank, generator = needs(chosen, shape)
     if holds(chosen, shape, cards).level == "fail":
-        need = on_one_card(rank, generator, chosen) if count == 1 else rank.gib
+        need = on_one_card(rank, generator, chosen.generator.sleep) if count == 1 else rank.gib
         return f"does not fit: {need:.0f}"
     stage = chosen.learner.zero_stage or 2
     split = "shared" if count == 1 else f"{chosen.generator.replicas} + {chosen.learner.workers}"

@@ -182,7 +182,7 @@ def _train(application: Application, run_dir: Path, console: Console, alerts: Al
     from hora_rl.learner import launch
 
     config, url = application.config, application.url
-    if shares_a_card(config) or config.generator.sleep != "none":
+    if shares_a_card(config.generator, config.learner) or config.generator.sleep != "none":
         application.wait()  # an engine that loads measures what is free of its card
     else:
         # While an engine loads it keeps one core busy. The learner's processes beside all the others' at once

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Learner
 from hora_rl.deploy.preflight.estimate import GIB, ModelShape, checkpoint_gib, published_gib, weights_gib
 from hora_rl.deploy.preflight.findings import Finding, Target, must, ok, size
 from hora_rl.deploy.preflight.memory import model_shape
@@ -46,7 +46,7 @@ def uses(config: Config, shape: ModelShape | None) -> list[Use]:
     queue = min(learner.steps * of_batch, max(REWRITE_GIB, 2 * held)) + held
     lines = learner.steps * (rollout.prompts_per_batch * OF_GROUP + OF_STEP) / GIB
     found = [
-        *(_of_model(config, shape) if shape else ()),
+        *(_of_model(learner, config.model.dtype, shape) if shape else ()),
         Use("rollouts", expected_gib(config), "telemetry.rollouts_gib"),
         Use("Redis", queue, "learner.checkpoint_every"),
         Use("records", lines),
@@ -54,12 +54,12 @@ def uses(config: Config, shape: ModelShape | None) -> list[Use]:
     return sorted((use for use in found if use.gib), key=lambda use: -use.gib)
 
 
-def _of_model(config: Config, shape: ModelShape) -> Iterator[Use]:
-    learner, weights = config.learner, weights_gib(shape, config)
+def _of_model(learner: Learner, dtype: str, shape: ModelShape) -> Iterator[Use]:
+    weights = weights_gib(shape, dtype)
     # Those that are kept and the one that is being written.
-    checkpoints = (learner.keep_checkpoints + 1) * checkpoint_gib(shape, config)
+    checkpoints = (learner.keep_checkpoints + 1) * checkpoint_gib(shape, dtype)
     yield Use("checkpoints", checkpoints, "learner.keep_checkpoints")
-    yield Use("published weights", 2 * published_gib(shape, config))
+    yield Use("published weights", 2 * published_gib(shape, dtype))
     yield Use("model", weights)
     # The best, what is being evaluated, what is due next, and one that is being written.
     yield Use("best weights", 4 * weights * (learner.keep_best is not None), "learner.keep_best")

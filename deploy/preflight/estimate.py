@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Learner, Lora, Rollout
 from hora_rl.learner.flops import Shape
 from hora_rl.learner.prefixes import ALIGNED, divide, window_of
 
@@ -83,14 +83,14 @@ class ModelShape:
         return (6.0 * trained + 4.0 * (body - trained)) / (12.0 * self.layers * self.queries)
 
     @classmethod
-    def of(cls, hf: PreTrainedModel, config: Config) -> ModelShape:
-        """The shape of a model, which may be on the meta device."""
+    def of(cls, hf: PreTrainedModel, lora: Lora | None) -> ModelShape:
+        """The shape of a model, which may be on the meta device, and of the adapter that is trained."""
         text = hf.config.get_text_config()
         heads = text.num_attention_heads
         head = getattr(text, "head_dim", None) or text.hidden_size // heads
         return cls(
             parameters=sum(p.numel() for p in hf.parameters()),
-            adapter=_adapter_size(hf, config),
+            adapter=_adapter_size(hf, lora) if lora else 0,
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -144,7 +144,7 @@ def rank_need(shape: ModelShape, config: Config, *, card: bool = True) -> Need:
         "weights": width * copies,
         "master weights, moments": 0.0 if host else (12 if stage else 8) * own,
         "gradients": sums if stage in (1, 3) else 0.0,
-        "communication": (several + transfer_gib(config)) * GIB,
+        "communication": (several + transfer_gib(config.weights.transport)) * GIB,
         "context": (CONTEXT_GIB if card else RANK_GIB) * GIB,
     }
     bucket = width * (BUCKET if card else min(trained, BUCKET)) if stage else 0.0
@@ -174,8 +174,8 @@ def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
     mask; with gradient checkpointing one vector per layer, and one layer in full. No micro-batch has more
     tokens than a batch."""
     rollout, learner, width = config.rollout, config.learner, WIDTH[config.model.dtype]
-    longest, row = rollout.max_response_tokens, widest_row(shape, config)
-    rows = shared_rows(shape, config, rollout.max_prompt_tokens, longest)
+    longest, row = rollout.max_response_tokens, widest_row(shape, rollout, learner)
+    rows = shared_rows(shape, rollout, learner, rollout.max_prompt_tokens, longest)
     group = sum(rollout.max_prompt_tokens + n * longest for n in rows)
     tokens = min(learner.tokens_per_microbatch, rollout.prompts_per_batch * group)
     layers = 1 if learner.gradient_checkpointing else shape.layers
@@ -190,35 +190,38 @@ def micro_batch_bytes(shape: ModelShape, config: Config) -> dict[str, float]:
     }
 
 
-def shared_rows(shape: ModelShape, config: Config, prompt: int, response: int) -> list[int]:
+def shared_rows(
+    shape: ModelShape, rollout: Rollout, learner: Learner, prompt: int, response: int
+) -> list[int]:
     """The completions of each row that the learner makes of a group of `group_size` completions of this
     length."""
-    group = [max(1, response)] * config.rollout.group_size
+    group = [max(1, response)] * rollout.group_size
     if shape.window is not None and prompt + response > shape.window:
         return [1] * len(group)
-    budget = config.learner.tokens_per_microbatch
+    budget = learner.tokens_per_microbatch
     return [len(row) for row in divide(max(1, prompt), group, budget, shape.even)]
 
 
-def widest_row(shape: ModelShape, config: Config) -> int:
+def widest_row(shape: ModelShape, rollout: Rollout, learner: Learner) -> int:
     """Tokens of the longest row in which completions share the longest prompt, whole, half, a quarter or an
     eighth as long as they may be; 0 where none do."""
-    prompt, longest = config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
+    prompt, longest = rollout.max_prompt_tokens, rollout.max_response_tokens
     found = 0
     for response in (max(1, longest >> halved) for halved in range(4)):
-        most = max(shared_rows(shape, config, prompt, response))
+        most = max(shared_rows(shape, rollout, learner, prompt, response))
         found = max(found, prompt + most * response if most > 1 else 0)
     return found
 
 
-def kv_token_bytes(shape: ModelShape, config: Config) -> float:
+def kv_token_bytes(shape: ModelShape, dtype: str, tensor_parallel: int) -> float:
     """Keys and values of one token in all layers, on one tensor-parallel rank."""
-    return 2 * shape.layers * shape.kv_width * WIDTH[config.model.dtype] / config.generator.tensor_parallel
+    return 2 * shape.layers * shape.kv_width * WIDTH[dtype] / tensor_parallel
 
 
 def least_kv_gib(shape: ModelShape, config: Config) -> float:
     """A cache that holds eight of the longest sequences: with less, generation is little but waiting."""
-    return 8 * config.longest * kv_token_bytes(shape, config) / GIB
+    each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
+    return 8 * config.longest * each / GIB
 
 
 def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bool = True) -> Need:
@@ -236,21 +239,21 @@ def generator_need(shape: ModelShape, config: Config, kv_gib: float, *, card: bo
             "weights": width * (shape.parameters + shape.adapter) / parallel / GIB,
             "KV cache": kv_gib,
             "engine": (layer + sampler) / GIB + graphs,
-            "communication": several + transfer_gib(config),
+            "communication": several + transfer_gib(config.weights.transport),
             "context": CONTEXT_GIB if card else REPLICA_GIB,
         },
     )
 
 
-def transfer_gib(config: Config) -> float:
+def transfer_gib(transport: str) -> float:
     """What a card takes, on either side, for weights that travel from card to card."""
-    return PACKED_GIB + NCCL_GIB if config.weights.transport == "nccl" else 0.0
+    return PACKED_GIB + NCCL_GIB if transport == "nccl" else 0.0
 
 
-def on_one_card(rank: Need, generator: Need, config: Config) -> float:
+def on_one_card(rank: Need, generator: Need, sleep: str) -> float:
     """GiB that both take on the card that they share: their sum. With `generator.sleep` the larger of two
     moments: a step beside an engine that sleeps, and generation beside a learner that waits."""
-    if config.generator.sleep != "step":
+    if sleep != "step":
         return rank.gib + generator.gib
     return max(rank.gib + asleep_gib(generator), waiting_gib(rank) + generator.gib)
 
@@ -269,7 +272,8 @@ def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool =
     """GiB of host memory of a whole run on one machine, by what they are for. With cards, weights and caches
     are on these."""
     learner, generator = config.learner, config.generator
-    version, state = published_gib(shape, config), checkpoint_gib(shape, config)
+    dtype = config.model.dtype
+    version, state = published_gib(shape, dtype), checkpoint_gib(shape, dtype)
     engine = generator_need(shape, config, generator.kv_cache_gib, card=False)
     needs = {
         "Ray, Redis, coordinator": BASE_GIB,
@@ -284,33 +288,30 @@ def host_needs(shape: ModelShape, config: Config, *, cards: bool, trains: bool =
         "published weights": version,
         "checkpoint's copy": state * learner.checkpoint_aside,
         "offloaded optimizer": offloaded * (cards and learner.offload_optimizer),
-        "engine asleep": weights_gib(shape, config) * (generator.sleep == "step"),
+        "engine asleep": weights_gib(shape, dtype) * (generator.sleep == "step"),
     }
 
 
-def checkpoint_gib(shape: ModelShape, config: Config) -> float:
+def checkpoint_gib(shape: ModelShape, dtype: str) -> float:
     """One checkpoint, all ranks' files: weights, and from 16 bits the master copy, and Adam's moments."""
-    width = WIDTH[config.model.dtype]
+    width = WIDTH[dtype]
     trained = shape.adapter or shape.parameters
     return trained * (width + (12 if width == 2 else 8)) / GIB
 
 
-def weights_gib(shape: ModelShape, config: Config) -> float:
+def weights_gib(shape: ModelShape, dtype: str) -> float:
     """The whole model, without an adapter."""
-    return shape.parameters * WIDTH[config.model.dtype] / GIB
+    return shape.parameters * WIDTH[dtype] / GIB
 
 
-def published_gib(shape: ModelShape, config: Config) -> float:
+def published_gib(shape: ModelShape, dtype: str) -> float:
     """One version of the weights as it travels."""
-    return (shape.adapter or shape.parameters) * WIDTH[config.model.dtype] / GIB
+    return (shape.adapter or shape.parameters) * WIDTH[dtype] / GIB
 
 
-def _adapter_size(hf: PreTrainedModel, config: Config) -> int:
+def _adapter_size(hf: PreTrainedModel, lora: Lora) -> int:
     import torch
 
-    lora = config.learner.lora
-    if lora is None:
-        return 0
     return sum(
         lora.rank * (module.in_features + module.out_features)
         for name, module in hf.named_modules()

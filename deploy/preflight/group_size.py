@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Allocation, Rollout
 from hora_rl.deploy.preflight.findings import Finding, Target, should
 
 TOKEN_BYTES = 8
@@ -17,7 +17,7 @@ def group_size(target: Target) -> Iterator[Finding]:
     if not target.trains:
         return
     config, limit = target.config, target.config.queue.max_group_bytes
-    rollouts = largest_group(config)
+    rollouts = largest_group(config.rollout, config.allocation)
     each = TOKEN_BYTES * (config.longest - config.rollout.max_prompt_tokens)
     says = f"{rollouts:,} rollouts of one prompt, at most {rollouts * each / 2**20:,.0f} MiB"
     yield should(
@@ -29,9 +29,8 @@ def group_size(target: Target) -> Iterator[Finding]:
     )
 
 
-def largest_group(config: Config) -> int:
+def largest_group(rollout: Rollout, allocation: Allocation) -> int:
     """Rollouts that one prompt can get: all of its shard's Phase B."""
-    rollout, allocation = config.rollout, config.allocation
     if not allocation.needs_counts:
         return rollout.group_size
     whole = rollout.pre_rollouts + rollout.shard_budget

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Generator
 from hora_rl.common.processes import free_memory
 from hora_rl.common.weights.model_files import own_configuration
 from hora_rl.common.weights.pretrained import obtain
@@ -42,11 +42,11 @@ def model_shape(config: Config) -> ModelShape | None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    trusted = config.model.trust_remote_code
+    trusted, lora = config.model.trust_remote_code, config.learner.lora
     try:
         whole = own_configuration(config)
         with torch.device("meta"):
-            return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), config)
+            return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), lora)
     except (OSError, ValueError):
         return None  # the checks of model and family say why
 
@@ -78,7 +78,7 @@ def memory(target: Target) -> Iterator[Finding]:
         yield ok("memory per part", table(target, shape, cards=bool(cards) or target.on_cluster))
         if cards:
             yield holds(target.config, shape, cards)
-            yield from beside_engine(target.config, cards)
+            yield from beside_engine(target.config.generator, target.config.weights.transport, cards)
     if not target.on_cluster:
         yield fits_host(target, shape, cards=bool(cards))
 
@@ -101,10 +101,10 @@ def fits_host(target: Target, shape: ModelShape, *, cards: bool) -> Finding:
 def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
     """Whether the smallest of `cards` holds what would lie on it."""
     rank, generator = needs(config, shape)
-    together = len(cards) == 1 or shares_a_card(config)
+    together = len(cards) == 1 or shares_a_card(config.generator, config.learner)
     need = [rank, generator] if together else [max((rank, generator), key=lambda n: n.gib)]
     card = min(cards, key=lambda c: c.gib)
-    total = on_one_card(rank, generator, config) if together else need[0].gib
+    total = on_one_card(rank, generator, config.generator.sleep) if together else need[0].gib
     in_turn = ", not at the same time," if together and config.generator.sleep == "step" else ""
     says = (
         f"{' and '.join(f'{n.part} {n.gib:.1f}' for n in need)} GiB{in_turn} = {total:.1f} GiB on one "
@@ -113,13 +113,13 @@ def holds(config: Config, shape: ModelShape, cards: Sequence[Card]) -> Finding:
     return must(total <= card.gib * (1 - SPARE), "GPU memory", says, f"change {KEYS}, or use another card")
 
 
-def beside_engine(config: Config, cards: Sequence[Card]) -> Iterator[Finding]:
+def beside_engine(generator: Generator, transport: str, cards: Sequence[Card]) -> Iterator[Finding]:
     """Whether the smallest of `cards` has room for what vLLM does not count when it fills its share with the
     KV cache: the context, which is there before, and the buffers of weights that travel to it."""
-    generator, card = config.generator, min(cards, key=lambda c: c.gib)
-    if not transfer_gib(config) or generator.gpu_kv_cache_gib is not None:
+    card, transfer = min(cards, key=lambda c: c.gib), transfer_gib(transport)
+    if not transfer or generator.gpu_kv_cache_gib is not None:
         return
-    need, left = transfer_gib(config) + CONTEXT_GIB, card.gib * (1 - generator.memory_utilization)
+    need, left = transfer + CONTEXT_GIB, card.gib * (1 - generator.memory_utilization)
     says = (
         f"generator.memory_utilization {generator.memory_utilization:g} leaves {left:.1f} GiB of one "
         f"{card.name} of {card.gib:.1f} GiB; CUDA's context and the buffers of weights.transport nccl take "
@@ -142,7 +142,7 @@ def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
     config = target.config
     rank, generator = needs(config, shape) if cards else host_parts(config, shape)
     replicas, ranks = config.generator.replicas * config.generator.tensor_parallel, config.learner.workers
-    kept, one = config.learner.keep_checkpoints + 1, checkpoint_gib(shape, config)
+    kept, one = config.learner.keep_checkpoints + 1, checkpoint_gib(shape, config.model.dtype)
     host = host_needs(shape, config, cards=cards)
     rows = [
         (f"generator, {replicas} of", generator.gib, str(generator)),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Generator, Learner
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import differences
 from hora_rl.deploy.preflight.estimate import (
@@ -76,12 +76,13 @@ def choose(config: Config, cards: Sequence[Card], shape: ModelShape) -> Chosen:
         chosen = plan.config
     else:
         chosen = _divided(config, cards, shape)
-    return Chosen(chosen, tuple(_differences(config, chosen)))
+    changed = (d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(chosen, config))
+    return Chosen(chosen, tuple(changed))
 
 
-def shares_a_card(config: Config) -> bool:
+def shares_a_card(generator: Generator, learner: Learner) -> bool:
     """Whether generator and learner are meant for the same card."""
-    return 0 < (config.generator.gpus or 1.0) < 1 and 0 < (config.learner.gpus or 1.0) < 1
+    return 0 < (generator.gpus or 1.0) < 1 and 0 < (learner.gpus or 1.0) < 1
 
 
 class _Plan:
@@ -115,16 +116,16 @@ def _share(plan: _Plan, card: Card, shape: ModelShape) -> None:
     usable = card.gib * (1 - SPARE)
     least = least_kv_gib(shape, plan.config)
     smallest = generator_need(shape, plan.config, least)
-    if on_one_card(rank_need(shape, plan.config), smallest, plan.config) > usable:
+    sleep = plan.config.generator.sleep
+    if on_one_card(rank_need(shape, plan.config), smallest, sleep) > usable:
         plan.put("learner", gradient_checkpointing=True)
     rank, fixed = rank_need(shape, plan.config), generator_need(shape, plan.config, 0.0).gib
-    beside = waiting_gib(rank) if plan.config.generator.sleep == "step" else rank.gib
+    beside = waiting_gib(rank) if sleep == "step" else rank.gib
     left = usable - beside - fixed
-    if on_one_card(rank, smallest, plan.config) > usable:
+    if on_one_card(rank, smallest, sleep) > usable:
         return  # the check of memory says what is missing, with every part
-    useful = (
-        plan.config.generator.max_sequences * plan.config.longest * kv_token_bytes(shape, plan.config) / GIB
-    )
+    each = kv_token_bytes(shape, plan.config.model.dtype, parallel)
+    useful = plan.config.generator.max_sequences * plan.config.longest * each / GIB
     cache = max(least, min(left, useful))
     plan.put("generator", gpu_kv_cache_gib=math.floor(100 * cache) / 100)
     share = math.ceil(100 * (fixed + cache) / card.gib) / 100
@@ -154,11 +155,7 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
             "them"
         )
     made = [_with_replicas(config, count, len(cards), card, shape) for count in counts]
-
-    def rank(one: Config) -> tuple[bool, float]:
-        return not _holds(one, card, shape), step_seconds(one, shape, card.name, card.gib)
-
-    return min(made, key=rank)
+    return min(made, key=lambda c: (not _holds(c, card, shape), step_seconds(c, shape, card.name, card.gib)))
 
 
 def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
@@ -178,13 +175,10 @@ def most_sequences(config: Config, card: Card, shape: ModelShape) -> int:
     """Sequences that the KV cache of a generator's own card holds while they grow, 64 to 1,024: twice as many
     as of the longest."""
     room = card.gib * config.generator.memory_utilization - generator_need(shape, config, 0.0).gib
-    longest = config.longest * kv_token_bytes(shape, config) / GIB
+    each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
+    longest = config.longest * each / GIB
     return min(1024, max(64, 8 * int(2 * room / longest / 8)))
 
 
 def _holds(config: Config, card: Card, shape: ModelShape) -> bool:
     return rank_need(shape, config).gib <= card.gib * (1 - SPARE)
-
-
-def _differences(before: Config, after: Config) -> list[str]:
-    return [d.replace(": ", " = ", 1).split(" != ")[0] for d in differences(after, before)]

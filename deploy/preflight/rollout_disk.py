@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Rollout, Telemetry
 from hora_rl.deploy.preflight.findings import Finding, Target, ok, size
 
 GIB = 2**30
@@ -17,33 +17,32 @@ def expected_gib(config: Config) -> float:
     rollout, telemetry = config.rollout, config.telemetry
     per_token = OF_TOKEN_WITH_LOGPROBS if telemetry.rollouts_logprobs else OF_TOKEN
     per_rollout = OF_ROW + per_token * rollout.max_response_tokens
-    every = (config.learner.steps * OF_FILE + rollouts_of(config) * per_rollout) / GIB
-    return min(every * share(config), telemetry.rollouts_gib)
+    every = (config.learner.steps * OF_FILE + rollouts_of(config.learner.steps, rollout) * per_rollout) / GIB
+    return min(every * share(telemetry), telemetry.rollouts_gib)
 
 
-def rollouts_of(config: Config) -> int:
+def rollouts_of(steps: int, rollout: Rollout) -> int:
     """steps·Γ·G."""
-    return config.learner.steps * config.rollout.prompts_per_batch * config.rollout.group_size
+    return steps * rollout.prompts_per_batch * rollout.group_size
 
 
-def share(config: Config) -> float:
-    telemetry = config.telemetry
+def share(telemetry: Telemetry) -> float:
     return {"all": 1.0, "sample": telemetry.rollouts_share, "none": 0.0}[telemetry.rollouts]
 
 
 def rollouts(target: Target) -> Iterator[Finding]:
     """What RUN/rollouts will hold and its size."""
-    config = target.config
     if target.trains:
-        yield ok("rollouts", in_words(config))
+        yield ok("rollouts", in_words(target.config))
 
 
 def in_words(config: Config) -> str:
-    telemetry, kept = config.telemetry, share(config)
+    telemetry, kept = config.telemetry, share(config.telemetry)
     if not kept:
         return "none are kept (telemetry.rollouts)"
     folder = config.run.path / "rollouts"
-    which = f"all {rollouts_of(config):,}" if kept == 1 else f"those of {kept:.3g} of the prompts"
+    number = rollouts_of(config.learner.steps, config.rollout)
+    which = f"all {number:,}" if kept == 1 else f"those of {kept:.3g} of the prompts"
     logprobs = " with log-probs" if telemetry.rollouts_logprobs else ""
     need = expected_gib(config)
     if need >= telemetry.rollouts_gib:

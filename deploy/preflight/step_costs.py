@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Generator
 from hora_rl.deploy.preflight.estimate import (
     GIB,
     WIDTH,
@@ -70,7 +70,7 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
     length = prompt + response
     tokens = rollouts * length
     attention = shape.layers * shape.queries * length * tokens
-    rows = shared_rows(shape, config, int(prompt), int(response))
+    rows = shared_rows(shape, rollout, learner, int(prompt), int(response))
     again = rollout.prompts_per_batch * (
         rollout.group_size - len(rows)
     )  # prompts that are not computed again
@@ -88,7 +88,7 @@ def arithmetic(config: Config, shape: ModelShape) -> StepArithmetic:
         sampling=2 * (shape.parameters + shape.adapter) * tokens + 2 * attention,
         micro_batches=micro,
         refill=running * (length - response / 2),
-        published=published_gib(shape, config),
+        published=published_gib(shape, config.model.dtype),
         exchanged=_exchanged(config, shape, micro),
     )
 
@@ -134,7 +134,7 @@ def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, 
     bandwidth = REACHED * next((b for name, b in BANDWIDTH.items() if name in device), BANDWIDTH[UNKNOWN])
     weights, parallel = 2 * (shape.parameters + shape.adapter), generator.tensor_parallel
     context = found.tokens / found.rollouts - found.responses / found.rollouts / 2
-    entry = kv_token_bytes(shape, config)
+    entry = kv_token_bytes(shape, config.model.dtype, parallel)
     room = gib * GIB * 0.9 - generator_need(shape, config, 0.0).gib * GIB
     most = min(generator.max_sequences, found.rollouts / generator.replicas, room / (entry * context))
     running = max(1.0, most)
@@ -173,20 +173,20 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
             if device
             else ["seconds: unknown on this CPU before a run; `hora report RUN` has what it took"]
         ),
-        _refill(config, shape, found, device),
+        _refill(config.generator, shape, found, device),
         f"weights: {found.published:.3f} GiB to each replica over {weights}; "
         f"{found.published * replicas:.3f} GiB in all",
         f"ranks: {found.exchanged:.2f} GiB sent by each to the others in a step",
     ]
 
 
-def _refill(config: Config, shape: ModelShape, found: StepArithmetic, device: str | None) -> str:
+def _refill(generator: Generator, shape: ModelShape, found: StepArithmetic, device: str | None) -> str:
     """What dropping the KV cache at an update costs a full replica, whose sequences are half done."""
-    if not config.generator.clear_cache:
+    if not generator.clear_cache:
         return "an update: generator.clear_cache is false, nothing is recomputed"
     seconds = ""
     if device is not None:
         flops = 2 * (shape.parameters + shape.adapter) * found.refill
-        seconds = f", {flops / card_flops(device) / config.generator.tensor_parallel:.1f} s expected"
+        seconds = f", {flops / card_flops(device) / generator.tensor_parallel:.1f} s expected"
     says = f"an update: generator.clear_cache recomputes at most {found.refill:,.0f} tokens of a replica"
     return says + seconds

@@ -56,7 +56,9 @@ def test_a_model_whose_size_is_unknown_is_said(monkeypatch: pytest.MonkeyPatch) 
 def test_the_estimate_agrees_with_the_files_of_a_model(config: Make) -> None:
     shape = model_shape(config())
     assert shape is not None
-    assert weights_gib(shape, config()) == pytest.approx(machine.model_gib(config().model.path), rel=0.03)
+    assert weights_gib(shape, config().model.dtype) == pytest.approx(
+        machine.model_gib(config().model.path), rel=0.03
+    )
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 8}])

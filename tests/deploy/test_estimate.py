@@ -95,13 +95,13 @@ def test_a_backward_pass_takes_what_is_estimated(case: str) -> None:
             "learner.zero_stage=2",
         ],
     )
-    shape = ModelShape.of(hf, config)
+    shape = ModelShape.of(hf, config.learner.lora)
     sharing = Sharing(shape.even, shape.window)
     samples = group(prompt, response, size)
     rows = rows_of(samples, budget, sharing)
     shared = max(map(length, rows)) if max(map(len, rows)) > 1 else 0
     assert bool(shared) == (case not in ("alone", "a head"))
-    assert widest_row(shape, config) >= shared
+    assert widest_row(shape, config.rollout, config.learner) >= shared
     found = peak(Policy(without_dropout(hf)), samples, sharing, budget, 32)
     need = rank_need(shape, config, card=False).backward
     estimate = sum(need[part] for part in PARTS)

@@ -196,7 +196,7 @@ def test_a_plan_has_the_shape_of_its_model(plan: initial.Plan, tmp_path: Path) -
     with torch.device("meta"):
         model = Qwen2ForCausalLM(architecture)
     config = load("tiny", ["learner.lora.rank=16"] if plan.learner else [])
-    found = ModelShape.of(model, config)
+    found = ModelShape.of(model, config.learner.lora)
     assert (found.queries, found.even) == (shape.queries, shape.even)
     assert replace(found, query_width=0, body=0) == shape
 

@@ -157,7 +157,7 @@ def test_memory_of_the_host_is_counted_where_it_is_needed(config: Make) -> None:
     cpu, gpu = (host_needs(SHAPE, settings, cards=cards) for cards in (False, True))
     assert cpu["learner rank, 3 of"] == pytest.approx(3 * rank_need(SHAPE, settings, card=False).gib)
     assert cpu["generator, 2 of"] > 2 * (5 + 2e9 / 2**30)
-    assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == checkpoint_gib(SHAPE, settings)
+    assert cpu["checkpoint's copy"] == gpu["checkpoint's copy"] == checkpoint_gib(SHAPE, "bfloat16")
     assert gpu["learner rank, 3 of"] == 3.0, "weights and activations are on the cards"
     assert gpu["offloaded optimizer"] == pytest.approx(16e9 / 2**30)
     assert "offloaded optimizer" in cpu

@@ -67,7 +67,7 @@ def made(name: str) -> Qwen2ForCausalLM:
 def case(name: str, *more: str) -> tuple[Config, ModelShape]:
     """A configuration in which nobody wrote how many replicas, ranks or cards, and the shape of a model."""
     config = load("tiny", [*BASE, *more])
-    return config, ModelShape.of(made(name), config)
+    return config, ModelShape.of(made(name), config.learner.lora)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_taking_turns_leaves_the_cache_what_only_a_step_needs(name: str, more: t
     generator = generator_need(shape, apart, apart.generator.gpu_kv_cache_gib)
     usable = RTX.gib * (1 - SPARE)
     assert rank.gib + generator.gib > usable, "at the same time they would not fit"
-    assert on_one_card(rank, generator, apart) <= usable
+    assert on_one_card(rank, generator, apart.generator.sleep) <= usable
     assert rank.gib + asleep_gib(generator) <= usable
     assert waiting_gib(rank) + generator.gib <= usable
     # vLLM asks for its share to be free when a replica starts, which it does while the learner waits.
@@ -152,16 +152,18 @@ def test_what_no_card_holds_is_refused_with_every_part_and_the_keys() -> None:
 
 def test_buffers_of_nccl_that_do_not_fit_beside_vllm_s_share_are_a_warning_with_the_share_that_does() -> None:
     config, _ = case("0.5B", "weights.transport=nccl")
-    [small] = beside_engine(config, [H100, RTX])
+    [small] = beside_engine(config.generator, config.weights.transport, [H100, RTX])
     assert small.level == "warn"
     assert "leaves 2.4 GiB of one RTX 4090 of 24.0 GiB" in small.line
     assert "set generator.memory_utilization to 0.85 or less" in small.line
     lower, _ = case("0.5B", "weights.transport=nccl", "generator.memory_utilization=0.85")
-    assert [f.level for f in beside_engine(lower, [RTX])] == ["ok"]
-    assert [f.level for f in beside_engine(config, [H100])] == ["ok"]
+    assert [f.level for f in beside_engine(lower.generator, lower.weights.transport, [RTX])] == ["ok"]
+    assert [f.level for f in beside_engine(config.generator, config.weights.transport, [H100])] == ["ok"]
     sized, _ = case("0.5B", "weights.transport=nccl", "generator.gpu_kv_cache_gib=8")
-    assert not [*beside_engine(sized, [RTX])], "all of it is in the estimate"
-    assert not [*beside_engine(case("0.5B")[0], [RTX])]
+    assert not [*beside_engine(sized.generator, sized.weights.transport, [RTX])], (
+        "all of it is in the estimate"
+    )
+    assert not [*beside_engine(case("0.5B")[0].generator, "file", [RTX])]
 
 
 PAPER = (
@@ -300,8 +302,8 @@ def test_an_adapter_needs_no_master_copy_of_its_base() -> None:
     full, shape = case("7B")
     lora, small = case("7B", "learner.lora.rank=16")
     assert rank_need(small, lora).always[MOMENTS] < 0.01 * rank_need(shape, full).always[MOMENTS]
-    assert checkpoint_gib(small, lora) < 0.01 * checkpoint_gib(shape, full)
-    assert published_gib(small, lora) < 0.01 * published_gib(shape, full)
+    assert checkpoint_gib(small, "bfloat16") < 0.01 * checkpoint_gib(shape, "bfloat16")
+    assert published_gib(small, "bfloat16") < 0.01 * published_gib(shape, "bfloat16")
     assert rank_need(small, lora).always["weights"] >= rank_need(shape, full).always["weights"]
 
 
@@ -353,7 +355,7 @@ def test_a_card_of_its_own_samples_as_many_sequences_as_its_cache_holds(tmp_path
 
     def chosen(name: str, *more: str) -> int:
         config = load(str(file), more)
-        shape = ModelShape.of(made(name), config)
+        shape = ModelShape.of(made(name), config.learner.lora)
         return choose(config, [H100] * 2, shape).config.generator.max_sequences
 
     long = ("rollout.max_response_tokens=16384", "learner.tokens_per_microbatch=32768")

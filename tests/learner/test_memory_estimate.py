@@ -65,7 +65,7 @@ with engine_of(shape, dtype, 900, zero_stage=stage, tokens_per_microbatch=2048, 
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
-    need = rank_need(ModelShape.of(engine.hf, engine._config), engine._config, card=False)
+    need = rank_need(ModelShape.of(engine.hf, engine._config.learner.lora), engine._config, card=False)
     whole = need.gib - RANK_GIB - need.backward["bucket"]
     print(json.dumps({"measured": (kept + peak) / GIB, "estimated": whole}))
 """
