@@ -51,7 +51,7 @@ def train_on_cluster(config: Config) -> None:
     config = with_absolute_folder(config)
     run_dir = Path(config.run.folder) / config.run.name
     again, weights = f"hora train {run_dir / CONFIG}", model_digest(config.model.path)
-    alerts = Alerts(config, run_dir, console)
+    alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
     console.print(
         "Ctrl-C stops the learner; then `serve shutdown -y` ends the application, `ray stop` on each machine "
         "Ray, and Ctrl-C `hora redis`",
@@ -62,7 +62,7 @@ def train_on_cluster(config: Config) -> None:
         write_config(run_dir, config)
         try:
             with (
-                progress(config, url, console, alerts),
+                progress(config.run.name, config.learner.steps, url, console, alerts),
                 telling_unplaced(config, url),
                 evaluating(config, url, run_dir, console),
             ):

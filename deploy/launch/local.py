@@ -74,7 +74,7 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
         refuse_leftovers(config, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
-    alerts = Alerts(config, run_dir, console)
+    alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
     file = RunFile(run_dir, alerts.ended)
     weights = model_digest(config.model.path)
     with file.recorded(
@@ -190,7 +190,7 @@ def _train(application: Application, run_dir: Path, console: Console, alerts: Al
         application.wait_for_all_but("generator")
     with (
         evaluating_first(config, url, run_dir, console, application.wait) as first,
-        progress(config, url, console, alerts, first.run) as pace,
+        progress(config.run.name, config.learner.steps, url, console, alerts, first.run) as pace,
         telling_unplaced(config, url),
         evaluating(config, url, run_dir, console, first.wait),
         closing(first),

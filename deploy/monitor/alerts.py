@@ -27,7 +27,6 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from hora_rl.common.config import Config
 from hora_rl.common.console import say
 
 log = structlog.get_logger(__name__)
@@ -49,11 +48,11 @@ class Alert:
 
 
 class Alerts:
-    """Delivers to `config.telemetry.on_alert`; does nothing where that is not set."""
+    """Delivers to `hook` (telemetry.on_alert); does nothing where that is None."""
 
-    def __init__(self, config: Config, run_dir: Path, console: Console) -> None:
-        self._run, self._folder, self._console = config.run.name, str(run_dir), console
-        self._hook, self._step, self._said = config.telemetry.on_alert, 0, False
+    def __init__(self, run: str, hook: str | None, run_dir: Path, console: Console) -> None:
+        self._run, self._folder, self._console = run, str(run_dir), console
+        self._hook, self._step, self._said = hook, 0, False
         self._waiting: queue.Queue[Alert | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._work, name="alerts", daemon=True)
         if self._hook:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Generator, Learner
 
 LEAST_STEPS, LEAST_S = 2, 10.0
 """Nothing is said from fewer steps, or from less time: generators are looked at once a second."""
@@ -69,10 +69,9 @@ class Balance:
         )
 
 
-def split_of(config: Config, device: str) -> Split | None:
+def split_of(generator: Generator, learner: Learner, device: str) -> Split | None:
     """What the two sides of a run on the learner's `device` (a GPU's name, `cpu`, or empty where it is not
     known) share out; None where they share one card."""
-    generator, learner = config.generator, config.learner
     if device == "cpu":
         values = (generator.threads, learner.threads)
         return Split(("generator.threads", "learner.threads"), values, (generator.replicas, learner.workers))
@@ -82,16 +81,16 @@ def split_of(config: Config, device: str) -> Split | None:
     return Split(("generator.replicas", "learner.workers"), values, each)
 
 
-def balance(steps: Sequence[Metrics], config: Config, split: Split | None) -> Balance | None:
-    """What the records of the newest steps say, oldest first; None while neither side idles, and where they
-    take turns (`rollout.max_staleness` 0).
+def balance(steps: Sequence[Metrics], total: int, staleness: int, split: Split | None) -> Balance | None:
+    """What the records of the newest of `total` steps say, oldest first; None while neither side idles, and
+    where they take turns (`rollout.max_staleness` 0).
 
     The first step of a run waits for its start, and in its last ones nothing is left to generate: they do not
     count.
     """
-    if config.rollout.max_staleness == 0:
+    if staleness == 0:
         return None
-    end = config.learner.steps - config.rollout.max_staleness - 1
+    end = total - staleness - 1
     counted = [s for s in steps if 0 < (s.get("step") or 0) < end and s.get("time/step")]
     found: Balance | None = None
     for n in range(LEAST_STEPS, len(counted) + 1):

@@ -146,7 +146,7 @@ class Feed:
         if os.environ.get("HORA_TOKEN"):
             state = replace(state, controls=True)
         with self._history_lock:
-            self._history.read(client, read_config(client.get(Keys(self.run).config), self.run))
+            self._history.read(client, read_config(client.get(Keys(self.run).config), self.run).rollout)
         return state
 
     def _build(self, state: RunState) -> bytes:

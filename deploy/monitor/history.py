@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Rollout
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import Redis
 from hora_rl.common.live.state import read_state
@@ -55,7 +55,7 @@ class History:
         self._last_step = self._last_sample = "0"
         self._next_batch = 0
 
-    def read(self, client: Redis, config: Config) -> None:
+    def read(self, client: Redis, rollout: Rollout) -> None:
         """Take in what has come since the last call."""
         for entry, fields in _since(client, self._keys.steps, self._last_step):
             metrics = numbers(fields[b"metrics"])
@@ -65,7 +65,7 @@ class History:
         for entry, fields in _since(client, self._keys.history, self._last_sample):
             self._keep(json.loads(fields[b"sample"]))
             self._last_sample = entry
-        self._read_shares(client, config)
+        self._read_shares(client, rollout)
 
     def to_dict(self, evaluations: dict[int, dict[str, float]], pre_rollouts: int) -> dict[str, Any]:
         """Columns for the charts of the page."""
@@ -90,9 +90,9 @@ class History:
             self._samples = self._samples[::2]
             self._every *= 2
 
-    def _read_shares(self, client: Redis, config: Config) -> None:
-        shards, trials = config.rollout.shards, config.rollout.pre_rollouts
-        last = read_state(client, self._run).step + config.rollout.max_staleness
+    def _read_shares(self, client: Redis, rollout: Rollout) -> None:
+        shards, trials = rollout.shards, rollout.pre_rollouts
+        last = read_state(client, self._run).step + rollout.max_staleness
         for batch in range(self._next_batch, min(last + 1, self._next_batch + CHUNK)):
             found = client.hmget(self._keys.shards, [f"{batch}:{s}" for s in range(shards)])
             if not all(found):

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
-from hora_rl.common.config import Config
 from hora_rl.common.console import LONG_S, say
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect
@@ -31,20 +30,21 @@ BESIDE = 46
 
 @contextmanager
 def progress(
-    config: Config,
+    name: str,
+    steps: int,
     url: str,
     console: Console,
     alerts: Alerts | None = None,
     first: Callable[[], object] = lambda: None,
 ) -> Iterator[Pace]:
-    """Show the run's progress while the block runs: a bar in a terminal, a line per step elsewhere. Yields
-    its pace. `alerts` receives every warning that is shown. `first` is done and shown before."""
+    """Show the progress of run `name` while the block runs: a bar in a terminal, a line per step elsewhere.
+    Yields its pace. `alerts` receives every warning that is shown. `first` is done and shown before."""
     pace, tell = Pace(), Teller(console, alerts)
     show = show_bar if console.is_terminal else show_lines
 
     def run(done: threading.Event) -> None:
         first()
-        show(_snapshots(config, url, done, pace), config.learner.steps, tell, pace)
+        show(_snapshots(name, url, done, pace), steps, tell, pace)
 
     with beside("progress", run, END_S):
         yield pace
@@ -85,14 +85,14 @@ def show_lines(states: Iterable[RunState], steps: int, tell: Teller, pace: Pace)
             say(console, f"step {state.step}/{steps} {_left(pace)}  {figures(state)}")
 
 
-def _snapshots(config: Config, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
+def _snapshots(name: str, url: str, done: threading.Event, pace: Pace) -> Iterator[RunState]:
     """One state a second, and one at the end. While Redis is away there is none."""
     client = connect(url)
     last_look = False
     while not last_look:
         last_look = done.wait(EVERY_S)
         try:
-            state = read_run(client, config.run.name)
+            state = read_run(client, name)
         except (RedisError, RunError):
             continue
         pace.see(state)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Generator, Learner, WarmUp
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
@@ -97,7 +97,12 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
         **_allocation(totals, config.rollout.pre_rollouts),
         learner=learner,
-        balance=balance(records[::-1], config, _split(config, raw.state, parts)),
+        balance=balance(
+            records[::-1],
+            config.learner.steps,
+            config.rollout.max_staleness,
+            _split(config.generator, config.learner, raw.state, parts),
+        ),
         evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
         parts=parts,
         sparks=_sparks(samples),
@@ -123,11 +128,11 @@ def _fetch(client: redis.Redis, keys: Keys, now: float) -> _Raw:
     return _Raw(config, SharedState.parse(state), *rest)
 
 
-def _split(config: Config, state: SharedState, parts: Sequence[Part]) -> Split | None:
+def _split(generator: Generator, learner: Learner, state: SharedState, parts: Sequence[Part]) -> Split | None:
     """What can be moved between the sides; nothing while another number of generators is there than the
     configuration has."""
     alive = sum(p.kind == "generator" and p.silent_s < SILENT_S for p in parts)
-    return split_of(config, state.device) if alive == config.generator.replicas else None
+    return split_of(generator, learner, state.device) if alive == generator.replicas else None
 
 
 def _full(memory: Mapping[str, Any]) -> str:
@@ -138,23 +143,23 @@ def _full(memory: Mapping[str, Any]) -> str:
 
 def _progress(config: Config, state: SharedState) -> dict[str, Any]:
     """How far the run is and whether it continues."""
+    gate = _gate(config.gate, config.allocation.warmup, state)
     return {
-        "status": _status(config, state),
+        "status": _status(config.learner.steps, state),
         "step": state.step,
         "paused": state.paused,
         "controls": state.token_sha256 is not None,
         "unplaced": state.unplaced,
         "error": state.error,
-        "warm_up": _gate(config, state) is not None,
-        "gate": _gate(config, state),
+        "warm_up": gate is not None,
+        "gate": gate,
     }
 
 
-def _gate(config: Config, state: SharedState) -> Gate | None:
-    if config.gate is None or state.gate_open:
+def _gate(reward: str | None, warmup: WarmUp, state: SharedState) -> Gate | None:
+    if reward is None or state.gate_open:
         return None
-    warmup = config.allocation.warmup
-    return Gate(config.gate, warmup.format_reward, warmup.cycles, state.gate_seen, state.gate_mean)
+    return Gate(reward, warmup.format_reward, warmup.cycles, state.gate_seen, state.gate_mean)
 
 
 def _plan(config: Config) -> dict[str, Any]:
@@ -176,8 +181,8 @@ def numbers(text: bytes) -> dict[str, Any]:
     return json.loads(text, parse_constant=lambda _: None)
 
 
-def _status(config: Config, state: SharedState) -> str:
-    if state.step >= config.learner.steps:
+def _status(steps: int, state: SharedState) -> str:
+    if state.step >= steps:
         return "finished"
     if state.error:
         return "stopped"

@@ -151,7 +151,7 @@ def check(source: str, overrides: Sequence[str], *, elsewhere: bool = False, est
     )
     show(found, SHOWN_BY_CHECK, console)
     if estimate and (shape := model_shape(config)) is not None:
-        for line in said(config, shape, _device(config, elsewhere=elsewhere)):
+        for line in said(config, shape, _device(config.model.dtype, elsewhere=elsewhere)):
             say(console, line)
 
 
@@ -171,11 +171,11 @@ def check_all(source: str, overrides: Sequence[str]) -> bool:
     return not failed
 
 
-def _device(config: Config, *, elsewhere: bool) -> str | None:
+def _device(dtype: str, *, elsewhere: bool) -> str | None:
     """Name of the cards that a step is estimated for; None where it runs on CPUs. A configuration for another
     machine is for cards where it says so."""
     if elsewhere:
-        return UNKNOWN if config.model.dtype != "float32" else None
+        return UNKNOWN if dtype != "float32" else None
     cards = read_cards(machine.gpus())
     return cards[0].name if cards else None
 
@@ -190,7 +190,7 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         return Target(config, "train") if trained else run_target(config)
     from ray.serve.schema import HTTPOptionsSchema
 
-    _check_applications(config, raw["applications"], source)
+    _check_applications(raw["applications"], source, endpoint=config.serve.endpoint)
     try:
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
@@ -198,13 +198,13 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
     return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
 
 
-def _check_applications(config: Config, applications: list[dict[str, Any]], source: str) -> None:
+def _check_applications(applications: list[dict[str, Any]], source: str, *, endpoint: bool) -> None:
     """Raise ConfigError for an application that cannot be imported, and where the endpoint has none."""
     paths = [str(application.get("import_path")) for application in applications]
     for path in paths:
         if path.startswith("deploy."):
             raise ConfigError(f"{source}: import_path: {path} is called hora_rl.{path} now")
-    if config.serve.endpoint and not any(path.endswith(":build_endpoint") for path in paths):
+    if endpoint and not any(path.endswith(":build_endpoint") for path in paths):
         raise ConfigError(
             f"{source}: serve.endpoint is true, and no application has import_path: "
             "hora_rl.deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 "

@@ -13,7 +13,7 @@ from hora_rl.actors.verifier.code.pool import ProgramPool
 from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import default_processes
 from hora_rl.common.answers import example_program, prefill
-from hora_rl.common.config import Config
+from hora_rl.common.config import Data, Reward
 from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import code_block
 from hora_rl.common.data.datasets import Row
@@ -33,24 +33,26 @@ NAMED = 5
 """Rows of one kind that are named; the rest is counted."""
 
 
-def programs(config: Config, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase) -> Iterator[Finding]:
+def programs(
+    data: Data, reward: Reward, rows: Sequence[Row], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Finding]:
     """The findings of a task whose completions are programs."""
-    field = config.reward.code_tests.solution_field
+    field = reward.code_tests.solution_field
     solved = [row for row in rows if isinstance(row.columns.get(field), str)]
     row = (solved or rows)[0]
-    prompt = render_text(tokenizer, row.problem, config.data)
-    read = prompt_as_read(tokenizer, row.problem, config)
-    yield ok("prompt", f"row {row.index}, {_counted(config.reward.code_tests, row)}, {read}")
+    prompt = render_text(tokenizer, row.problem, data)
+    read = prompt_as_read(tokenizer, row.problem, data)
+    yield ok("prompt", f"row {row.index}, {_counted(reward.code_tests, row)}, {read}")
     texts = [
-        example_program(config.reward.answer, code_block(program), prefill(prompt))
+        example_program(reward.answer, code_block(program), prefill(prompt))
         for program in (str(row.columns.get(field, IDLE)), IDLE)
     ]
-    right, wrong = judge(config, row, prefill(prompt), [texts])
+    right, wrong = judge(reward, row, prefill(prompt), [texts])
     if solved:
-        yield from shown(config, right, wrong)
-        yield from _solutions(config, solved)
+        yield from shown(reward, right, wrong)
+        yield from _solutions(reward.code_tests, solved)
         return
-    yield list(shown(config, right, wrong))[1]
+    yield list(shown(reward, right, wrong))[1]
     fix = f"add the column {field!r} to some rows, or name yours in reward.code_tests.solution_field"
     says = f"no row has a program in {field!r}, and from tests alone none can be made: they are not tried"
     yield Finding("warn", "right answer", says, fix)
@@ -61,11 +63,11 @@ def _counted(settings: CodeTests, row: Row) -> str:
     return plural(len(tests.pairs), "test") if tests.pairs else "assertions"
 
 
-def _solutions(config: Config, rows: Sequence[Row]) -> Iterator[Finding]:
+def _solutions(settings: CodeTests, rows: Sequence[Row]) -> Iterator[Finding]:
     """Whether the rows' solutions pass. Raises ConfigError where tests cannot be run: a run would stop
     there."""
-    field = config.reward.code_tests.solution_field
-    found = list(zip(rows, asyncio.run(_tried(config.reward.code_tests, rows)), strict=True))
+    field = settings.solution_field
+    found = list(zip(rows, asyncio.run(_tried(settings, rows)), strict=True))
     broken = [(row, result) for row, result in found if isinstance(result, BaseException)]
     if broken:
         raise ConfigError(

@@ -18,7 +18,7 @@ from hora_rl.actors.environment.registry import environment_of, load_environment
 from hora_rl.allocator import allocate
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.answers import load_extract
-from hora_rl.common.config import Config
+from hora_rl.common.config import Allocation, Config, Evaluation, Reward, Rollout
 from hora_rl.common.config.environment import LIBRARY
 from hora_rl.common.data.datasets import load_held_out
 from hora_rl.common.data.rewards import gold_test, group_functions
@@ -62,9 +62,9 @@ def names(target: Target) -> Iterator[Finding]:
     if not target.trains:
         return
     with working_folder():
-        _try_rule(config, "allocation.rule", allocation.rule)
+        _try_rule(allocation, config.rollout, "allocation.rule", allocation.rule)
         if (as_if := config.learner.objective.group_weight.as_if) is not None:
-            _try_rule(config, "learner.objective.group_weight.as_if", as_if)
+            _try_rule(allocation, config.rollout, "learner.objective.group_weight.as_if", as_if)
         try:
             for source in config.source_names:
                 _load_rewards(config.of(source))
@@ -81,7 +81,7 @@ def names(target: Target) -> Iterator[Finding]:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:
         feature_model(config)
-    success = "; ".join(_success(config, source) for source in config.source_names)
+    success = "; ".join(_success(config.of(source).reward, source) for source in config.source_names)
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
     yield ok(
         "allocation",
@@ -98,8 +98,8 @@ def names(target: Target) -> Iterator[Finding]:
         )
 
 
-def _success(config: Config, source: str) -> str:
-    reward, named = config.of(source).reward, f"{source}: " if source else ""
+def _success(reward: Reward, source: str) -> str:
+    named = f"{source}: " if source else ""
     return named + (f"{reward.success} of at least {reward.success_at:g}" if reward.success else "none")
 
 
@@ -117,10 +117,9 @@ def _load_rewards(config: Config) -> None:
     load_extract(config.reward.answer)
 
 
-def _try_rule(config: Config, key: str, rule: str) -> None:
+def _try_rule(allocation: Allocation, rollout: Rollout, key: str, rule: str) -> None:
     """Divide a batch that holds every count once by `rule`, which `key` names. Raises ConfigError for a rule
     that cannot be loaded or used."""
-    allocation, rollout = config.allocation, config.rollout
     counts = np.arange(rollout.pre_rollouts + 1)
     budget = len(counts) * (rollout.group_size - rollout.pre_rollouts)
     prior = (allocation.alpha, allocation.beta)
@@ -147,7 +146,8 @@ def context(target: Target) -> Iterator[Finding]:
         raise ConfigError(
             f"{target.config.longest_in_words} exceed the {positions} positions of {model.path}: lower one"
         )
-    _check_entropy_target(target.config, getattr(found, "vocab_size", None))
+    wanted = target.config.learner.objective.entropy_target
+    _check_entropy_target(wanted, getattr(found, "vocab_size", None), model.path)
     yield ok("context", f"{needed} tokens of {positions or 'unbounded'} positions")
 
 
@@ -163,15 +163,14 @@ def family(target: Target) -> Iterator[Finding]:
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
 
 
-def _check_entropy_target(config: Config, vocabulary: int | None) -> None:
+def _check_entropy_target(target: float | None, vocabulary: int | None, path: str) -> None:
     """Raise ConfigError for a target entropy that no distribution over the vocabulary reaches: the
     coefficient would grow without end."""
-    target = config.learner.objective.entropy_target
     if target is not None and vocabulary and target > math.log(vocabulary):
         raise ConfigError(
             f"learner.objective.entropy_target ({target}) exceeds log({vocabulary}) = "
             f"{math.log(vocabulary):.2f} nats, the entropy of a uniform choice from the vocabulary of "
-            f"{config.model.path}: lower it"
+            f"{path}: lower it"
         )
 
 
@@ -213,7 +212,7 @@ def evaluation(target: Target) -> Iterator[Finding]:
         "evaluation",
         f"every {plural(settings.every, 'step')} {mine:,} completions (at most {mine * longest:,} tokens), "
         f"{mine / theirs:.0%} of the {theirs:,} rollouts ({theirs * longest:,} tokens) trained meanwhile, "
-        f"{_where_evaluated(config)}{best}",
+        f"{_where_evaluated(settings, config.generator.replicas)}{best}",
     )
     pinned, others = settings.pins(config.generator.replicas), config.generator.replicas - 1
     if mine * (others if pinned else 1) > theirs:
@@ -227,9 +226,8 @@ def evaluation(target: Target) -> Iterator[Finding]:
         )
 
 
-def _where_evaluated(config: Config) -> str:
+def _where_evaluated(settings: Evaluation, replicas: int) -> str:
     """Which replicas sample an evaluation during training, and so how many versions it meets."""
-    settings, replicas = config.evaluation, config.generator.replicas
     if settings.pins(replicas):
         return (
             f"on one of generator.replicas = {replicas}, which stays at one version and samples nothing for "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hora_rl.actors.verifier.errors import VerifierUnavailable
 from hora_rl.actors.verifier.pool import VerifierPool
-from hora_rl.common.config import Config
+from hora_rl.common.config import Data, Reward
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.data.prompts import render
 from hora_rl.common.data.rewards import total
@@ -37,17 +37,17 @@ class Judged:
     success: bool
 
 
-def shown(config: Config, right: Judged, wrong: Judged) -> Iterator[Finding]:
+def shown(reward: Reward, right: Judged, wrong: Judged) -> Iterator[Finding]:
     """What a right and a wrong answer earn."""
-    yield _right(config, right)
+    yield _right(reward, right)
     yield Finding(
-        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(config, wrong)}\n{quoted(wrong.text)}"
+        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(reward, wrong)}\n{quoted(wrong.text)}"
     )
 
 
-def _right(config: Config, right: Judged) -> Finding:
-    says = f"{_earned(config, right)}\n{quoted(right.text)}"
-    if right.success or config.reward.success is None:
+def _right(reward: Reward, right: Judged) -> Finding:
+    says = f"{_earned(reward, right)}\n{quoted(right.text)}"
+    if right.success or reward.success is None:
         return ok("right answer", says)
     return Finding(
         "warn",
@@ -58,7 +58,7 @@ def _right(config: Config, right: Judged) -> Finding:
     )
 
 
-def judge(config: Config, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[Judged]:
+def judge(reward: Reward, row: Row, opened: str, texts: Sequence[Sequence[str]]) -> list[Judged]:
     """What each completion earns, of the first list in which the first is a success. Raises ConfigError when
     a reward fails."""
     items = [
@@ -68,12 +68,12 @@ def judge(config: Config, row: Row, opened: str, texts: Sequence[Sequence[str]])
     ]
     try:
         with working_folder():
-            scored = iter(asyncio.run(_score(config, items, len(texts[0]))))
+            scored = iter(asyncio.run(_score(reward, items, len(texts[0]))))
     except (*OWN_FAULTS, VerifierUnavailable) as error:
         raise ConfigError(f"reward: scoring an answer to row {row.index} failed: {error}") from None
     found = [
         [
-            Judged(text, r, config.reward.succeeded(r))
+            Judged(text, r, reward.succeeded(r))
             for text, r in zip(form, islice(scored, len(form)), strict=True)
         ]
         for form in texts
@@ -81,9 +81,9 @@ def judge(config: Config, row: Row, opened: str, texts: Sequence[Sequence[str]])
     return next((form for form in found if form[0].success), found[0])
 
 
-async def _score(config: Config, items: Sequence[Answer], size: int) -> list[dict[str, float]]:
+async def _score(reward: Reward, items: Sequence[Answer], size: int) -> list[dict[str, float]]:
     """Rewards of each of `items`; every `size` of them are a group."""
-    pool = VerifierPool(config.reward)
+    pool = VerifierPool(reward)
     try:
         alone = await pool.score_batch(items)
         groups = [await pool.score_group(items[i : i + size]) for i in range(0, len(items), size)]
@@ -92,15 +92,15 @@ async def _score(config: Config, items: Sequence[Answer], size: int) -> list[dic
         pool.close()
 
 
-def _earned(config: Config, judged: Judged) -> str:
+def _earned(reward: Reward, judged: Judged) -> str:
     parts = ", ".join(f"{name} {value:g}" for name, value in judged.rewards.items())
-    success = "" if config.reward.success is None else ", a success" if judged.success else ", no success"
-    return f"{parts}: reward {total(judged.rewards, config.reward.weights):g}{success}"
+    success = "" if reward.success is None else ", a success" if judged.success else ", no success"
+    return f"{parts}: reward {total(judged.rewards, reward.weights):g}{success}"
 
 
-def prompt_as_read(tokenizer: PreTrainedTokenizerBase, problem: str, config: Config) -> str:
+def prompt_as_read(tokenizer: PreTrainedTokenizerBase, problem: str, data: Data) -> str:
     """The tokens of a prompt as text, with their number and the last of them: what the model reads."""
-    tokens = render(tokenizer, problem, config.data)
+    tokens = render(tokenizer, problem, data)
     text = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
     last = tokenizer.decode(tokens[-1:], clean_up_tokenization_spaces=False)
     return f"{len(tokens)} tokens, the last {last!r}\n{quoted(str(text))}"

@@ -140,7 +140,11 @@ def needs(config: Config, shape: ModelShape) -> tuple[Need, Need]:
 def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
     """GiB per part, one line each; with `cards` the first two are on them."""
     config = target.config
-    rank, generator = needs(config, shape) if cards else host_parts(config, shape)
+    if cards:
+        rank, generator = needs(config, shape)
+    else:
+        rank = rank_need(shape, config, card=False)
+        generator = generator_need(shape, config, config.generator.kv_cache_gib, card=False)
     replicas, ranks = config.generator.replicas * config.generator.tensor_parallel, config.learner.workers
     kept, one = config.learner.keep_checkpoints + 1, checkpoint_gib(shape, config.model.dtype)
     host = host_needs(shape, config, cards=cards)
@@ -153,9 +157,3 @@ def table(target: Target, shape: ModelShape, *, cards: bool = True) -> str:
     lines = [f"\n  {name:<24}{gib:>9.2f}  {what}" for name, gib, what in rows]
     trained = f", trains {shape.adapter / 1e6:.1f} million" if shape.adapter else ""
     return f"{shape.parameters / 1e6:,.1f} million parameters{trained}, estimated GiB:" + "".join(lines)
-
-
-def host_parts(config: Config, shape: ModelShape) -> tuple[Need, Need]:
-    """Of a learner rank and of a generator where there are no cards."""
-    cache = config.generator.kv_cache_gib
-    return rank_need(shape, config, card=False), generator_need(shape, config, cache, card=False)

@@ -10,7 +10,6 @@ from typing import cast
 import redis
 from redis.exceptions import ResponseError
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import RunError
 from hora_rl.common.live.redis import connect, hidden
 from hora_rl.common.load import ROOT
@@ -100,10 +99,7 @@ def grown(target: Target, read: Callable[[], Mapping[str, float]], limit_s: floa
 def placeable(target: Target, resources: Mapping[str, float]) -> Iterator[Finding]:
     """Whether a cluster of these resources holds all replicas and ranks at once."""
     yield enough_gpus(target, resources.get("GPU", 0), "the cluster has")
-    yield _enough_cpus(target.config, resources.get("CPU", 0))
-
-
-def _enough_cpus(config: Config, have: float) -> Finding:
+    config, have = target.config, resources.get("CPU", 0)
     parts = [
         (name, getattr(config, name).replicas, getattr(config, name).cpus) for name in config.deployments
     ]
@@ -112,7 +108,7 @@ def _enough_cpus(config: Config, have: float) -> Finding:
     terms += f"learner.workers {config.learner.workers}"
     says = f"the cluster has {have:g}, the configuration reserves {need:g} = {terms}"
     fix = "lower these keys (replicas under `deployments:` of a Serve file), or join more machines"
-    return must(need <= have, "CPUs", says, fix)
+    yield must(need <= have, "CPUs", says, fix)
 
 
 def _same_code() -> Finding:

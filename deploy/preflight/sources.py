@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hora_rl.common.config import Config
-from hora_rl.common.data.datasets import Dataset, load_dataset, load_held_out
+from hora_rl.common.config import Config, Rollout
+from hora_rl.common.data.datasets import load_dataset, load_held_out
 from hora_rl.common.data.order import Mixture, counts_of, mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer, render
 from hora_rl.common.data.rewards import gold_test
@@ -47,26 +47,37 @@ def data(target: Target) -> Iterator[Finding]:
     for usable in found:
         yield from usable.warnings
     if not config.data.sources:
-        yield _whole(config, found[0])
+        yield _whole(config.data.path, config.rollout, found[0])
         return
     mixture = Mixture(tuple(len(usable.lengths) for usable in found), config.weights_of_sources)
     yield ok("data", "; ".join(_parts(config, mixture, found)))
 
 
-def _whole(config: Config, usable: _Usable) -> Finding:
-    lengths, rollout = usable.lengths, config.rollout
+def _whole(path: str, rollout: Rollout, usable: _Usable) -> Finding:
+    lengths = usable.lengths
     if len(lengths) < rollout.prompts_per_batch:
         raise ConfigError(
-            f"data.path {config.data.path}: {plural(len(lengths), 'usable prompt')}, fewer than "
+            f"data.path {path}: {plural(len(lengths), 'usable prompt')}, fewer than "
             f"rollout.prompts_per_batch = {rollout.prompts_per_batch}; use more rows or a smaller batch"
         )
     return ok("data", f"{plural(len(lengths), 'prompt')} of {min(lengths)} to {max(lengths)} tokens")
 
 
 def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterator[str]:
-    """What each source gives, and how much of a batch it makes."""
+    """What each source gives, and how much of a batch it makes. Raises ConfigError naming a source that is
+    too small for its weight."""
     gamma, seen = config.rollout.prompts_per_batch, range(min(config.learner.steps, BATCHES))
-    counts = [counts_of(batch, gamma, _with_room(config, mixture, found)) for batch in seen]
+    counts: list[list[int]] = []
+    for batch in seen:
+        counts.append(counts_of(batch, gamma, mixture))
+        for usable, due in zip(found, counts[-1], strict=True):
+            if due > len(usable.lengths):
+                raise ConfigError(
+                    f"data.sources.{usable.source}: {plural(len(usable.lengths), 'usable prompt')}, and a "
+                    f"batch takes {due} of it (its share of rollout.prompts_per_batch = {gamma}): lower "
+                    "its weight, use more rows or a smaller batch"
+                )
+    mixed_rows(0, gamma, mixture, config.run.seed, config.data.shuffle)
     for k, usable in enumerate(found):
         own = [count[k] for count in counts]
         least, most = min(own), max(own)
@@ -79,21 +90,6 @@ def _parts(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Iterat
         )
 
 
-def _with_room(config: Config, mixture: Mixture, found: Sequence[_Usable]) -> Mixture:
-    """`mixture`. Raises ConfigError naming a source that is too small for its weight."""
-    gamma = config.rollout.prompts_per_batch
-    for batch in range(min(config.learner.steps, BATCHES)):
-        for usable, takes in zip(found, counts_of(batch, gamma, mixture), strict=True):
-            if takes > len(usable.lengths):
-                raise ConfigError(
-                    f"data.sources.{usable.source}: {plural(len(usable.lengths), 'usable prompt')}, and a "
-                    f"batch takes {takes} of it (its share of rollout.prompts_per_batch = {gamma}): lower "
-                    "its weight, use more rows or a smaller batch"
-                )
-    mixed_rows(0, gamma, mixture, config.run.seed, config.data.shuffle)
-    return mixture
-
-
 def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> _Usable:
     """The rows of one source. Raises ConfigError where it has none."""
     own, limit = config.of(source), config.rollout.max_prompt_tokens
@@ -101,11 +97,13 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     lengths = [len(render(tokenizer, row.problem, own.data)) for row in dataset.rows]
     usable = [n for n in lengths if n <= limit]
     left_out = [f"left out: {row.place}: {row.reason}" for row in dataset.rejected]
+    leaks = [
+        f"training row {x.index} equals row {x.row} of {x.benchmark}"
+        for x in known_leaks(config, dataset.rows)
+    ]
     warnings = [
         *_some(left_out, "rows are left out"),
-        *_some(
-            _leaks(config, dataset), "training rows equal benchmark problems; Pass@K on these measures memory"
-        ),
+        *_some(leaks, "training rows equal benchmark problems; Pass@K on these measures memory"),
     ]
     if again := len(dataset) - len({row.problem for row in dataset.rows}):
         says = (
@@ -118,12 +116,6 @@ def _usable(config: Config, source: str, tokenizer: PreTrainedTokenizerBase) -> 
     if not usable and source:
         raise ConfigError(f"data.sources.{source}: none of its rows can be used")
     return _Usable(source, usable, warnings)
-
-
-def _leaks(config: Config, dataset: Dataset) -> list[str]:
-    """Training problems that are problems of a benchmark, or of the run's own held-out set."""
-    found = known_leaks(config, dataset.rows)
-    return [f"training row {leak.index} equals row {leak.row} of {leak.benchmark}" for leak in found]
 
 
 def _some(lines: list[str], summary: str) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hora_rl.common.answers import ANSWERS, example, instructions, prefill
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Data, Reward
 from hora_rl.common.data.datasets import Json, Row, load_dataset
 from hora_rl.common.data.gym import TASK
 from hora_rl.common.data.prompts import load_tokenizer, render_text
@@ -45,25 +45,25 @@ def _task(config: Config) -> Iterator[Finding]:
     rows = load_dataset(config.data.model_copy(update={"limit": ROWS}), gold_test(config.reward)).rows
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if "code_tests" in config.reward.names:
-        yield from programs(config, rows, tokenizer)
+        yield from programs(config.data, config.reward, rows, tokenizer)
         return
     row, prompt = rows[0], render_text(tokenizer, rows[0].problem, config.data)
-    read = prompt_as_read(tokenizer, row.problem, config)
+    read = prompt_as_read(tokenizer, row.problem, config.data)
     yield ok("prompt", f"row 0, gold answer {_text(row.answer)!r:.200}, {read}")
     if config.reward.judged != config.reward.names:
         yield ok("right answer", f"environment {config.environment.path} says what an episode earned")
         return
     opened, wrong_answer = prefill(prompt), _wrong(row, rows)
-    forms = _forms(config, opened, [_text(row.answer), wrong_answer])
-    right, wrong = judge(config, row, opened, forms)
-    found = list(shown(config, right, wrong))
+    forms = _forms(config.data, config.reward, opened, [_text(row.answer), wrong_answer])
+    right, wrong = judge(config.reward, row, opened, forms)
+    found = list(shown(config.reward, right, wrong))
     yield from found if row.answer is not None or TASK not in row.columns else found[1:]
 
 
-def _forms(config: Config, opened: str, answers: Sequence[str]) -> list[list[str]]:
+def _forms(data: Data, reward: Reward, opened: str, answers: Sequence[str]) -> list[list[str]]:
     """Completions with `answers` in the form of `reward.answer`: the answer alone where that is enough and
     the prompt is the user's own text. For a function of the user in each form, the plainest first."""
-    mode, reward, data = config.reward.answer, config.reward, config.data
+    mode = reward.answer
     if mode not in ANSWERS:
         forms = ["plain", "final", "boxed", "tags"]
     else:

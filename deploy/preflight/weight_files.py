@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Model
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.adapter_names import WEIGHTS
@@ -47,8 +47,8 @@ def weight_files(target: Target) -> Iterator[Finding]:
     if not found:  # a hub name, or files of another form
         return
     own = own_configuration(config)
-    _compare(config, own, found)
-    _check_tokenizer(config, own)
+    _compare(config.model, own, found)
+    _check_tokenizer(config.model, own)
     files = {path.name for path, _, _ in found.values()}
     yield ok("weight files", f"{len(found)} tensors in {len(files)} files are those of the model")
 
@@ -98,15 +98,15 @@ def _read_index(index: Path) -> dict[str, str]:
     return pairs
 
 
-def _compare(config: Config, own: PreTrainedConfig, found: Tensors) -> None:
+def _compare(model: Model, own: PreTrainedConfig, found: Tensors) -> None:
     """Raise ConfigError for the first tensor that is not as the model's configuration has it."""
-    path = Path(config.model.path)
+    path = Path(model.path)
     if getattr(own, "quantization_config", None) is not None:
         return  # its types and shapes are those of its kernels
     for name, (file, dtype, _) in found.items():
         if dtype not in DTYPES:
             raise ConfigError(f"{file}: {name} has type {dtype}, which are no weights of 16, 32 or 64 bits")
-    told = _loaded(own, found, config.model.trust_remote_code)
+    told = _loaded(own, found, model.trust_remote_code)
     if told is None:
         return
     for name, there, wanted in sorted(told["mismatched_keys"]):
@@ -178,10 +178,10 @@ def _report() -> Iterator[io.StringIO]:
             its.enable_progress_bar()
 
 
-def _check_tokenizer(config: Config, own: PreTrainedConfig) -> None:
+def _check_tokenizer(model: Model, own: PreTrainedConfig) -> None:
     """Raise ConfigError where the tokenizer's words have no place in the model's vocabulary. Tokens that were
     added to it and that no text contains may lie above."""
-    tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     added = set(tokenizer.added_tokens_decoder) - {tokenizer.eos_token_id, tokenizer.bos_token_id}
     rows = own.get_text_config().vocab_size
     word, largest = max(
@@ -189,6 +189,6 @@ def _check_tokenizer(config: Config, own: PreTrainedConfig) -> None:
     )
     if largest >= rows:
         raise ConfigError(
-            f"{config.model.path}: its tokenizer has {word!r} as number {largest}, and the model a "
+            f"{model.path}: its tokenizer has {word!r} as number {largest}, and the model a "
             f"vocabulary of {rows} (config.json): they are not of one model"
         )

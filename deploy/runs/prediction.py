@@ -72,7 +72,9 @@ def predict(folder: Path) -> Predicted:
 def idle_side(config: Config, folder: Path, steps: Sequence[Metrics]) -> str:
     """Which side of a run idled in its newest steps, and the split that would balance it; empty where neither
     did."""
-    found = balance(steps[-KEPT:], config, split_of(config, device_of(folder)))
+    learner = config.learner
+    split = split_of(config.generator, learner, device_of(folder))
+    found = balance(steps[-KEPT:], learner.steps, config.rollout.max_staleness, split)
     return "; ".join(filter(None, (found.says, found.remedy))) if found else ""
 
 

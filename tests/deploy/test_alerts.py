@@ -82,7 +82,7 @@ def test_each_cause_of_a_warning_reaches_the_server_once(
 ) -> None:
     run = SyntheticRun(redis_url, config_of("alerting"))
     state = read_run(run.redis, "alerting")
-    alerts = Alerts(config(server.url), tmp_path, console())
+    alerts = Alerts("watched", server.url, tmp_path, console())
     tell = progress_of.Teller(console(), alerts)
     idle = (Warning(Kind.GENERATORS_IDLE, "generators idle"),)
     for second in range(5):
@@ -95,7 +95,7 @@ def test_each_cause_of_a_warning_reaches_the_server_once(
 
 def test_the_end_of_a_run_is_told_however_it_ends(server: Server, tmp_path: Path) -> None:
     def recorded(name: str, ends: BaseException | None) -> None:
-        alerts = Alerts(config(server.url), tmp_path / name, console())
+        alerts = Alerts("watched", server.url, tmp_path / name, console())
         with RunFile(tmp_path / name, alerts.ended).recorded(name, "again", console()):
             if ends is not None:
                 raise ends
@@ -114,7 +114,7 @@ def test_a_command_gets_the_alert_as_json_and_in_its_environment(tmp_path: Path)
     script = tmp_path / "notify of mine.sh"
     script.write_text(f'#!/bin/sh\ncat > "{out}"; echo "$HORA_ALERT_KIND $1" >> "{out}"\n')
     script.chmod(0o755)
-    alerts = Alerts(config(f"'{script}' channel"), tmp_path, console())
+    alerts = Alerts("watched", f"'{script}' channel", tmp_path, console())
     alerts.tell("no_hit", "no success; $(touch x) 'quoted'", 7)
     alerts.ended("finished", "")
     body, _, rest = out.read_text().partition("}")
@@ -124,7 +124,7 @@ def test_a_command_gets_the_alert_as_json_and_in_its_environment(tmp_path: Path)
 
 def test_a_hook_that_fails_is_told_once_until_it_works_again(server: Server, tmp_path: Path) -> None:
     at = console()
-    alerts, server.status = Alerts(config(server.url), tmp_path, at), 500
+    alerts, server.status = Alerts("watched", server.url, tmp_path, at), 500
     for number in range(3):
         alerts.tell("no_hit", str(number))
     alerts.ended("finished", "")
@@ -139,7 +139,7 @@ def test_a_hook_that_hangs_does_not_hold_the_run_up(
 ) -> None:
     monkeypatch.setattr(module, "LIMIT_S", 0.3)
     at, server.delay_s = console(), 2.0
-    alerts, began = Alerts(config(server.url), tmp_path, at), time.monotonic()
+    alerts, began = Alerts("watched", server.url, tmp_path, at), time.monotonic()
     for number in range(3 * module.MOST):
         alerts.tell("no_hit", str(number))
     assert time.monotonic() - began < 0.3

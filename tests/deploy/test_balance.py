@@ -26,7 +26,8 @@ def steps(*shares: tuple[float, float | None], seconds: float = 100.0, first: in
 
 
 def found(config: Config, wait: float, idle: float | None, device: str = H100) -> Balance:
-    one = balance(steps((wait, idle), (wait, idle)), config, split_of(config, device))
+    learner, split = config.learner, split_of(config.generator, config.learner, device)
+    one = balance(steps((wait, idle), (wait, idle)), learner.steps, config.rollout.max_staleness, split)
     assert one is not None
     return one
 
@@ -82,26 +83,26 @@ def test_on_a_shared_card_or_an_unknown_device_it_is_said_who_waits_and_no_more(
 
 
 def test_nothing_is_said_before_two_steps_without_the_first_nor_of_the_end_of_a_run() -> None:
-    config = cards(2, 6)
-    split, idle = split_of(config, H100), (0.0, 0.9)
-    assert balance(steps(idle, idle, first=0), config, split) is None
-    assert balance(steps(idle, idle), config, split) is not None
-    assert balance(steps(idle, idle, seconds=4.0), config, split) is None, "in 8 s there were 8 looks"
-    end = config.learner.steps
-    assert balance(steps(*[(0.0, 0.0)] * 8, idle, idle, first=end - 10), config, split) is None
+    config, idle = cards(2, 6), (0.0, 0.9)
+    split, end = split_of(config.generator, config.learner, H100), config.learner.steps
+    assert balance(steps(idle, idle, first=0), end, 1, split) is None
+    assert balance(steps(idle, idle), end, 1, split) is not None
+    assert balance(steps(idle, idle, seconds=4.0), end, 1, split) is None, "in 8 s there were 8 looks"
+    assert balance(steps(*[(0.0, 0.0)] * 8, idle, idle, first=end - 10), end, 1, split) is None
 
 
 def test_sides_that_take_turns_wait_by_design() -> None:
-    config = config_of("turns", rollout={"max_staleness": 0})
-    assert balance(steps((0.5, 0.5), (0.5, 0.5)), config, split_of(config, H100)) is None
+    config = cards(2, 6)
+    split = split_of(config.generator, config.learner, H100)
+    assert balance(steps((0.5, 0.5), (0.5, 0.5)), config.learner.steps, 0, split) is None
 
 
 def test_what_is_said_does_not_flap() -> None:
     """Shares around the limit, and single steps that wait for an operator or an evaluation."""
-    config = cards(2, 6)
+    end = cards(2, 6).learner.steps
 
     def said(records: list[Metrics]) -> list[bool]:
-        return [balance(records[:n], config, None) is not None for n in range(2, len(records) + 1)]
+        return [balance(records[:n], end, 1, None) is not None for n in range(2, len(records) + 1)]
 
     around = said(steps(*[(0.27 if i % 2 else 0.22, 0.0) for i in range(2 * WINDOW)]))
     assert sum(a != b for a, b in itertools.pairwise(around)) <= 1

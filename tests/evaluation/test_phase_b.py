@@ -102,7 +102,7 @@ def wanted_b(run: SyntheticRun, c: int) -> object:
 def check_chart(run: SyntheticRun) -> None:
     """The page's chart over batches leaves the warm-up out."""
     history = History("phase-b")
-    history.read(run.redis, run.config)
+    history.read(run.redis, run.config.rollout)
     shares = history.to_dict({}, 8)["shares"]
     assert shares["batch"] == [2, 3, 4]
     assert shares["classes"] == ["0", "1-3", "4-7", "8"]
