@@ -55,11 +55,13 @@ def build(args: dict[str, object]) -> Application:
 def build_run(config: Config, *, drain: bool) -> Application:
     """The application of a checked configuration. With `drain` a generator that is scaled down completes its
     requests first, within a limit."""
-    url = redis_url(config)
+    url = redis_url(config.queue)
     plain = config.model_dump(mode="json")
     policy = _policy(config, plain, url, drain=drain)
-    verifier = _verifier(config).bind(plain, url)
-    coordinator = _coordinator(config).bind(plain, url, policy, verifier)
+    verifier = _verifier(config.verifier.replicas, config.verifier.cpus).bind(plain, url)
+    coordinator = _coordinator(config.coordinator.replicas, config.coordinator.cpus).bind(
+        plain, url, policy, verifier
+    )
     # An open page holds a stream; Serve's default of five requests would soon block all others.
     ingress = _deployment(
         Ingress,
@@ -93,7 +95,7 @@ def endpoint_of(config: Config) -> Application:
         health_check_period_s=5.0,
         graceful_shutdown_timeout_s=LEAVING_S,
     )
-    return endpoint.bind(config.model_dump(mode="json"), redis_url(config), None)
+    return endpoint.bind(config.model_dump(mode="json"), redis_url(config.queue), None)
 
 
 class Sampler:
@@ -107,11 +109,11 @@ def build_sampler(config: Config) -> Application:
     """Generators, environments and verifiers of a checked configuration, without a coordinator: for
     evaluation."""
     plain = config.model_dump(mode="json")
-    url = redis_url(config)
+    url = redis_url(config.queue)
     policy = _policy(config, plain, url, drain=False)
     options = {"num_cpus": 0}
     root = _deployment(Sampler, "sampler", ray_actor_options=options)
-    return root.bind(policy, _verifier(config).bind(plain, url))
+    return root.bind(policy, _verifier(config.verifier.replicas, config.verifier.cpus).bind(plain, url))
 
 
 def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) -> Application:
@@ -172,28 +174,25 @@ def environment_deployment(config: Config) -> serve.Deployment:
     )
 
 
-def _verifier(config: Config) -> serve.Deployment:
+def _verifier(replicas: int, cpus: float) -> serve.Deployment:
     return _deployment(
         Verifier,
         "verifier",
-        num_replicas=config.verifier.replicas,
+        num_replicas=replicas,
         max_ongoing_requests=256,
-        ray_actor_options={"num_cpus": config.verifier.cpus},
+        ray_actor_options={"num_cpus": cpus},
         health_check_period_s=5.0,
         graceful_shutdown_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=1.0,
     )
 
 
-def _coordinator(config: Config) -> serve.Deployment:
+def _coordinator(replicas: int, cpus: float) -> serve.Deployment:
     return _deployment(
         Coordinator,
         "coordinator",
-        num_replicas=config.coordinator.replicas,
-        ray_actor_options={
-            "num_cpus": config.coordinator.cpus,
-            "runtime_env": {"env_vars": KEEP_FREED_MEMORY},
-        },
+        num_replicas=replicas,
+        ray_actor_options={"num_cpus": cpus, "runtime_env": {"env_vars": KEEP_FREED_MEMORY}},
         health_check_period_s=2.0,
         graceful_shutdown_timeout_s=5.0,
         graceful_shutdown_wait_loop_s=0.5,

@@ -72,7 +72,7 @@ def run(
 
     chosen = load(config, set_ or ())
     with stopped_by_signals():
-        run_local(chosen, resume=resume or (resume_or_start and has_run(chosen)), fresh=fresh)
+        run_local(chosen, resume=resume or (resume_or_start and has_run(chosen.run.path)), fresh=fresh)
 
 
 @app.command()

@@ -42,7 +42,7 @@ def write_rows(config: Config, limit: int) -> int:
         raise ConfigError(
             f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes all"
         )
-    openings = asyncio.run(_openings(config, limit))
+    openings = asyncio.run(_openings(VerifiersEnvironment(config), limit))
     if not openings:
         raise ConfigError(f"environment.verifiers: {config.environment.verifiers.taskset} has no tasks")
     rows = [
@@ -54,8 +54,7 @@ def write_rows(config: Config, limit: int) -> int:
     return len(rows)
 
 
-async def _openings(config: Config, limit: int) -> list[Opening]:
-    library = VerifiersEnvironment(config)
+async def _openings(library: VerifiersEnvironment, limit: int) -> list[Opening]:
     found: list[Opening] = []
     try:
         await library.start()

@@ -10,7 +10,7 @@ from typing import Any
 from hora_rl.allocator import Session
 from hora_rl.allocator.lengths import WINDOW, Lengths, RunningLengths, ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
-from hora_rl.common.config import Config
+from hora_rl.common.config import Allocation, Config, Rollout
 from hora_rl.common.records import RoundReport, ShardReport
 
 
@@ -26,41 +26,40 @@ def divisions(config: Config, reports: Sequence[ShardReport]) -> list[str]:
 
 
 def _of_shard(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
+    """Divides again by the recorded counts alone; stops at the first round that differs."""
     rounds = report["rounds"]
     sums = [sum(given) for given in zip(*(r["extra"] for r in rounds), strict=False)]
     if report["successes"] != rounds[0]["successes"] or report["extra"] != sums:
         yield f"does not add up: its rounds give {sums}, its sum is {report['extra']}"
         return
-    due = config.allocation.under(report["rule"]).rounds
-    if len(rounds) != due:
-        yield f"was divided in {len(rounds)} rounds, not {due}"
+    allocation = config.allocation
+    under = allocation.under(report["rule"])
+    if len(rounds) != under.rounds:
+        yield f"was divided in {len(rounds)} rounds, not {under.rounds}"
         return
+    in_tokens = under.budget == "tokens"
+    again = (
+        _again_in_tokens(config.rollout, allocation, report, reports) if in_tokens else _again(config, report)
+    )
     try:
-        yield from _repeated(config, report, reports)
+        for number, (recorded, extra) in enumerate(zip(rounds, again, strict=True), 1):
+            expected = extra.tolist()
+            if recorded["extra"] != expected:
+                spent = f"{sum(recorded['extra'])} rollouts, {sum(expected)} are its share"
+                yield f"divided round {number} as {recorded['extra']} ({spent}), its counts give {expected}"
+                return
     except ValueError as error:
         yield f"cannot have been divided as it says: {error}"
 
 
-def _repeated(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[str]:
-    """Divide again by the recorded counts alone; stops at the first round that differs."""
-    in_tokens = config.allocation.under(report["rule"]).budget == "tokens"
-    again = _again_in_tokens(config, report, reports) if in_tokens else _again(config, report)
-    for number, (recorded, extra) in enumerate(zip(report["rounds"], again, strict=True), 1):
-        expected = extra.tolist()
-        if recorded["extra"] != expected:
-            spent = f"{sum(recorded['extra'])} rollouts, {sum(expected)} are its share"
-            yield f"divided round {number} as {recorded['extra']} ({spent}), its counts give {expected}"
-            return
-
-
-def _terms(config: Config, report: ShardReport) -> dict[str, Any]:
+def _terms(allocation: Allocation, report: ShardReport) -> dict[str, Any]:
     alpha, beta = zip(*report["priors"], strict=True)
     shared = len(set(alpha)) == len(set(beta)) == 1
     return {
         "rule": report["rule"],
         "prior": (alpha[0], beta[0]) if shared else (alpha, beta),
-        "stop": config.allocation.under(report["rule"]).stop,
-        "max_group_size": config.allocation.max_group_size,
+        "stop": allocation.under(report["rule"]).stop,
+        "max_group_size": allocation.max_group_size,
     }
 
 
@@ -68,7 +67,7 @@ def _again(config: Config, report: ShardReport) -> Iterator[Int]:
     n, rollout, rounds = len(report["groups"]), config.rollout, report["rounds"]
     budget = n * (rollout.group_size - rollout.pre_rollouts)
     least = config.least_extra(report["rule"])
-    session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(config, report))
+    session = Session(n, budget, rounds=len(rounds), least_extra=least, **_terms(config.allocation, report))
     trials: int | list[int] = report["trials"]
     for recorded in rounds:
         session.tell(recorded["successes"], trials)
@@ -76,27 +75,29 @@ def _again(config: Config, report: ShardReport) -> Iterator[Int]:
         trials = recorded["extra"]
 
 
-def _again_in_tokens(config: Config, report: ShardReport, reports: Sequence[ShardReport]) -> Iterator[Int]:
+def _again_in_tokens(
+    rollout: Rollout, allocation: Allocation, report: ShardReport, reports: Sequence[ShardReport]
+) -> Iterator[Int]:
     rounds = report["rounds"]
     trials: int | list[int] = report["trials"]
     first = rounds[0]
-    lengths = _lengths_known(config, report["batch"], reports) or expected_lengths(
+    lengths = _lengths_known(rollout, report["batch"], reports) or expected_lengths(
         first["successes"], first["tokens"], report["trials"]
     )
-    left, told = len(report["groups"]) * config.rollout.group_size * lengths.mean, []
+    left, told = len(report["groups"]) * rollout.group_size * lengths.mean, []
     for number, recorded in enumerate(rounds):
         told.append((recorded["successes"], trials))
         left -= sum(recorded["tokens"])
-        yield ask_tokens(told, left / (len(rounds) - number), lengths, **_terms(config, report))
+        yield ask_tokens(told, left / (len(rounds) - number), lengths, **_terms(allocation, report))
         trials = recorded["extra"]
 
 
-def _lengths_known(config: Config, batch: int, reports: Sequence[ShardReport]) -> Lengths | None:
+def _lengths_known(rollout: Rollout, batch: int, reports: Sequence[ShardReport]) -> Lengths | None:
     """Those of the cycles that the allocation of `batch` knows, in batch order."""
     cycles: dict[int, list[RoundReport]] = defaultdict(list)
     for report in sorted(reports, key=lambda r: (r["batch"], r["shard"])):
         cycles[report["batch"]].append(report["rounds"][0])
-    running, end = RunningLengths(config.rollout.pre_rollouts), batch - config.rollout.max_staleness
+    running, end = RunningLengths(rollout.pre_rollouts), batch - rollout.max_staleness
     for cycle in range(max(0, end - WINDOW), end):
         successes = [c for r in cycles[cycle] for c in r["successes"]]
         running.observe(successes, [t for r in cycles[cycle] for t in r["tokens"]])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Config, Data, Evaluation
 from hora_rl.common.config.data import is_generated
 from hora_rl.common.data.datasets import DataError, Leak, Row, equal_problems, load_dataset, load_held_out
 from hora_rl.common.data.table_files import READERS
@@ -102,9 +102,8 @@ def find_benchmarks(names: Sequence[str]) -> list[Benchmark]:
     return found
 
 
-def held_out(config: Config) -> Benchmark:
+def held_out(settings: Evaluation) -> Benchmark:
     """The held-out problems of a run's own evaluations, with the N and K of its configuration."""
-    settings = config.evaluation
     path = settings.path or "held-out"
     title = path if is_generated(path) else Path(path).stem
     return Benchmark(

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Evaluation, Learner
 from hora_rl.common.files import replace_text
 from hora_rl.deploy.launch.evaluation import read_run_results
 from hora_rl.evaluation.pass_at_k import Estimate
@@ -35,14 +35,20 @@ def best_of(
 
 
 def promote_best(
-    config: Config, run_dir: Path, results: Sequence[Result], *, newest_due: int, under_way: int | None = None
+    metric: str | None,
+    run_dir: Path,
+    results: Sequence[Result],
+    *,
+    newest_due: int,
+    under_way: int | None = None,
 ) -> str | None:
-    """Make RUN/best hold the weights of the best of `results`, as soon as the learner has written them; what
-    to say when it changed. Of the steps before `newest_due`, only `under_way` may still be measured."""
-    if config.learner.keep_best is None:
+    """Make RUN/best hold the weights of the best of `results` by `metric` (learner.keep_best), as soon as the
+    learner has written them; what to say when it changed. Of the steps before `newest_due`, only `under_way`
+    may still be measured."""
+    if metric is None:
         return None
     there, held = candidates_in(run_dir), best_step(run_dir)
-    found, said = best_of(results, config.learner.keep_best, {*there, held}), None
+    found, said = best_of(results, metric, {*there, held}), None
     if found is not None and found[0].step != held:
         said = _promote(run_dir, there.pop(found[0].step), *found)
     measured = {r.step for r in results}
@@ -52,11 +58,12 @@ def promote_best(
     return said
 
 
-def promote_last(config: Config, run_dir: Path, console: Console) -> None:
+def promote_last(learner: Learner, evaluation: Evaluation, run_dir: Path, console: Console) -> None:
     """The same after the last evaluation of a run, and what it came to."""
-    if config.learner.keep_best is None:
+    if learner.keep_best is None:
         return
-    promote_best(config, run_dir, read_run_results(config, run_dir), newest_due=config.learner.steps + 1)
+    results = read_run_results(evaluation, run_dir)
+    promote_best(learner.keep_best, run_dir, results, newest_due=learner.steps + 1)
     shutil.rmtree(run_dir / CANDIDATES, ignore_errors=True)
     if (best := read_best(run_dir)) is not None:
         console.print(

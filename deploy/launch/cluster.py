@@ -46,7 +46,7 @@ def train_on_cluster(config: Config) -> None:
 
     console = Console()
     show(require(Target(config, "train"), console), SHOWN_BY_RUN, console)
-    url = redis_url(config)
+    url = redis_url(config.queue)
     _attach(config, url)
     config = with_absolute_folder(config)
     run_dir = Path(config.run.folder) / config.run.name
@@ -69,7 +69,7 @@ def train_on_cluster(config: Config) -> None:
                 launch.run(config, url, str(run_dir))
             if config.evaluation.every is not None:
                 evaluate_run(config, url, run_dir, config.learner.steps, console)
-                promote_last(config, run_dir, console)
+                promote_last(config.learner, config.evaluation, run_dir, console)
         finally:
             ray.shutdown()
     console.print(f"done; model: {run_dir / 'model'}", markup=False)

@@ -107,7 +107,7 @@ def _count(config: Config, prompts: list[Prompt], samples: int, out: Path, conso
                 about={**about_data(config), **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
-                in_flight=in_flight(config),
+                in_flight=in_flight(config.generator, config.rollout.samples_per_request),
                 progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
             )
         )

@@ -15,7 +15,7 @@ from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
 
 from hora_rl.actors.coordinator.sampling import Generate, Score
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Config, Data, Environment, Evaluation, Generator, Reward
 from hora_rl.common.console import shown
 from hora_rl.common.data.datasets import Dataset, load_dataset, load_held_out
 from hora_rl.common.data.prompts import load_tokenizer, make_prompt
@@ -40,11 +40,11 @@ Run = Callable[[Coroutine[Any, Any, Counts]], Counts]
 """Runs an evaluation to its end."""
 
 
-def is_missing(config: Config, run_dir: Path, step: int) -> bool:
+def is_missing(settings: Evaluation, run_dir: Path, step: int) -> bool:
     """Whether the run has held-out problems, and no result of weights of version `step` on them."""
-    if config.evaluation.path is None:
+    if settings.path is None:
         return False
-    return not (run_dir / "evaluation" / f"{held_out(config).name}-step{step}.json").exists()
+    return not (run_dir / "evaluation" / f"{held_out(settings).name}-step{step}.json").exists()
 
 
 def evaluate_run(
@@ -55,9 +55,9 @@ def evaluate_run(
     Does nothing when the run has no held-out problems or has this evaluation. Generators hold only the newest
     weights: when these are past `step`, one line reports that its evaluation is left out.
     """
-    if not is_missing(config, run_dir, step):
+    if not is_missing(config.evaluation, run_dir, step):
         return
-    held = newest_version(config, url)
+    held = newest_version(config.run.name, url)
     if held > step:
         console.print(
             f"step {step} is not evaluated: the generators hold version {held} by now, and older weights "
@@ -68,7 +68,8 @@ def evaluate_run(
         return
     problems = run_problems(config, console)
     folder = run_dir / "evaluation"
-    result = sample(config, held_out(config), problems, folder, step, console, version=step, run=run)
+    benchmark = held_out(config.evaluation)
+    result = sample(config, benchmark, problems, folder, step, console, version=step, run=run)
     record_result(config, url, run_dir, result)
 
 
@@ -87,12 +88,12 @@ def record_result(config: Config, url: str, run_dir: Path, result: Result) -> No
     log_evaluation(config, run_dir, result.step, values)
 
 
-def newest_version(config: Config, url: str) -> int:
+def newest_version(run: str, url: str) -> int:
     """The newest weights that a replica may hold: announced, or confirmed by all of them; 0 before the
     first."""
     client: Redis = connect(url)
-    manifest = newest_now(client, config.run.name)
-    confirmed = read_state(client, config.run.name).version
+    manifest = newest_now(client, run)
+    confirmed = read_state(client, run).version
     return max(manifest.version if manifest else 0, confirmed)
 
 
@@ -164,7 +165,7 @@ def sample(
                 about={"benchmark": benchmark.name, "step": step, **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
-                in_flight=in_flight(config),
+                in_flight=in_flight(config.generator, config.rollout.samples_per_request),
                 progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
             )
         )
@@ -244,22 +245,22 @@ def on_version(generate: Generate, version: int) -> Generate:
     return checked
 
 
-def in_flight(config: Config) -> int:
-    """Requests in flight: twice the number that all replicas sample at once, so that none is idle while
-    answers are judged."""
-    return in_flight_on(config, config.rollout.samples_per_request) * config.generator.replicas
+def in_flight(generator: Generator, size: int) -> int:
+    """Requests in flight, of `size` completions: twice the number that all replicas sample at once, so that
+    none is idle while answers are judged."""
+    return in_flight_on(generator, size) * generator.replicas
 
 
-def in_flight_on(config: Config, size: int) -> int:
-    """As `in_flight`, for one replica and requests of `size` completions."""
-    return min(-(-2 * config.generator.max_sequences // size), config.generator.max_requests)
+def in_flight_on(generator: Generator, size: int) -> int:
+    """As `in_flight`, for one replica."""
+    return min(-(-2 * generator.max_sequences // size), generator.max_requests)
 
 
-def read_run_results(config: Config, run_dir: Path) -> list[Result]:
+def read_run_results(settings: Evaluation, run_dir: Path) -> list[Result]:
     """The run's own evaluations so far, by step."""
-    if config.evaluation.path is None:
+    if settings.path is None:
         return []
-    found = (run_dir / "evaluation").glob(f"{held_out(config).name}-step*.json")
+    found = (run_dir / "evaluation").glob(f"{held_out(settings).name}-step*.json")
     return sorted((read_result(p) for p in found), key=lambda r: r.step)
 
 
@@ -279,24 +280,24 @@ def about_sampling(config: Config) -> dict[str, object]:
         "success": config.evaluated.reward.success,
         "success_at": config.evaluated.reward.success_at,
         **({"engine_args": more} if (more := config.generator.engine_args) else {}),
-        **_about_judging(config),
-        **_about_episodes(config),
+        **_about_judging(config.evaluated.reward, config.rollout.stop),
+        **_about_episodes(config.environment),
     }
 
 
-def _about_judging(config: Config) -> dict[str, object]:
+def _about_judging(reward: Reward, stop: Sequence[str]) -> dict[str, object]:
     """Where a completion ends and how it is judged, as far as it is not the default."""
     keys = {"answer", "max_answer_chars", "time_limit_s", "code_tests"}
-    reward = config.evaluated.reward.model_dump(mode="json", include=keys, exclude_defaults=True)
-    return {**reward, **({"stop": list(config.rollout.stop)} if config.rollout.stop else {})}
+    judging = reward.model_dump(mode="json", include=keys, exclude_defaults=True)
+    return {**judging, **({"stop": list(stop)} if stop else {})}
 
 
-def _about_episodes(config: Config) -> dict[str, object]:
+def _about_episodes(environment: Environment) -> dict[str, object]:
     """The settings of a run's episodes; nothing for completions."""
-    if config.environment.path is None:
+    if environment.path is None:
         return {}
     keys = {"path", "verifiers", "max_turns", "max_turn_tokens", "max_given_tokens", "history"}
-    return {"environment": config.environment.model_dump(mode="json", include=keys)}
+    return {"environment": environment.model_dump(mode="json", include=keys)}
 
 
 def figures(p: Reading) -> str:

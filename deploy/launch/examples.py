@@ -13,7 +13,7 @@ from hora_rl.common.data.datasets import load_held_out
 from hora_rl.common.data.rewards import gold_test
 from hora_rl.common.errors import ConfigError
 from hora_rl.deploy.launch.evaluation import samples_file
-from hora_rl.evaluation.benchmarks import held_out
+from hora_rl.evaluation.benchmarks import Benchmark, held_out
 from hora_rl.evaluation.results import Result
 from hora_rl.evaluation.samples import first_samples
 
@@ -45,7 +45,8 @@ def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[
         return []
     try:
         rows = load_held_out(config, gold_test(config.evaluated.reward)).rows[:NUMBER]
-        before, after = (_said(config, run_dir, result) for result in (results[0], results[-1]))
+        benchmark = held_out(config.evaluation)
+        before, after = (_said(benchmark, run_dir, result) for result in (results[0], results[-1]))
     except (ConfigError, OSError):
         return []
     return [
@@ -55,8 +56,8 @@ def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[
     ]
 
 
-def _said(config: Config, run_dir: Path, result: Result) -> dict[int, Said]:
-    samples = first_samples(samples_file(run_dir / "evaluation", held_out(config), result.step))
+def _said(benchmark: Benchmark, run_dir: Path, result: Result) -> dict[int, Said]:
+    samples = first_samples(samples_file(run_dir / "evaluation", benchmark, result.step))
     hits = dict(zip(result.problems, result.correct, strict=True))
     return {
         i: Said(text=samples[i].text, success=samples[i].success, hits=hits[i], samples=result.samples)

@@ -100,7 +100,7 @@ def evaluating_first(
     one to make: the block calls `run`. Raises its error when the block ends."""
     first = FirstEvaluation(config, url, run_dir, console, up)
     holding = threading.Thread(target=first.hold, name="hold", daemon=True)
-    if is_missing(config, run_dir, 0):
+    if is_missing(config.evaluation, run_dir, 0):
         connect(url).set(Keys(config.run.name).hold, 1, ex=HOLD_S)
         holding.start()
     else:

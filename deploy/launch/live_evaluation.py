@@ -92,7 +92,7 @@ class LiveEvaluation:
     ) -> None:
         self._config, self._url, self._run_dir, self._console = config, url, run_dir, console
         self._calls = calls
-        self._benchmark, self._folder = held_out(config), run_dir / "evaluation"
+        self._benchmark, self._folder = held_out(config.evaluation), run_dir / "evaluation"
         self._every = config.evaluation.every or config.learner.steps
         self._results: list[Result] = []
         self._passed: set[int] = set()  # left out, or failed: not tried again
@@ -137,7 +137,7 @@ class LiveEvaluation:
 
     async def _work(self, client: AsyncRedis) -> None:
         problems = await asyncio.to_thread(run_problems, self._config, self._console)
-        self._results = read_run_results(self._config, self._run_dir)
+        self._results = read_run_results(self._config.evaluation, self._run_dir)
         while not self._stopped:  # on Python 3.11 a call of Redis may swallow a cancellation
             version = await self._version(client)
             step = self._next(version)
@@ -213,7 +213,7 @@ class LiveEvaluation:
             about={"benchmark": self._benchmark.name, "step": step, **about_sampling(config)},
             seed=config.run.seed,
             samples_per_request=size,
-            in_flight=in_flight_on(config, size) if pinned else behind,
+            in_flight=in_flight_on(config.generator, size) if pinned else behind,
             progress=self._show,
         )
 
@@ -260,9 +260,10 @@ class LiveEvaluation:
             await asyncio.sleep(POLL_S)
 
     def _promote(self, version: int, under_way: int | None = None) -> None:
-        newest = min(version, self._config.learner.steps) // self._every * self._every
+        learner = self._config.learner
+        newest = min(version, learner.steps) // self._every * self._every
         said = promote_best(
-            self._config, self._run_dir, self._results, newest_due=newest, under_way=under_way
+            learner.keep_best, self._run_dir, self._results, newest_due=newest, under_way=under_way
         )
         if said:
             self._say(said)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Learner
 from hora_rl.common.config.base import Scope
 from hora_rl.common.console import working
 from hora_rl.common.errors import ConfigError
@@ -63,15 +63,15 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
     console = Console()
     config = with_absolute_folder(config)
     run_dir = config.run.path
-    if resume and has_run(config):
-        config = _as_begun(config)
+    if resume and has_run(run_dir):
+        config = config.model_copy(update={"learner": _as_begun(config.learner, run_dir)})
     target = run_target(config)
     config = target.config
     _refuse(run_dir, config, resume=resume, fresh=fresh)
     asked, config = config, with_port(config)
     show(require(replace(target, config=config), console), SHOWN_BY_RUN, console)
     if not resume:
-        refuse_leftovers(config, fresh=fresh)
+        refuse_leftovers(config.run.name, config.queue, fresh=fresh)
     _prepare(run_dir, asked, fresh=fresh and not resume)
     again = f"hora run {run_dir / CONFIG} --resume"
     alerts = Alerts(config.run.name, config.telemetry.on_alert, run_dir, console)
@@ -84,8 +84,8 @@ def run_local(config: Config, *, resume: bool, fresh: bool) -> None:
             pace = _train(application, run_dir, console, alerts)
             application.wait()  # a resumed run without a step left trains faster than a replica loads
             evaluate_run(config, application.url, run_dir, config.learner.steps, console)
-            promote_last(config, run_dir, console)
-            _show_end(config, application.url, console)
+            promote_last(config.learner, config.evaluation, run_dir, console)
+            _show_end(config.run.name, application.url, console)
         summarise(config, run_dir, pace, console)
 
 
@@ -122,19 +122,19 @@ def evaluate_local(
         raise SystemExit(130) from None
 
 
-def _show_end(config: Config, url: str, console: Console) -> None:
+def _show_end(run: str, url: str, console: Console) -> None:
     """Give those who watch the run the time to see how it ends."""
-    if is_watched(connect(url), config.run.name):
+    if is_watched(connect(url), run):
         with working("showing the end to who watches", console=console):
             time.sleep(LAST_LOOK_S)
 
 
-def _as_begun(config: Config) -> Config:
+def _as_begun(learner: Learner, run_dir: Path) -> Learner:
     """With the run's own ranks and ZeRO stage, where nobody wrote others: `run.resources: auto` may choose
     others on this machine, and checkpoints hold the parts of as many ranks as there were."""
-    begun, written = load(str(config.run.path / CONFIG)).learner, config.learner.model_fields_set
+    begun, written = load(str(run_dir / CONFIG)).learner, learner.model_fields_set
     kept = {key: getattr(begun, key) for key in ("workers", "zero_stage") if key not in written}
-    return config.model_copy(update={"learner": config.learner.model_copy(update=kept)})
+    return learner.model_copy(update=kept)
 
 
 def _refuse(run_dir: Path, config: Config, *, resume: bool, fresh: bool) -> None:

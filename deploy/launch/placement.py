@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
 import redis
@@ -16,6 +16,7 @@ from hora_rl.common.live.redis import connect
 from hora_rl.common.live.state import changed
 from hora_rl.common.live.telemetry import SILENT_S
 from hora_rl.deploy.app import APP
+from hora_rl.deploy.machine.beside import beside
 from hora_rl.deploy.monitor.reading import read_run
 
 EVERY_S = 5.0
@@ -51,36 +52,28 @@ def unplaced(shares: Sequence[Share], have: Mapping[str, float]) -> str:
     return ""
 
 
-@contextmanager
-def telling_unplaced(config: Config, url: str) -> Iterator[None]:
+def telling_unplaced(config: Config, url: str) -> AbstractContextManager[None]:
     """Keep the `unplaced` field of the run's state true while the block runs, and empty after it. Needs an
     attached Ray."""
-    done = threading.Event()
-    thread = threading.Thread(target=_tell, args=(config, url, done), name="placement", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(EVERY_S)
 
+    def tell(done: threading.Event) -> None:
+        import ray
+        from ray.exceptions import RayError
+        from ray.serve.exceptions import RayServeException
 
-def _tell(config: Config, url: str, done: threading.Event) -> None:
-    import ray
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
+        client, state = connect(url), Keys(config.run.name).state
+        said: str | None = None  # the field may hold what an earlier start said
+        while not done.wait(EVERY_S):
+            # A look that fails, as before the coordinator has told of the run, is followed by the next.
+            with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
+                now = unplaced(_shares(config, client), ray.cluster_resources())
+                if now != said:
+                    client.hset(state, mapping=changed(unplaced=now))
+                    said = now
+        with suppress(redis.exceptions.RedisError):
+            client.hset(state, mapping=changed(unplaced=""))
 
-    client, state = connect(url), Keys(config.run.name).state
-    said: str | None = None  # the field may hold what an earlier start said
-    while not done.wait(EVERY_S):
-        # A look that fails, as before the coordinator has told of the run, is followed by the next.
-        with suppress(RayError, RayServeException, redis.exceptions.RedisError, RunError):
-            now = unplaced(_shares(config, client), ray.cluster_resources())
-            if now != said:
-                client.hset(state, mapping=changed(unplaced=now))
-                said = now
-    with suppress(redis.exceptions.RedisError):
-        client.hset(state, mapping=changed(unplaced=""))
+    return beside("placement", tell, EVERY_S)
 
 
 def _shares(config: Config, client: redis.Redis) -> list[Share]:

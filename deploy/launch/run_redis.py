@@ -12,7 +12,7 @@ from typing import cast
 
 import redis
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Queue
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import connect, hidden
@@ -22,10 +22,10 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 
 
 @contextmanager
-def run_redis(config: Config, run_dir: Path, *, named: bool) -> Iterator[str]:
+def run_redis(queue: Queue, run_dir: Path, *, named: bool) -> Iterator[str]:
     """URL of the Redis that the configuration names, if `named`, or of one that is started for the block. The
     parts of the run find it in HORA_REDIS_URL."""
-    before, url = os.environ.get("HORA_REDIS_URL"), named_redis(config) if named else None
+    before, url = os.environ.get("HORA_REDIS_URL"), named_redis(queue) if named else None
     with ExitStack() as stopping:
         if url is None:
             url = stopping.enter_context(RedisServer(run_dir / "redis")).url
@@ -40,13 +40,13 @@ def run_redis(config: Config, run_dir: Path, *, named: bool) -> Iterator[str]:
                 os.environ["HORA_REDIS_URL"] = before
 
 
-def refuse_leftovers(config: Config, *, fresh: bool) -> None:
+def refuse_leftovers(run: str, queue: Queue, *, fresh: bool) -> None:
     """Raise ConfigError when the Redis that is named holds an older run of this name: a new one would take it
     for its own past. With `fresh` remove it, or raise RunError while parts of it still write."""
-    url = named_redis(config)
+    url = named_redis(queue)
     if url is None:
         return
-    client, run = connect(url), config.run.name
+    client = connect(url)
     found = list(client.scan_iter(match=Keys(run).pattern, count=10_000))
     if found and not fresh:
         raise ConfigError(

@@ -142,14 +142,17 @@ def starting(
 
     with ExitStack() as stopping, ExitStack() as exits:
         began, bar = time.monotonic(), exits.enter_context(ExitStack())
-        parts = 3 + _replicas(config, train) + config.serve.endpoint
+        replicas = [
+            getattr(config, name).replicas for name in config.deployments if train or name != "coordinator"
+        ]
+        parts = 4 + sum(replicas) + config.serve.endpoint  # with the root, ingress or sampler
         begin = bar.enter_context(working("starting", parts, console))
         begin("Redis")
-        url = exits.enter_context(run_redis(config, run_dir, named=train))
+        url = exits.enter_context(run_redis(config.queue, run_dir, named=train))
         issue_token(url, config.run.name, run_dir)
         connect(url).delete(Keys(config.run.name).parts)  # of an earlier start: none of them is alive
         begin("Ray")
-        _start_ray(config)
+        _start_ray(_cpus(config))
         exits.callback(ray.shutdown)
         exits.enter_context(watched_node(file))
         _link_logs(run_dir)
@@ -228,13 +231,7 @@ def _show_stopping(exits: ExitStack) -> None:
     exits.enter_context(redirect_stdout(io.StringIO()))
 
 
-def _replicas(config: Config, train: bool) -> int:
-    """Replicas of the application; its root, ingress or sampler, is one."""
-    parts = [name for name in config.deployments if train or name != "coordinator"]
-    return 1 + sum(getattr(config, name).replicas for name in parts)
-
-
-def _start_ray(config: Config) -> None:
+def _start_ray(cpus: int) -> None:
     import ray
 
     keep_token_private(make=True)
@@ -248,7 +245,7 @@ def _start_ray(config: Config) -> None:
     with any_error_as(failed), starting_ray():  # plain Exception when Ray's processes take over 30 s
         ray.init(
             address="local",
-            num_cpus=_cpus(config),
+            num_cpus=cpus,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,

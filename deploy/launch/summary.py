@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Allocation, Config
 from hora_rl.common.config.allocation import UNIFORM
 from hora_rl.common.files import replace_text
 from hora_rl.common.records import GroupRecord
@@ -35,7 +35,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
     seconds = sum(s["time/step"] for s in steps)
     rollouts = sum(g["size"] for g in groups)
     tokens = sum(g["tokens"] for g in groups)
-    results = read_run_results(config, run_dir)
+    results = read_run_results(config.evaluation, run_dir)
     summary = {
         "run": config.run.name,
         "steps": len(steps),
@@ -48,7 +48,7 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
         "examples": read_examples(config, run_dir, results),
         "best": read_best(run_dir),
         "allocation": phase_b_share(groups),
-        "plain_grpo": _never_allocated(config, groups),
+        "plain_grpo": _never_allocated(config.gate, config.allocation, groups),
         "balance": idle_side(config, run_dir, steps),
         "model": str(run_dir / "model"),
     }
@@ -57,17 +57,17 @@ def summarise(config: Config, run_dir: Path, pace: Pace, console: Console) -> di
     return summary
 
 
-def _never_allocated(config: Config, groups: list[GroupRecord]) -> str:
+def _never_allocated(gate: str | None, allocation: Allocation, groups: list[GroupRecord]) -> str:
     """What to say of a run whose warm-up gate never opened; empty for every other."""
     rules = {g["rule"] for g in groups}
-    if config.gate is None or not config.allocation.needs_counts or rules != {UNIFORM}:
+    if gate is None or not allocation.needs_counts or rules != {UNIFORM}:
         return ""
-    warmup = config.allocation.warmup
+    warmup = allocation.warmup
     newest = max(g["batch"] for g in groups)
-    means = [g["rewards"][config.gate] for g in groups if g["batch"] == newest]
+    means = [g["rewards"][gate] for g in groups if g["batch"] == newest]
     return (
         "the warm-up gate never opened, so every batch was allocated uniformly (plain GRPO): the mean "
-        f"{config.gate} reward of the last batch was {sum(means) / len(means):.2f}, and {warmup.cycles} "
+        f"{gate} reward of the last batch was {sum(means) / len(means):.2f}, and {warmup.cycles} "
         f"batches in a row need {warmup.format_reward:.2f}"
     )
 

@@ -25,7 +25,7 @@ import structlog
 from rich.console import Console
 
 from hora_rl.common.access import sha256
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Queue
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.files import replace_text
@@ -248,9 +248,9 @@ def with_absolute_folder(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"folder": folder})})
 
 
-def has_run(config: Config) -> bool:
-    """Whether the folder of `config` holds a run that can be resumed."""
-    return (config.run.path / CONFIG).is_file()
+def has_run(run_dir: Path) -> bool:
+    """Whether `run_dir` holds a run that can be resumed."""
+    return (run_dir / CONFIG).is_file()
 
 
 def write_config(run_dir: Path, config: Config) -> None:
@@ -300,14 +300,14 @@ def issue_token(redis_url: str, run: str, run_dir: Path | str) -> str:
     return token
 
 
-def named_redis(config: Config) -> str | None:
+def named_redis(queue: Queue) -> str | None:
     """The Redis of the user: HORA_REDIS_URL, which keeps a password out of files, or queue.url."""
-    return os.environ.get("HORA_REDIS_URL") or config.queue.url
+    return os.environ.get("HORA_REDIS_URL") or queue.url
 
 
-def redis_url(config: Config) -> str:
+def redis_url(queue: Queue) -> str:
     """The Redis of a run that starts none. Raises ConfigError without one."""
-    url = named_redis(config)
+    url = named_redis(queue)
     if not url:
         raise ConfigError(
             "queue.url is not set: name a Redis (redis://host:6379) in the file or in HORA_REDIS_URL; `hora "
@@ -337,7 +337,7 @@ def redis_of(source: str, overrides: Sequence[str] = ()) -> tuple[str, str]:
     name = config.run.name if config and not folder.is_dir() else file.read().run
     if file.embeds_redis():
         return file.redis_url(), name
-    url = named_redis(config) if config else os.environ.get("HORA_REDIS_URL")
+    url = named_redis(config.queue) if config else os.environ.get("HORA_REDIS_URL")
     return url or file.redis_url(), name
 
 

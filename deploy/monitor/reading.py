@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import redis
 
-from hora_rl.common.config import Config, Generator, Learner, WarmUp
+from hora_rl.common.config import Generator, Learner, WarmUp
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.state import SharedState, read_config
@@ -73,8 +73,9 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     keys, now = Keys(run), time.time() if now is None else now
     raw = _fetch(client, keys, now)
     config = read_config(raw.config, run)
+    rollout, gate = config.rollout, _gate(config.gate, config.allocation.warmup, raw.state)
     totals = {k.decode(): int(v) for k, v in raw.counters.items()}
-    depth = depth_of(raw.length, raw.taken, raw.state.durable_step, config.rollout.prompts_per_batch)
+    depth = depth_of(raw.length, raw.taken, raw.state.durable_step, rollout.prompts_per_batch)
     samples = _samples(raw.history)
     version, parts = raw.state.version, _parts(raw.parts, now)
     records = [numbers(fields[b"metrics"]) for _, fields in raw.steps]
@@ -83,8 +84,22 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
     snapshot = RunState(
         run=run,
         time=now,
-        **_progress(config, raw.state),
-        **_plan(config),
+        status=_status(config.learner.steps, raw.state),
+        step=raw.state.step,
+        paused=raw.state.paused,
+        controls=raw.state.token_sha256 is not None,
+        unplaced=raw.state.unplaced,
+        error=raw.state.error,
+        warm_up=gate is not None,
+        gate=gate,
+        steps=config.learner.steps,
+        max_staleness=rollout.max_staleness,
+        rule=config.allocation.rule,
+        prompts_per_batch=rollout.prompts_per_batch,
+        group_size=rollout.group_size,
+        max_response_tokens=rollout.max_response_tokens,
+        pre_rollouts=rollout.pre_rollouts,
+        queue_capacity=config.capacity,
         redis_full=_full(raw.memory),
         last_step_s=last_step_s,
         idle_s=_idle(last_step_s, parts, raw.state, now),
@@ -95,12 +110,12 @@ def read_run(client: redis.Redis, run: str, now: float | None = None) -> RunStat
         rates=_rates(samples, totals, now),
         totals={name: totals.get(name, 0) for name in (*FLOWS, "mixed_groups")},
         lag={stat: learner.get(f"lag/{stat}") or 0.0 for stat in ("mean", "max")},
-        **_allocation(totals, config.rollout.pre_rollouts),
+        **_allocation(totals, rollout.pre_rollouts),
         learner=learner,
         balance=balance(
             records[::-1],
             config.learner.steps,
-            config.rollout.max_staleness,
+            rollout.max_staleness,
             _split(config.generator, config.learner, raw.state, parts),
         ),
         evaluations={int(v): numbers(raw.evaluations[v]) for v in sorted(raw.evaluations, key=int)},
@@ -141,39 +156,10 @@ def _full(memory: Mapping[str, Any]) -> str:
     return f"{used >> 20:,} of {most >> 20:,} MiB" if 0 < most <= used else ""
 
 
-def _progress(config: Config, state: SharedState) -> dict[str, Any]:
-    """How far the run is and whether it continues."""
-    gate = _gate(config.gate, config.allocation.warmup, state)
-    return {
-        "status": _status(config.learner.steps, state),
-        "step": state.step,
-        "paused": state.paused,
-        "controls": state.token_sha256 is not None,
-        "unplaced": state.unplaced,
-        "error": state.error,
-        "warm_up": gate is not None,
-        "gate": gate,
-    }
-
-
 def _gate(reward: str | None, warmup: WarmUp, state: SharedState) -> Gate | None:
     if reward is None or state.gate_open:
         return None
     return Gate(reward, warmup.format_reward, warmup.cycles, state.gate_seen, state.gate_mean)
-
-
-def _plan(config: Config) -> dict[str, Any]:
-    """Settings that do not change during a run."""
-    return {
-        "steps": config.learner.steps,
-        "max_staleness": config.rollout.max_staleness,
-        "rule": config.allocation.rule,
-        "prompts_per_batch": config.rollout.prompts_per_batch,
-        "group_size": config.rollout.group_size,
-        "max_response_tokens": config.rollout.max_response_tokens,
-        "pre_rollouts": config.rollout.pre_rollouts,
-        "queue_capacity": config.capacity,
-    }
 
 
 def numbers(text: bytes) -> dict[str, Any]:

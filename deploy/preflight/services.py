@@ -25,10 +25,10 @@ PODS_S, POLL_S = 300.0, 2.0
 
 def redis_server(target: Target) -> Iterator[Finding]:
     """The Redis that is named, or the binary of the one that `hora run` starts."""
-    if not target.on_cluster and (not target.trains or named_redis(target.config) is None):
+    if not target.on_cluster and (not target.trains or named_redis(target.config.queue) is None):
         yield ok("Redis", f"the run starts its own: {executable()}")
         return
-    url = redis_url(target.config)
+    url = redis_url(target.config.queue)
     client = connect(url, retries=0)
     info = cast(Mapping[str, str | int], client.info())
     version = str(info["redis_version"])

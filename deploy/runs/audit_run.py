@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from hora_rl.allocator.rules import get_rule
-from hora_rl.common.config import Config
 from hora_rl.common.console import working
 from hora_rl.common.errors import RunError
 from hora_rl.common.files import check_regular
@@ -33,12 +32,12 @@ def audit_run(run: Path) -> bool:
         begin("opening the run's Redis")
         config = load(str(run / "config.yaml"))
         if not (run / "redis").exists():  # a run of `hora train`
-            url = redis_url(config)
+            url = redis_url(config.queue)
         elif record.alive:
             url = RunFile(run).redis_url()
         else:
             url = exits.enter_context(RedisServer(run / "redis")).url
-        _load_rule(config)
+        _load_rule(config.allocation.rule)
         begin("comparing records, ledger and stream")
         facts = gather(connect(url), record.run, lambda: _lines(groups))
         found = audit(config, facts) + rollout_rows(facts, run)
@@ -53,10 +52,10 @@ def audit_run(run: Path) -> bool:
     return not found
 
 
-def _load_rule(config: Config) -> None:
+def _load_rule(rule: str) -> None:
     """Divisions are proved by dividing again. Raises RunError where the rule cannot be loaded."""
     try:
-        get_rule(config.allocation.rule)
+        get_rule(rule)
     except ValueError as error:
         raise RunError(
             f"{str(error).removeprefix('rule: ')}: the audit divides by it again; run `hora audit` in the "

@@ -64,7 +64,10 @@ def predict(folder: Path) -> Predicted:
         f"As hora check --estimate: responses of {MEAN:g} times and prompts of half of their limits. Device "
         f"of the learner: {device or 'not recorded'}"
     )
-    rows = (*_work(found, measured), *_seconds(config, found, peak, measured))
+    rows = (
+        *_work(found, measured),
+        *_seconds(config.learner.workers, config.weights.transport, found, peak, measured),
+    )
     waits = idle_side(config, folder, records(folder / "steps.jsonl"))
     return Predicted(f"{says}, {_speed(peak)}.{f' At the end: {waits}.' if waits else ''}", rows)
 
@@ -97,16 +100,18 @@ def _work(found: StepArithmetic, measured: Measured) -> list[Row]:
     ]
 
 
-def _seconds(config: Config, found: StepArithmetic, peak: float | None, measured: Measured) -> list[Row]:
+def _seconds(
+    ranks: int, transport: str, found: StepArithmetic, peak: float | None, measured: Measured
+) -> list[Row]:
     """Seconds of a step by part. Without a known peak none is predicted."""
-    unknown, ranks = "no figure of this device", config.learner.workers
+    unknown = "no figure of this device"
     compute = None if peak is None else found.flops / (WANTED_MFU * peak * ranks)
     copy = None if peak is None else found.published * GIB / COPY_BYTES
     rows = [
         ("wait", "Waiting for groups", None, "follows from the generators, which memory bounds"),
         ("forward_backward", "Forward, backward, optimizer", compute, f"{WANTED_MFU:.0%} of the peak"),
         ("gather", "Weights to host memory", copy, f"{COPY_BYTES / 1e9:g} GB/s, pinned"),
-        ("transfer", f"Weights to replicas, {config.weights.transport}", None, "no figure of the network"),
+        ("transfer", f"Weights to replicas, {transport}", None, "no figure of the network"),
         ("load", "Longest pause of a replica", None, unknown),
         ("checksum", "Checksum in it", None, unknown),
         ("step", "Whole step", None, "waiting is not predicted"),

@@ -195,7 +195,7 @@ def _stop(running: Sequence[subprocess.Popen[bytes]]) -> None:
 
 def _share_step_0(cell: Cell, every: Sequence[Cell], out: Path) -> None:
     """Copy the evaluation of the initial policy from a cell that drew the same one already."""
-    name = f"{held_out(cell.config).name}-step0"
+    name = f"{held_out(cell.config.evaluation).name}-step0"
     mine = cell.folder(out) / "evaluation"
     for other in every:
         theirs = other.folder(out) / "evaluation"

@@ -83,7 +83,7 @@ def test_a_run_without_held_out_problems_or_with_a_result_holds_nothing(
     without = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"path": None})})
     during(without, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
     (tmp_path / "evaluation").mkdir()
-    (tmp_path / "evaluation" / f"{held_out(config).name}-step0.json").touch()
+    (tmp_path / "evaluation" / f"{held_out(config.evaluation).name}-step0.json").touch()
     connect(redis_url).set(Keys("held").hold, 1, ex=60)  # the launcher was killed when it had the result
     during(config, redis_url, tmp_path, monkeypatch, lambda *_: None, look)
 

@@ -26,7 +26,7 @@ def result(config: Config, step: int, right: int) -> Result:
         64, np.arange(2), np.array([right, 0]), *np.zeros((3, 2), np.int64), versions=(step, step + 1)
     )
     problems = [Prompt(i, str(i), "1", np.zeros(1, np.int32)) for i in range(2)]
-    made = make_result(held_out(config), counts, problems, "run", step, 1.0, 0)
+    made = make_result(held_out(config.evaluation), counts, problems, "run", step, 1.0, 0)
     made.versions.extend(counts.versions)
     return made
 
@@ -42,14 +42,14 @@ def test_the_best_evaluation_s_weights_are_kept_and_the_others_go(config: Config
     for step in (0, 10, 20, 30):
         write(tmp_path, step)
     results = [result(config, 0, 1), result(config, 10, 9), result(config, 20, 4)]
-    assert "step 10" in str(promote_best(config, tmp_path, results, newest_due=30))
+    assert "step 10" in str(promote_best("pass@16", tmp_path, results, newest_due=30))
     assert best_step(tmp_path) == 10
     assert set(candidates_in(tmp_path)) == {30}  # not measured yet
     found = read_best(tmp_path)
     assert found is not None
     assert (found["metric"], found["step"], found["versions"]) == ("pass@16", 10, [10, 11])
-    assert promote_best(config, tmp_path, results, newest_due=30) is None
-    assert promote_best(config, tmp_path, [*results, result(config, 30, 9)], newest_due=30) is None
+    assert promote_best("pass@16", tmp_path, results, newest_due=30) is None
+    assert promote_best("pass@16", tmp_path, [*results, result(config, 30, 9)], newest_due=30) is None
     assert best_step(tmp_path) == 10  # of equal ones the first
     assert candidates_in(tmp_path) == {}
 
@@ -59,7 +59,7 @@ def test_a_better_one_replaces_the_best(config: Config, tmp_path: Path) -> None:
     for step, right in ((0, 3), (10, 5)):
         write(tmp_path, step)
         results.append(result(config, step, right))
-        promote_best(config, tmp_path, results, newest_due=step)
+        promote_best("pass@16", tmp_path, results, newest_due=step)
     assert best_step(tmp_path) == 10
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["best", "candidates"]
 
@@ -69,7 +69,7 @@ def test_what_is_under_way_and_due_next_is_kept_and_what_no_evaluation_will_meas
 ) -> None:
     for step in (10, 20, 30, 40):
         write(tmp_path, step)
-    promote_best(config, tmp_path, [], newest_due=40, under_way=10)
+    promote_best("pass@16", tmp_path, [], newest_due=40, under_way=10)
     assert set(candidates_in(tmp_path)) == {10, 40}
 
 
@@ -77,9 +77,9 @@ def test_weights_that_come_after_their_evaluation_are_taken_when_they_come(
     config: Config, tmp_path: Path
 ) -> None:
     results = [result(config, 0, 3)]
-    assert promote_best(config, tmp_path, results, newest_due=0) is None
+    assert promote_best("pass@16", tmp_path, results, newest_due=0) is None
     write(tmp_path, 0)
-    assert promote_best(config, tmp_path, results, newest_due=0)
+    assert promote_best("pass@16", tmp_path, results, newest_due=0)
     assert best_step(tmp_path) == 0
 
 
@@ -88,11 +88,11 @@ def test_a_kill_while_the_best_is_replaced_leaves_it_to_the_next_start(
     config: Config, tmp_path: Path, cut: str
 ) -> None:
     write(tmp_path, 0)
-    promote_best(config, tmp_path, [result(config, 0, 3)], newest_due=0)
+    promote_best("pass@16", tmp_path, [result(config, 0, 3)], newest_due=0)
     write(tmp_path, 10)
     if cut == "between the two renames":
         (tmp_path / "best").rename(tmp_path / "best.old")
-    promote_best(config, tmp_path, [result(config, 0, 3), result(config, 10, 5)], newest_due=10)
+    promote_best("pass@16", tmp_path, [result(config, 0, 3), result(config, 10, 5)], newest_due=10)
     assert best_step(tmp_path) == 10
     assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 10
     assert not (tmp_path / "best.old").exists()
@@ -104,7 +104,7 @@ def test_the_learner_writes_each_evaluated_step_once(config: Config, tmp_path: P
     assert is_missing(tmp_path, 10)
     write(tmp_path, 10)
     assert not is_missing(tmp_path, 10)
-    promote_best(config, tmp_path, [result(config, 10, 5)], newest_due=10)
+    promote_best("pass@16", tmp_path, [result(config, 10, 5)], newest_due=10)
     assert not is_missing(tmp_path, 10)
     assert is_missing(tmp_path, 20)
 

@@ -60,5 +60,5 @@ def test_a_run_waits_at_its_end_for_those_who_watch_it(
     monkeypatch.setattr(local, "time", SimpleNamespace(sleep=slept.append))
     view = Presence(redis_url, "shown")
     view.tell(watched)
-    local._show_end(config_of("shown"), redis_url, Console(quiet=True))
+    local._show_end("shown", redis_url, Console(quiet=True))
     assert slept == [local.LAST_LOOK_S] * watched

@@ -257,7 +257,7 @@ def test_benchmarks_that_would_write_the_same_files_are_refused(tmp_path: Path) 
 def test_a_runs_own_evaluation_has_the_sizes_of_its_configuration(path: str, name: str) -> None:
     evaluation = {"path": path, "samples": 32, "k": (1, 4)}
     config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, "evaluation": evaluation})
-    benchmark = held_out(config)
+    benchmark = held_out(config.evaluation)
     assert (benchmark.name, benchmark.samples, benchmark.ks) == (name, 32, (1, 4))
 
 

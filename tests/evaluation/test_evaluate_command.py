@@ -146,11 +146,11 @@ def test_a_trained_models_samples_are_asked_of_the_only_version_there_is(
 
 
 def test_more_replicas_are_asked_for_more_at_a_time() -> None:
-    one, two = (in_flight(load("tiny", [f"generator.replicas={n}"])) for n in (1, 2))
-    config = load("tiny")
-    assert one * config.rollout.samples_per_request == 2 * config.generator.max_sequences
+    generator = load("tiny").generator
+    one, two = (in_flight(generator.model_copy(update={"replicas": n}), 16) for n in (1, 2))
+    assert one * 16 == 2 * generator.max_sequences
     assert two == 2 * one
-    assert in_flight(load("tiny", ["generator.max_requests=5"])) == 5
+    assert in_flight(load("tiny", ["generator.max_requests=5"]).generator, 16) == 5
 
 
 def test_an_answer_of_other_weights_is_refused() -> None:
@@ -193,7 +193,7 @@ def test_a_step_whose_weights_are_gone_is_left_out_in_one_line(
     tmp_path: Path, console: Console, shown: io.StringIO, redis_server: RedisServer
 ) -> None:
     config: Config = load("tiny", ["run.name=resumed"])
-    assert newest_version(config, redis_server.url) == 0
+    assert newest_version("resumed", redis_server.url) == 0
     connect(redis_server.url).hset(Keys("resumed").state, "version", 7)
     evaluate_run(config, redis_server.url, tmp_path, 0, console)
     assert not (tmp_path / "evaluation").exists()
