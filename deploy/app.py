@@ -23,7 +23,8 @@ from hora_rl.actors.endpoint.deployment import Endpoint
 from hora_rl.actors.environment.deployment import Environment
 from hora_rl.actors.generator.router import RESERVED, BalanceRouter
 from hora_rl.actors.verifier.deployment import Verifier
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Rollout
+from hora_rl.common.config import Environment as Episodes
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
 from hora_rl.common.malloc import KEEP_FREED_MEMORY
@@ -121,7 +122,7 @@ def _policy(config: Config, plain: dict[str, object], url: str, *, drain: bool) 
     generator = _generator(config, drain=drain).bind(plain, url)
     if config.environment.path is None:
         return generator
-    return environment_deployment(config).bind(plain, url, generator)
+    return environment_deployment(config.environment, config.rollout).bind(plain, url, generator)
 
 
 def _generator(config: Config, *, drain: bool) -> serve.Deployment:
@@ -147,11 +148,10 @@ def _generator(config: Config, *, drain: bool) -> serve.Deployment:
     )
 
 
-def environment_deployment(config: Config) -> serve.Deployment:
+def environment_deployment(environment: Episodes, rollout: Rollout) -> serve.Deployment:
     """The environments of a checked configuration, scaled with their load where they may be."""
-    environment = config.environment
     # A request is the episodes of one prompt in one phase, often few: what bounds them is the replica.
-    usual = min(config.rollout.samples_per_request, config.rollout.pre_rollouts)
+    usual = min(rollout.samples_per_request, rollout.pre_rollouts)
     requests = max(1, environment.episodes // usual)
     most = environment.max_replicas
     scaled: dict[str, Any] = {"num_replicas": environment.replicas}

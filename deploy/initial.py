@@ -14,7 +14,7 @@ from typing import Literal
 
 import yaml
 
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Data
 from hora_rl.common.data.datasets import load_dataset
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import from_args
@@ -117,7 +117,12 @@ class Plan:
         """
         texts = {"file": "", "machine": "", "note": "", "name": "hora", "data": "  path: arithmetic"}
         config = from_args(yaml.safe_load(TEMPLATE.format(**texts, reward="", **self.values)))
-        shape = self.shape or _shape(config, self.model)
+        if (shape := self.shape) is None:
+            obtain(config.model.path)
+            if (shape := model_shape(config)) is None:
+                raise ConfigError(
+                    f"--model {self.model}: no language model can be read there; name a folder or a hub name"
+                )
         return holds(choose(config, cards, shape).config, shape, cards).level == "ok"
 
 
@@ -149,16 +154,6 @@ reward:
   weights: {accuracy: 1.0}
   answer: lenient         # the last number or expression of the completion
 """
-
-
-def _shape(config: Config, model: str) -> ModelShape:
-    obtain(config.model.path)
-    found = model_shape(config)
-    if found is None:
-        raise ConfigError(
-            f"--model {model}: no language model can be read there; name a folder or a hub name"
-        )
-    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from hora_rl.actors.coordinator.deployment import render_prompts
 from hora_rl.actors.coordinator.identity import mixture_of
 from hora_rl.allocator.planning.forecast import LEAST_PROMPTS
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Data, Reward
 from hora_rl.common.data.order import mixed_rows
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError
@@ -79,17 +79,13 @@ def choose(config: Config, number: int) -> list[Prompt]:
     return [found[row] for _, row in rows]
 
 
-def about_data(config: Config) -> dict[str, object]:
+def about_data(data: Data, reward: Reward) -> dict[str, object]:
     """Which data and successes counts are of, for the file that holds them."""
-    if not config.data.sources:
-        return {"data": config.data.path}
-    sources = config.data.sources.items()
-    judged = {name: config.of(name).reward for name in config.source_names}
+    if not data.sources:
+        return {"data": data.path}
+    judged = [(name, source, source.reward or reward) for name, source in data.sources.items()]
     return {
-        "data": {
-            name: [source.path, source.weight, judged[name].success, judged[name].success_at]
-            for name, source in sources
-        }
+        "data": {name: [source.path, source.weight, r.success, r.success_at] for name, source, r in judged}
     }
 
 
@@ -104,7 +100,7 @@ def _count(config: Config, prompts: list[Prompt], samples: int, out: Path, conso
                 score,
                 samples,
                 out,
-                about={**about_data(config), **about_sampling(config)},
+                about={**about_data(config.data, config.reward), **about_sampling(config)},
                 seed=config.run.seed,
                 samples_per_request=config.rollout.samples_per_request,
                 in_flight=in_flight(config.generator, config.rollout.samples_per_request),

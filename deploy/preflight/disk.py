@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,10 +70,9 @@ def disk(target: Target) -> Iterator[Finding]:
     config, path = target.config, Path(target.config.run.folder).absolute()
     existing = next(p for p in (path, *path.parents) if p.exists())
     free, shape = shutil.disk_usage(existing).free / GIB, model_shape(config)
-    need = sum(use.gib for use in uses(config, shape)) + SPARE_GIB
-    says = (
-        f"{in_words(config, shape)}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
-    )
+    found = uses(config, shape)
+    need, words = sum(use.gib for use in found) + SPARE_GIB, in_words(found, config.learner.steps, shape)
+    says = f"{words}; {size(SPARE_GIB)} must remain, and {size(free)} are free in {existing}"
     fix = "lower learner.keep_checkpoints or telemetry.rollouts_gib, or set run.folder to a larger disk"
     yield must(free >= need * target.trains, "disk", says, fix)
 
@@ -81,12 +80,12 @@ def disk(target: Target) -> Iterator[Finding]:
 def forecast(target: Target) -> Iterator[Finding]:
     """What a run will take, on a machine that is not this one."""
     if target.trains:
-        yield ok("disk", in_words(target.config, model_shape(target.config)))
+        shape = model_shape(target.config)
+        yield ok("disk", in_words(uses(target.config, shape), target.config.learner.steps, shape))
 
 
-def in_words(config: Config, shape: ModelShape | None) -> str:
+def in_words(found: Sequence[Use], steps: int, shape: ModelShape | None) -> str:
     """`200 steps take about 221 GiB at most: checkpoints 159 GiB (learner.keep_checkpoints), …`."""
-    found = uses(config, shape)
     whole = size(sum(use.gib for use in found))
     unknown = "" if shape else "; the model's size is not known here, and comes on top"
-    return f"{config.learner.steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"
+    return f"{steps} steps take about {whole} at most: {', '.join(map(str, found))}{unknown}"

@@ -39,22 +39,19 @@ class Judged:
 
 def shown(reward: Reward, right: Judged, wrong: Judged) -> Iterator[Finding]:
     """What a right and a wrong answer earn."""
-    yield _right(reward, right)
-    yield Finding(
-        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(reward, wrong)}\n{quoted(wrong.text)}"
-    )
-
-
-def _right(reward: Reward, right: Judged) -> Finding:
     says = f"{_earned(reward, right)}\n{quoted(right.text)}"
     if right.success or reward.success is None:
-        return ok("right answer", says)
-    return Finding(
-        "warn",
-        "right answer",
-        says,
-        "made from the gold answer, and no success: unless your rewards ask for another form, no completion "
-        "will be one; look at reward.answer, reward.success and reward.success_at",
+        yield ok("right answer", says)
+    else:
+        yield Finding(
+            "warn",
+            "right answer",
+            says,
+            "made from the gold answer, and no success: unless your rewards ask for another form, no "
+            "completion will be one; look at reward.answer, reward.success and reward.success_at",
+        )
+    yield Finding(
+        "warn" if wrong.success else "ok", "wrong answer", f"{_earned(reward, wrong)}\n{quoted(wrong.text)}"
     )
 
 

@@ -155,7 +155,11 @@ def _divided(config: Config, cards: Sequence[Card], shape: ModelShape) -> Config
             "them"
         )
     made = [_with_replicas(config, count, len(cards), card, shape) for count in counts]
-    return min(made, key=lambda c: (not _holds(c, card, shape), step_seconds(c, shape, card.name, card.gib)))
+    usable = card.gib * (1 - SPARE)
+    return min(
+        made,
+        key=lambda c: (rank_need(shape, c).gib > usable, step_seconds(c, shape, card.name, card.gib)),
+    )
 
 
 def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: ModelShape) -> Config:
@@ -165,7 +169,7 @@ def _with_replicas(config: Config, count: int, cards: int, card: Card, shape: Mo
     plan.put("generator", max_sequences=most_sequences(plan.config, card, shape))
     plan.put("learner", workers=cards - count * config.generator.tensor_parallel)
     for change in ({"zero_stage": 2}, {"gradient_checkpointing": True}, {"zero_stage": 3}):
-        if _holds(plan.config, card, shape):
+        if rank_need(shape, plan.config).gib <= card.gib * (1 - SPARE):
             break
         plan.put("learner", **change)
     return plan.config
@@ -178,7 +182,3 @@ def most_sequences(config: Config, card: Card, shape: ModelShape) -> int:
     each = kv_token_bytes(shape, config.model.dtype, config.generator.tensor_parallel)
     longest = config.longest * each / GIB
     return min(1024, max(64, 8 * int(2 * room / longest / 8)))
-
-
-def _holds(config: Config, card: Card, shape: ModelShape) -> bool:
-    return rank_need(shape, config).gib <= card.gib * (1 - SPARE)

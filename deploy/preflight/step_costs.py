@@ -114,9 +114,9 @@ def card_flops(device: str = UNKNOWN) -> float:
     return WANTED_MFU * (peak_flops(device, "bfloat16") or PEAK_BF16[UNKNOWN])
 
 
-def learner_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN) -> float:
+def learner_seconds(found: StepArithmetic, ranks: int, device: str) -> float:
     """Of one step's gradients on cards of this name."""
-    return arithmetic(config, shape).flops / card_flops(device) / config.learner.workers
+    return found.flops / card_flops(device) / ranks
 
 
 def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
@@ -147,7 +147,8 @@ def generator_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, 
 
 def step_seconds(config: Config, shape: ModelShape, device: str = UNKNOWN, gib: float = 80.0) -> float:
     """Of a step: the slower side where they overlap, both where `rollout.max_staleness` is 0."""
-    sides = (learner_seconds(config, shape, device), generator_seconds(config, shape, device, gib))
+    learner = learner_seconds(arithmetic(config, shape), config.learner.workers, device)
+    sides = (learner, generator_seconds(config, shape, device, gib))
     return max(sides) if config.rollout.max_staleness else sum(sides)
 
 
@@ -160,7 +161,7 @@ def said(config: Config, shape: ModelShape, device: str | None) -> list[str]:
     learner = generators = ""
     if device is not None:
         where = f"expected on {device}, at {WANTED_MFU:.0%} of its peak and {REACHED:.0%} of its bandwidth"
-        learner = f"; {learner_seconds(config, shape, device):.1f} s {where}"
+        learner = f"; {learner_seconds(found, ranks, device):.1f} s {where}"
         generators = f"; {generator_seconds(config, shape, device):.1f} s expected, bound by memory"
     return [
         f"a step: {found.rollouts:,} rollouts, {found.tokens / 1e6:.2f} million tokens at a mean response of "

@@ -13,7 +13,7 @@ from hora_rl.common.config import Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.load import load
 from hora_rl.deploy.monitor.balance import KEPT, Metrics, balance, split_of
-from hora_rl.deploy.preflight.estimate import GIB, ModelShape
+from hora_rl.deploy.preflight.estimate import GIB
 from hora_rl.deploy.preflight.memory import model_shape
 from hora_rl.deploy.preflight.step_costs import (
     COPY_BYTES,
@@ -51,7 +51,10 @@ def predict(folder: Path) -> Predicted:
         config = load(str(folder / "config.yaml"))
     except ConfigError as error:
         return Predicted(f"Nothing is predicted: {error}")
-    shape = _shape(config, folder / "model")
+    shape, trained = model_shape(config), folder / "model"
+    if shape is None and trained.is_dir():  # it has the shape of the initial policy
+        model = config.model.model_copy(update={"path": str(trained)})
+        shape = model_shape(config.model_copy(update={"model": model}))
     if shape is None:
         return Predicted(
             f"Nothing is predicted: the shape of model.path ({config.model.path}) cannot be read, and "
@@ -130,15 +133,6 @@ def _speed(peak: float | None) -> str:
             "peaks has NVIDIA cards in 16 bits)"
         )
     return f"peak {peak / 1e12:,.0f} TFLOP/s"
-
-
-def _shape(config: Config, exported: Path) -> ModelShape | None:
-    """Of the initial policy, or where it is gone of the trained model, which has the same."""
-    found = model_shape(config)
-    if found is None and exported.is_dir():
-        path = config.model.model_copy(update={"path": str(exported)})
-        return model_shape(config.model_copy(update={"model": path}))
-    return found
 
 
 def device_of(folder: Path) -> str:

@@ -63,10 +63,12 @@ def deployments(application: Application) -> Iterator[serve.Deployment]:
 
 
 def test_environments_are_scaled_where_they_may_be() -> None:
-    fixed = environment_deployment(load("tiny-guess", ["environment.replicas=3"]))
+    config = load("tiny-guess", ["environment.replicas=3"])
+    fixed = environment_deployment(config.environment, config.rollout)
     assert fixed.num_replicas == 3
     assert fixed.max_ongoing_requests == 256, "as many as episodes: a request may be of a single one"
-    scaled = environment_deployment(load("tiny-guess", ["environment.max_replicas=5"]))
+    config = load("tiny-guess", ["environment.max_replicas=5"])
+    scaled = environment_deployment(config.environment, config.rollout)
     options = scaled._deployment_config.autoscaling_config
     assert (options.min_replicas, options.max_replicas, options.target_ongoing_requests) == (1, 5, 32)
     with pytest.raises(ConfigError, match=r"environment.max_replicas .2. must be at least"):
