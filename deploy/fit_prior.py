@@ -26,7 +26,6 @@ from hora_rl.common.console import say, working
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.errors import ConfigError, RunError
 from hora_rl.common.load import load
-from hora_rl.common.types import Prompt
 from hora_rl.deploy.cli import main
 from hora_rl.deploy.cli_results import RunFolder
 from hora_rl.evaluation.report.figures import reliability_figure, save
@@ -56,7 +55,7 @@ def fit(
     groups = _records(run)
     with working(f"fitting {name}", 3) as begin:
         begin("prompts")
-        prompts = _prompts(config)
+        prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
         begin(f"features of {len(prompts)} prompts")
         known = None if name in UNCONDITIONED else features_of(config, prompts)
         prior = make_prior(name, n=len(prompts), features=known, seed=config.run.seed)
@@ -113,7 +112,7 @@ def _replayed(run: Path, groups: list[dict], name: str, features: str | None) ->
     config = _configured(run, name, features)
     with working(f"preparing {name}", 2) as begin:
         begin("prompts")
-        prompts = _prompts(config)
+        prompts = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
         begin(f"features of {len(prompts)} prompts")
         prior = prior_of(config, prompts)
     index, successes, trials = outcomes(groups)
@@ -127,10 +126,6 @@ def _replayed(run: Path, groups: list[dict], name: str, features: str | None) ->
             rate[here] = alpha / (alpha + beta)
             prior.update(index[here], successes[here], int(trials[here][0]))
     return rate
-
-
-def _prompts(config: Config) -> list[Prompt]:
-    return render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
 
 
 def _configured(run: Path, name: str, features: str | None) -> Config:

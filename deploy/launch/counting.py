@@ -42,8 +42,24 @@ def count_local(config: Config, number: int, samples: int, out: Path) -> None:
         with (
             tempfile.TemporaryDirectory(prefix="hora-sample-") as folder,
             stack(config, Path(folder), console, train=False),
+            sampling_bar(console) as bar,
         ):
-            _count(config, prompts, samples, out, console)
+            generate, score = sampling_calls(config, version=0)
+            task = bar.add_task("training prompts", total=len(prompts) * samples, figures="")
+            asyncio.run(
+                collect(
+                    prompts,
+                    generate,
+                    score,
+                    samples,
+                    out,
+                    about={**about_data(config.data, config.reward), **about_sampling(config)},
+                    seed=config.run.seed,
+                    samples_per_request=config.rollout.samples_per_request,
+                    in_flight=in_flight(config.generator, config.rollout.samples_per_request),
+                    progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
+                )
+            )
     except (KeyboardInterrupt, SystemExit):
         console.print(
             f"\nstopped; every prompt that was finished is kept in {out}: the same command continues",
@@ -87,23 +103,3 @@ def about_data(data: Data, reward: Reward) -> dict[str, object]:
     return {
         "data": {name: [source.path, source.weight, r.success, r.success_at] for name, source, r in judged}
     }
-
-
-def _count(config: Config, prompts: list[Prompt], samples: int, out: Path, console: Console) -> None:
-    generate, score = sampling_calls(config, version=0)
-    with sampling_bar(console) as bar:
-        task = bar.add_task("training prompts", total=len(prompts) * samples, figures="")
-        asyncio.run(
-            collect(
-                prompts,
-                generate,
-                score,
-                samples,
-                out,
-                about={**about_data(config.data, config.reward), **about_sampling(config)},
-                seed=config.run.seed,
-                samples_per_request=config.rollout.samples_per_request,
-                in_flight=in_flight(config.generator, config.rollout.samples_per_request),
-                progress=lambda p: bar.update(task, completed=p.done, figures=figures(p)),
-            )
-        )

@@ -10,7 +10,6 @@ from typing import Any
 from pydantic import ValidationError
 from rich.console import Console
 
-from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.errors import ConfigError, HoraError
 from hora_rl.common.load import load
@@ -195,7 +194,12 @@ def target_of(source: str, overrides: Sequence[str] = (), *, trained: bool = Fal
         options = HTTPOptionsSchema.model_validate(raw.get("http_options") or {})
     except ValidationError as error:
         raise ConfigError(f"{source}: http_options: {error.errors()[0]['msg']}") from None
-    return Target(_with_replicas(config, raw["applications"][0]), "train", (options.host, options.port))
+    sections = {}  # Serve prefers the numbers of replicas under `deployments:` to the arguments
+    for deployment in raw["applications"][0].get("deployments") or []:
+        name, replicas = deployment.get("name"), deployment.get("num_replicas")
+        if name in config.deployments and isinstance(replicas, int):
+            sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
+    return Target(config.model_copy(update=sections), "train", (options.host, options.port))
 
 
 def _check_applications(applications: list[dict[str, Any]], source: str, *, endpoint: bool) -> None:
@@ -210,13 +214,3 @@ def _check_applications(applications: list[dict[str, Any]], source: str, *, endp
             "hora_rl.deploy.app:build_endpoint, so nothing would serve it: add one with route_prefix: /v1 "
             "and the same args, or set it to false"
         )
-
-
-def _with_replicas(config: Config, application: dict[str, Any]) -> Config:
-    """`config` with the numbers of replicas under `deployments:`, which Serve prefers to the arguments."""
-    sections = {}
-    for deployment in application.get("deployments") or []:
-        name, replicas = deployment.get("name"), deployment.get("num_replicas")
-        if name in config.deployments and isinstance(replicas, int):
-            sections[name] = getattr(config, name).model_copy(update={"replicas": replicas})
-    return config.model_copy(update=sections)

@@ -32,14 +32,12 @@ def share(telemetry: Telemetry) -> float:
 
 def rollouts(target: Target) -> Iterator[Finding]:
     """What RUN/rollouts will hold and its size."""
-    if target.trains:
-        yield ok("rollouts", in_words(target.config))
-
-
-def in_words(config: Config) -> str:
-    telemetry, kept = config.telemetry, share(config.telemetry)
-    if not kept:
-        return "none are kept (telemetry.rollouts)"
+    if not target.trains:
+        return
+    config, telemetry = target.config, target.config.telemetry
+    if not (kept := share(telemetry)):
+        yield ok("rollouts", "none are kept (telemetry.rollouts)")
+        return
     folder = config.run.path / "rollouts"
     number = rollouts_of(config.learner.steps, config.rollout)
     which = f"all {number:,}" if kept == 1 else f"those of {kept:.3g} of the prompts"
@@ -49,4 +47,4 @@ def in_words(config: Config) -> str:
         bound = f"the newest {need:g} GiB; files of older steps go (telemetry.rollouts_gib)"
     else:
         bound = f"at most about {size(need)}"
-    return f"{which}{logprobs} in {folder}, {bound}"
+    yield ok("rollouts", f"{which}{logprobs} in {folder}, {bound}")

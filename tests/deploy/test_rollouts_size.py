@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from hora_rl.common.config import Config
 from hora_rl.common.load import load
 from hora_rl.common.rollout_files import files_of
 from hora_rl.deploy.preflight.findings import Target
-from hora_rl.deploy.preflight.rollout_disk import expected_gib, in_words, rollouts
+from hora_rl.deploy.preflight.rollout_disk import expected_gib, rollouts
 from tests.support.groups import rollout
 from tests.support.rollouts import tokenizer, write_rollouts
 
@@ -26,6 +27,11 @@ def test_the_size_that_is_said_is_not_exceeded(tmp_path: Path, logprobs: str) ->
     sizes = ["learner.steps=2", "rollout.prompts_per_batch=10", "rollout.group_size=8", "rollout.shards=1"]
     config = load("tiny", [setting, *sizes, "rollout.pre_rollouts=2", "rollout.max_response_tokens=64"])
     assert written < expected_gib(config) * 2**30
+
+
+def in_words(config: Config) -> str:
+    (finding,) = rollouts(Target(config))
+    return finding.says
 
 
 def test_the_kinds_are_said_in_words() -> None:
