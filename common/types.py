@@ -230,6 +230,15 @@ class Group:
         seen = [s.version for r in self.rollouts for s in r.spans]
         return min(seen), max(seen)
 
+    @property
+    def mixed_phases(self) -> bool:
+        """Whether Phase B sampled from other weights than Phase A. Algorithm 1 has one policy for both, which
+        holds at `max_staleness` 0."""
+        phases: dict[Phase, set[int]] = {}
+        for r in self.rollouts:
+            phases.setdefault(r.phase, set()).update(s.version for s in r.spans)
+        return len(phases) == 2 and phases["A"] != phases["B"]
+
 
 BELOW_TRAINING = 2**40
 """Priority of requests that wait behind all rollouts of training, with a few places of each replica."""

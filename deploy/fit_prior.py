@@ -20,7 +20,7 @@ from hora_rl.allocator.calibration import log_loss, reliability
 from hora_rl.allocator.priors import make_prior
 from hora_rl.allocator.priors.files import save_state
 from hora_rl.allocator.priors.fit import fit_prior, outcomes
-from hora_rl.allocator.priors.make import UNCONDITIONED
+from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
 from hora_rl.common.config import Config
 from hora_rl.common.console import say, working
 from hora_rl.common.data.prompts import load_tokenizer
@@ -33,24 +33,21 @@ from hora_rl.evaluation.run_folders import records
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Features = Annotated[str | None, typer.Option(help="Sentence-embedding model of mpnet-dual and gp.")]
-SENTENCE = ("mpnet-dual", "gp")
+SENTENCE = ("mpnet-dual", "gp", "gp-pooled")
 """Priors whose features come from a sentence-embedding model; those of the others are the policy's."""
 
 
 @app.command()
 def fit(
     run: RunFolder,
-    name: Annotated[str, typer.Option(help="hidden-static, hidden-online, hidden-dual, mpnet-dual or gp.")],
+    name: Annotated[str, typer.Option(help="Any learned prior (docs/explanation/method.md).")],
     features: Features = None,
     out: Annotated[Path | None, typer.Option(help="File to write; in the run's folder by default.")] = None,
 ) -> Path:
     """Fit prior `name` offline on the Phase A outcomes of a run; returns the file for
     allocation.prior_state."""
     if name == "fixed":
-        raise ConfigError(
-            "prior fixed learns nothing: fit empirical, hidden-static, hidden-online, hidden-dual, "
-            "mpnet-dual or gp"
-        )
+        raise ConfigError(f"prior fixed learns nothing: fit {', '.join(n for n in NAMES if n != name)}")
     config = _configured(run, name, features)
     groups = _records(run)
     with working(f"fitting {name}", 3) as begin:

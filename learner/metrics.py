@@ -49,7 +49,10 @@ def step_metrics(
         "importance/rms": math.sqrt(sums.get("importance_square", math.nan) / n),
         "importance/max": sums.get("importance_max", math.nan),
         "kl/generator": sums.get("kl_generator", math.nan) / n,
-        "entropy": sums.get("entropy", math.nan) / n,
+        # An estimate from all sampled tokens. The exact mean over trained ones leaves out groups without a
+        # signal, whose tokens are the surest, and rules differ in how many they leave.
+        "entropy": -float(np.mean(np.concatenate([r.logprobs for r in rollouts]))),
+        "entropy/trained": sums.get("entropy", math.nan) / n,
         **_coefficient(sums),
         "drift": sums.get("drift", math.nan) / matched,
         "drift/tokens": matched,
@@ -64,6 +67,7 @@ def step_metrics(
         "lag/max": float(lags.max()),
         "groups/zero_signal": float(np.mean([np.ptp(r) == 0.0 for r in rewards])),
         "groups/size_one": float(np.mean([len(r) == 1 for r in rewards])),
+        "groups/mixed_phases": float(np.mean([g.mixed_phases for g in groups])),
         **_successes(groups, config),
         **_packing(sums, ranks),
     }

@@ -136,7 +136,7 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
         "length_mean": group.tokens / n,
         "version_min": old_new[0],
         "version_max": old_new[1],
-        "mixed_phases": _versions(group, "A") != _versions(group, "B") if group.extra else False,
+        "mixed_phases": group.mixed_phases,
     }
     if group.source:
         record["source"] = group.source
@@ -144,10 +144,6 @@ def group_record(step: int, group: Group, config: Config) -> GroupRecord:
         record["turns"] = sum(len(r.turns) or 1 for r in rollouts)
         record["given"] = sum(r.given for r in rollouts)
     return record
-
-
-def _versions(group: Group, phase: str) -> set[int]:
-    return {s.version for r in group.rollouts if r.phase == phase for s in r.spans}
 
 
 def cut_from(path: Path, step: int) -> None:

@@ -3,7 +3,9 @@ called."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +54,8 @@ def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> 
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     network = AutoModel.from_pretrained(model).eval().to(device)
-    longest = min(tokenizer.model_max_length, network.config.max_position_embeddings - 2)
+    limits = (tokenizer.model_max_length, network.config.max_position_embeddings - 2, _own_limit(model))
+    longest = min(limit for limit in limits if limit)
     rows = []
     with torch.inference_mode():
         for start in range(0, len(texts), BATCH):
@@ -68,6 +71,21 @@ def sentence_features(model: str, texts: Sequence[str], device: str = "cpu") -> 
             mean = (states * mask).sum(1) / mask.sum(1)
             rows.append(torch.nn.functional.normalize(mean, dim=1).cpu().numpy())
     return np.concatenate(rows)
+
+
+def _own_limit(model: str) -> int | None:
+    """Tokens at which sentence-transformers cuts a text for this model (384 for all-mpnet-base-v2, which has
+    512 positions); None where its files do not say."""
+    from transformers.utils import cached_file
+
+    file = cached_file(
+        model,
+        "sentence_bert_config.json",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+    return json.loads(Path(file).read_text()).get("max_seq_length") if file else None
 
 
 def _padded(lists: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,14 +1,12 @@
-"""A Gaussian process over prompts, after VIP (Nguyen et al., arXiv 2602.01601): similar prompts, similar
-success rates.
+"""The Gaussian process of VIP over prompts (Nguyen et al., arXiv 2602.01601).
 
-Latent g = logit p with mean -1 and an RBF kernel over sentence embeddings, bandwidth the median distance. A
-cycle observes logit(c/G0), rates of 0 and 1 drawn in by half a rollout, with noise of variance `NOISE`; the
-paper gives neither, so both are ours. p̂ = sigmoid(posterior mean), strength 2.
+Similar prompts have similar success rates: latent g = logit p with mean -1 and an RBF kernel over sentence
+embeddings, bandwidth the median distance. As in the authors' code, a cycle moves the mean of all prompts by
+the regression on the observed ones, and sets those to their newest logit; the covariance stays the prior's:
 
-A recursive update with fixed noise equals conditioning on all observations at once, and repeated observations
-of one prompt equal their mean with less noise. So the state is two numbers per prompt, and the inverse of the
-observed prompts' covariance grows by blocks: O(m²) per cycle for m observed prompts, never more than the data
-set has.
+    m ← m + K[:, t] (K[t, t] + 1e-4 I)^-1 (y - m[t]),    m[t] ← y = logit(clip(c / G0, 1e-6, 1 - 1e-6))
+
+p̂ = sigmoid(m), strength 2. A prompt without a hit is at 1e-6 after one cycle; `gp-pooled` is less certain.
 """
 
 from __future__ import annotations
@@ -21,42 +19,33 @@ from hora_rl.allocator.priors.base import FIXED_STRENGTH, State, checked
 from hora_rl.allocator.special import sigmoid
 
 PRIOR_MEAN = -1.0
-NOISE = 1.0
+JITTER = 1e-4
+CLIP = 1e-6
 MEDIAN_SAMPLE = 1000
 
 
-class GaussianProcessPrior:
-    """`features`: (n_prompts, d), one row per prompt. Memory grows to 8 m² bytes for m observed prompts."""
+class GaussianProcess:
+    """What both processes share. `features`: (n_prompts, d), one row per prompt."""
 
-    name = "gp"
+    name = ""
     learns = True
 
     def __init__(self, features: NDArray, seed: int = 0) -> None:
         self._x = np.asarray(features, dtype=np.float64)
         self._bandwidth = median_distance(self._x, seed)
-        self._count = np.zeros(len(self._x))
-        self._sum = np.zeros(len(self._x))
-        self._seen = np.zeros(0, dtype=np.int64)
-        self._inverse = np.zeros((0, 0))
 
-    def predict(self, prompts: Int) -> tuple[Float, Float]:
-        mean = np.full(len(prompts), PRIOR_MEAN)
-        if len(self._seen):
-            observed = self._sum[self._seen] / self._count[self._seen] - PRIOR_MEAN
-            mean = mean + self._kernel(prompts, self._seen) @ (self._inverse @ observed)
-        rate = np.clip(sigmoid(mean), 1e-6, 1 - 1e-6)
-        alpha, beta = prior_from_rate(rate, FIXED_STRENGTH)
-        return checked(self.name, prompts, alpha, beta)
+    def mean(self, prompts: Int) -> Float:
+        """Mean (n,) of the latent logit."""
+        raise NotImplementedError
 
     def update(self, prompts: Int, successes: Int, trials: int) -> None:
-        half = 0.5 / trials
-        rate = np.clip(successes / trials, half, 1 - half)
-        before = self._count.copy()
-        np.add.at(self._count, prompts, 1)
-        np.add.at(self._sum, prompts, np.log(rate / (1 - rate)))
-        unique = np.unique(prompts)
-        self._repeat(unique[before[unique] > 0], before)
-        self._extend(unique[before[unique] == 0])
+        """As `Prior.update`."""
+        raise NotImplementedError
+
+    def predict(self, prompts: Int) -> tuple[Float, Float]:
+        rate = np.clip(sigmoid(self.mean(prompts)), CLIP, 1 - CLIP)
+        alpha, beta = prior_from_rate(rate, FIXED_STRENGTH)
+        return checked(self.name, prompts, alpha, beta)
 
     def fit(self, prompts: Int, successes: Int, trials: Int) -> float:
         """Condition on recorded rollouts, (m,) each; returns the mean binomial NLL per prompt beforehand."""
@@ -67,45 +56,43 @@ class GaussianProcessPrior:
             self.update(prompts[here], successes[here], int(g0))
         return float(np.mean(-successes * np.log(p) - (trials - successes) * np.log(1 - p)))
 
-    def _extend(self, new: Int) -> None:
-        """Grow the inverse by prompts seen for the first time, through the Schur complement."""
-        if not len(new):
-            return
-        cross = self._kernel(self._seen, new)
-        corner = self._kernel(new, new) + np.diag(NOISE / self._count[new])
-        solved = self._inverse @ cross
-        schur = np.linalg.inv(corner - cross.T @ solved)
-        upper = -solved @ schur
-        self._inverse = np.block([[self._inverse - upper @ solved.T, upper], [upper.T, schur]])
-        self._seen = np.concatenate([self._seen, new])
-
-    def _repeat(self, old: Int, before: Float) -> None:
-        """Less noise for prompts seen again: a low-rank change of the diagonal (Woodbury)."""
-        if not len(old):
-            return
-        place = np.empty(len(self._x), dtype=np.int64)
-        place[self._seen] = np.arange(len(self._seen))
-        rows = place[old]
-        change = NOISE / self._count[old] - NOISE / before[old]
-        columns = self._inverse[:, rows]
-        middle = np.linalg.inv(np.diag(1 / change) + columns[rows])
-        self._inverse = self._inverse - columns @ middle @ columns.T
-
     def _kernel(self, a: Int, b: Int) -> Float:
         return np.exp(-0.5 * squared_distances(self._x[a], self._x[b]) / self._bandwidth**2)
 
+    def _check_size(self, state: NDArray) -> None:
+        if len(state) != len(self._x):
+            raise ValueError(
+                f"prior {self.name}: the state is of {len(state)} prompts, the data set has {len(self._x)}"
+            )
+
+
+class GaussianProcessPrior(GaussianProcess):
+    name = "gp"
+
+    def __init__(self, features: NDArray, seed: int = 0) -> None:
+        super().__init__(features, seed)
+        self._mean = np.full(len(self._x), PRIOR_MEAN)
+
+    def mean(self, prompts: Int) -> Float:
+        return self._mean[prompts]
+
+    def update(self, prompts: Int, successes: Int, trials: int) -> None:
+        seen, place, count = np.unique(prompts, return_inverse=True, return_counts=True)
+        # A prompt that comes twice in one call has the rate of all its rollouts.
+        rate = np.bincount(place, weights=successes) / (trials * count)
+        rate = np.clip(rate, CLIP, 1 - CLIP)
+        logit = np.log(rate / (1 - rate))
+        covariance = self._kernel(seen, seen) + JITTER * np.eye(len(seen))
+        moved = np.linalg.solve(covariance, logit - self._mean[seen])
+        self._mean = self._mean + self._kernel(np.arange(len(self._x)), seen) @ moved
+        self._mean[seen] = logit
+
     def state_dict(self) -> State:
-        return {"count": self._count.copy(), "sum": self._sum.copy()}
+        return {"mean": self._mean.copy()}
 
     def load_state_dict(self, state: State) -> None:
-        if state["count"].shape != self._count.shape:
-            raise ValueError(
-                f"prior gp: the state is of {len(state['count'])} prompts, the data set has "
-                f"{len(self._count)}"
-            )
-        self._count, self._sum = np.array(state["count"]), np.array(state["sum"])
-        self._seen, self._inverse = np.zeros(0, dtype=np.int64), np.zeros((0, 0))
-        self._extend(np.flatnonzero(self._count > 0))
+        self._check_size(state["mean"])
+        self._mean = np.array(state["mean"])
 
 
 def squared_distances(a: Float, b: Float) -> Float:
@@ -122,6 +109,6 @@ def median_distance(x: Float, seed: int) -> float:
     median = float(np.median(distances)) if distances.size else 0.0
     if not median > 0:
         raise ValueError(
-            "prior gp: the median distance of the features is zero or not a number; check the features"
+            "priors gp and gp-pooled: the median distance of the features is zero or not a number; check them"
         )
     return median

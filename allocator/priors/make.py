@@ -9,6 +9,7 @@ from hora_rl.allocator.priors.base import LearnedPrior, Prior, State
 from hora_rl.allocator.priors.empirical import EmpiricalPrior
 from hora_rl.allocator.priors.fixed import FixedPrior
 from hora_rl.allocator.priors.gp import GaussianProcessPrior
+from hora_rl.allocator.priors.pooled_gp import PooledGaussianProcessPrior
 
 # name: (two heads, learns during training)
 PROBES = {
@@ -19,7 +20,11 @@ PROBES = {
 }
 UNCONDITIONED = ("fixed", "empirical")
 """Priors that are the same for all prompts: they need no features."""
-NAMES = (*UNCONDITIONED, *PROBES, "gp")
+PROCESSES: dict[str, type[GaussianProcessPrior] | type[PooledGaussianProcessPrior]] = {
+    "gp": GaussianProcessPrior,
+    "gp-pooled": PooledGaussianProcessPrior,
+}
+NAMES = (*UNCONDITIONED, *PROBES, *PROCESSES)
 
 
 def make_prior(
@@ -54,7 +59,7 @@ def _learned(
     if name == "empirical":
         return EmpiricalPrior(alpha, beta)
     checked = _features(name, n, features)
-    return GaussianProcessPrior(checked, seed) if name == "gp" else _probe(name, checked, seed)
+    return PROCESSES[name](checked, seed) if name in PROCESSES else _probe(name, checked, seed)
 
 
 def _probe(name: str, features: NDArray, seed: int) -> LearnedPrior:

@@ -39,7 +39,9 @@ class Allocation(Section):
         "package.module:function.",
     )
     prior: str = Field(
-        "fixed", description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual or gp."
+        "fixed",
+        description="fixed, empirical, hidden-static, hidden-online, hidden-dual, mpnet-dual, gp or "
+        "gp-pooled.",
     )
     alpha: float = Field(
         1.0, gt=0, description="α0 of the fixed Beta prior; of the empirical one before the first cycle."

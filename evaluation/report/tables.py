@@ -55,6 +55,7 @@ class Summary:
     tokens: int
     share_hit: float | None
     share_zero_signal: float | None
+    share_mixed_phases: float | None
     phase_b_to_none: float | None
     phase_b_to_all: float | None
 
@@ -78,7 +79,6 @@ def summarise(name: str, run: Run) -> Summary:
         run.groups[field][run.outside_warm_up] for field in ("extra", "successes", "trials")
     )
     none, *_, all_right = PhaseB.count(counts, extra, int(trials.max(initial=1))).shares()
-    signal = run.steps.get("groups/zero_signal", np.array([]))
     return Summary(
         name=name,
         method=run.method,
@@ -89,10 +89,17 @@ def summarise(name: str, run: Run) -> Summary:
         rollouts_per_batch=_per_batch(run),
         tokens=int(run.groups["tokens"].sum()),
         share_hit=float((hits > 0).mean()) if len(hits) else None,
-        share_zero_signal=float(np.nanmean(signal)) if len(signal) else None,
+        share_zero_signal=_mean_of(run, "groups/zero_signal"),
+        share_mixed_phases=_mean_of(run, "groups/mixed_phases"),
         phase_b_to_none=none.phase_b,
         phase_b_to_all=all_right.phase_b,
     )
+
+
+def _mean_of(run: Run, metric: str) -> float | None:
+    """Over the steps that have it."""
+    values = run.steps.get(metric, np.array([]))
+    return float(np.nanmean(values)) if len(values) else None
 
 
 def _per_batch(run: Run) -> str:

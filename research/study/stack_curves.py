@@ -6,7 +6,6 @@ have no exact success rate of their prompt: the weights that sampled them are no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +67,6 @@ def _step(record: dict[str, float]) -> dict[str, float]:
         "step": record["step"],
         "hits": record["groups/hit"],
         "signal": 1.0 - record["groups/zero_signal"],
-        "entropy": math.nan,  # of whole completions, which the learner does not record
+        "entropy": record["entropy"] * record["tokens"] / record["rollouts"],
         **{name: record[name] for name in ("rollouts", "tokens", "grad_norm")},
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import cho_solve, cholesky
 from scipy.special import gammaln
 from scipy.stats import betabinom, binom
 
@@ -16,12 +17,14 @@ from hora_rl.allocator.priors import make_prior
 from hora_rl.allocator.priors.base import LearnedPrior
 from hora_rl.allocator.priors.files import load_state, save_state
 from hora_rl.allocator.priors.fit import fit_prior, outcomes
-from hora_rl.allocator.priors.gp import NOISE, GaussianProcessPrior
 from hora_rl.allocator.priors.make import NAMES, UNCONDITIONED
+from hora_rl.allocator.priors.pooled_gp import NOISE, PooledGaussianProcessPrior
 from hora_rl.allocator.priors.probe import Probe, ProbePrior
 
 N, D, G0 = 80, 12, 8
 LEARNED = [name for name in NAMES if name not in UNCONDITIONED]
+FORETELL = [name for name in LEARNED if name != "gp"]
+"""Not the authors' process: it takes a rate of 0 of 8 for certain, and here foretells worse than a coin."""
 
 
 def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +108,7 @@ def test_a_prior_restored_from_a_file_goes_on_as_if_never_stopped(name: str, tmp
         load_state(tmp_path / "prior.npz", "fixed")
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", FORETELL)
 def test_fitting_on_recorded_rollouts_foretells_unseen_prompts_better_than_a_coin(name: str) -> None:
     features, rate = data()
     successes, trials = np.random.default_rng(2).binomial(G0, rate), np.full(N, G0)
@@ -125,10 +128,32 @@ def test_the_static_probe_does_not_change_during_training() -> None:
     np.testing.assert_array_equal(before, prior.predict(np.arange(N)))
 
 
-def test_the_process_updated_by_cycles_equals_conditioning_on_everything_at_once() -> None:
+def test_the_process_is_that_of_its_authors() -> None:
+    """The recursion of VIP's published code with its own numbers, by Cholesky factors."""
     features, _ = data()
     prior = make_prior("gp", N, features=features)
-    assert isinstance(prior, GaussianProcessPrior)
+    x = features.astype(np.float64)
+    distance = np.linalg.norm(x[:, None] - x[None], axis=-1)
+    kernel = np.exp(-0.5 * (distance / np.median(distance[np.triu_indices(N, k=1)])) ** 2)
+    mean = np.full(N, -1.0)
+    for prompts, successes in [*cycles(3), (np.array([4, 7]), np.array([0, G0]))]:
+        prior.update(prompts, successes, G0)
+        rate = np.clip(successes / G0, 1e-6, 1 - 1e-6)
+        logit = np.log(rate / (1 - rate))
+        factor = cholesky(kernel[np.ix_(prompts, prompts)] + 1e-4 * np.eye(len(prompts)), lower=True)
+        mean += kernel[:, prompts] @ cho_solve((factor, True), logit - mean[prompts])
+        mean[prompts] = logit
+    alpha, beta = prior.predict(np.arange(N))
+    expected = np.clip(1 / (1 + np.exp(-mean)), 1e-6, 1 - 1e-6)
+    np.testing.assert_allclose(alpha / (alpha + beta), expected, rtol=1e-5)
+    assert alpha[4] == pytest.approx(2e-6)
+    assert beta[7] == pytest.approx(2e-6)
+
+
+def test_the_pooled_process_updated_by_cycles_equals_conditioning_on_everything_at_once() -> None:
+    features, _ = data()
+    prior = make_prior("gp-pooled", N, features=features)
+    assert isinstance(prior, PooledGaussianProcessPrior)
     alpha, beta = prior.predict(np.arange(N))
     np.testing.assert_allclose(alpha / (alpha + beta), 1 / (1 + np.e))
     np.testing.assert_allclose(alpha + beta, 2)
@@ -153,7 +178,7 @@ def test_a_prior_that_turns_nan_stops_with_its_name(name: str) -> None:
     prior = make_prior(name, N, features=features)
     prior.update(*cycles(1)[0], G0)
     state = {k: np.full_like(v, np.nan) if v.dtype.kind == "f" else v for k, v in prior.state_dict().items()}
-    if name == "gp":
+    if name == "gp-pooled":
         state = {"count": np.ones(N), "sum": np.full(N, np.nan)}
     prior.load_state_dict(state)
     with pytest.raises(ValueError, match=f"prior {name}: predicts Beta"):
@@ -182,7 +207,7 @@ def test_calibration_of_known_counts() -> None:
         log_loss(rate, successes, trials)
 
 
-@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("name", FORETELL)
 def test_a_fit_from_a_runs_records_is_judged_on_prompts_it_has_not_seen(name: str) -> None:
     features, rate = data()
     successes = np.random.default_rng(4).binomial(G0, rate)

@@ -1,11 +1,13 @@
 """What a step reports, from groups and sums."""
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from hora_rl.common.config import Config
-from hora_rl.common.types import Group, VersionSpan
+from hora_rl.common.types import Group, Phase, VersionSpan
 from hora_rl.learner.batch import measurable
 from hora_rl.learner.metrics import step_metrics
 from tests.support.groups import group, rollout
@@ -46,7 +48,7 @@ def test_groups_without_signal_and_of_size_one_are_counted() -> None:
 
 def test_a_step_without_a_trained_token_has_no_means_and_does_not_fail() -> None:
     found = metrics([of_accuracies(0, [1.0])], {})
-    assert math.isnan(found["entropy"])
+    assert math.isnan(found["entropy/trained"])
     assert found["padding/share"] == 0.0
 
 
@@ -83,8 +85,26 @@ def test_means_are_over_trained_tokens_and_drift_over_matched_ones() -> None:
     found = metrics(
         [of_accuracies(0, [1.0])], {"tokens_trained": 8.0, "entropy": 4.0, "drift": 1.0, "drift_tokens": 2.0}
     )
-    assert found["entropy"] == 0.5
+    assert found["entropy/trained"] == 0.5
     assert found["drift"] == 0.5
+
+
+def test_entropy_is_estimated_from_all_tokens_also_of_groups_without_signal() -> None:
+    sure = replace(rollout([1] * 6, success=True), logprobs=np.full(6, -0.1, np.float32))
+    unsure = replace(rollout([1] * 2), logprobs=np.full(2, -0.9, np.float32))
+    found = metrics([group(0, [sure]), group(1, [unsure])], {"tokens_trained": 2.0, "entropy": 1.6})
+    assert found["entropy"] == pytest.approx((6 * 0.1 + 2 * 0.9) / 8)
+    assert found["entropy/trained"] == pytest.approx(0.8)
+
+
+def test_groups_whose_phases_sampled_from_other_weights_are_counted() -> None:
+    def of(versions: list[tuple[Phase, int]]) -> Group:
+        spans = [(phase, [VersionSpan(version, 0, 2)]) for phase, version in versions]
+        return group(0, [replace(rollout([1, 1], spans=s), phase=phase) for phase, s in spans])
+
+    same, newer, alone = of([("A", 3), ("B", 3)]), of([("A", 3), ("B", 4)]), of([("A", 3)])
+    assert [g.mixed_phases for g in (same, newer, alone)] == [False, True, False]
+    assert metrics([same, newer, alone], {})["groups/mixed_phases"] == pytest.approx(1 / 3)
 
 
 def test_padding_and_imbalance_come_from_all_ranks() -> None:
