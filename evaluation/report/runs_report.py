@@ -20,7 +20,7 @@ from hora_rl.evaluation.report.hits import hits_by_difficulty
 from hora_rl.evaluation.report.pages import inline_svg, write_page
 from hora_rl.evaluation.report.predicted import Predict, Predicted, shown
 from hora_rl.evaluation.report.result_files import csv_table
-from hora_rl.evaluation.report.tables import curves, summarise, table_1
+from hora_rl.evaluation.report.tables import curves, latex, summarise, table_1
 from hora_rl.evaluation.run_folders import Run, RunFolderError, load_run
 
 CURVES = (("length/mean", "Mean response length (tokens)"), ("entropy", "Mean token entropy (nats)"))
@@ -44,10 +44,13 @@ def write_report(folders: Sequence[Path], out: Path, predict: Predict | None = N
     results = [r for run in runs.values() for r in run.results]
     if results:
         (out / "pass_at_k.csv").write_text(csv_table(results), encoding="utf-8")
+    overview = table_1(list(runs.values()))
+    if overview is not None:
+        (out / "table_1.tex").write_text(latex(overview), encoding="utf-8")
     return write_page(
         out / "report.html",
         "runs",
-        overview=table_1(list(runs.values())),
+        overview=overview,
         summaries=[summarise(n, r) for n, r in runs.items()],
         hits={name: rows for name, run in runs.items() if (rows := hits_by_difficulty(run))},
         sources={name: found for name, run in runs.items() if (found := by_source(run))},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -16,14 +17,14 @@ from hora_rl.evaluation.run_folders import Run, RunFolderError, by_model, check_
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `best` of its model's
-    column."""
+    """Pass@K of one method on one benchmark, in percent, the mean of `runs` runs; `place` in its model's
+    column: 1 the best, 2 the second best, else 0."""
 
     value: float
     low: float
     high: float
     runs: int
-    best: bool = False
+    place: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def table_1(runs: Sequence[Run]) -> Table | None:
         (model, method, [_cell(results, title, k) for title, k in columns])
         for (model, method), results in groups.items()
     ]
-    return Table(columns, _mark_best(rows)) if columns else None
+    return Table(columns, _placed(rows)) if columns else None
 
 
 def summarise(name: str, run: Run) -> Summary:
@@ -193,19 +194,52 @@ def _cell(results: Sequence[Result], title: str, k: int) -> Cell | None:
     return Cell(100 * found.value, 100 * found.low, 100 * found.high, runs)
 
 
-def _mark_best(
+def _placed(
     rows: Sequence[tuple[str, str, list[Cell | None]]],
 ) -> list[tuple[str, str, list[Cell | None]]]:
-    """The best of each column within each model, as shown: what rounds to the same is equally good."""
-    marked = []
+    """The rows with best and second best within each model, as shown: what rounds to the same is equally
+    good."""
+    placed = []
     for model, method, cells in rows:
         rivals = [other for m, _, other in rows if m == model]
-        best = [
-            max((round(c.value, 1) for c in column if c), default=0.0) for column in zip(*rivals, strict=True)
+        tops = [
+            sorted({round(c.value, 1) for c in column if c}, reverse=True)[:2]
+            for column in zip(*rivals, strict=True)
         ]
         shown = [
-            c and replace(c, best=len(rivals) > 1 and round(c.value, 1) == top)
-            for c, top in zip(cells, best, strict=True)
+            c and replace(c, place=_place(round(c.value, 1), top) if len(rivals) > 1 else 0)
+            for c, top in zip(cells, tops, strict=True)
         ]
-        marked.append((model, method, shown))
-    return marked
+        placed.append((model, method, shown))
+    return placed
+
+
+def _place(value: float, tops: Sequence[float]) -> int:
+    return tops.index(value) + 1 if value in tops else 0
+
+
+def latex(table: Table) -> str:
+    """Table 1 as a LaTeX tabular with booktabs: the best bold, the second best underlined."""
+    titles = [title for title, _ in table.columns]
+    spans = [f"\\multicolumn{{{titles.count(t)}}}{{c}}{{{t}}}" for t in dict.fromkeys(titles)]
+    lines = [
+        f"\\begin{{tabular}}{{ll{'r' * len(table.columns)}}}",
+        "\\toprule",
+        _line("", "", *spans),
+        _line("Model", "Method", *(f"Pass@{k}" for _, k in table.columns)),
+    ]
+    for model, rows in groupby(table.rows, key=lambda row: row[0]):
+        lines.append("\\midrule")
+        lines += [_line(model, method, *map(_latex_cell, cells)) for _, method, cells in rows]
+    text = "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
+    return text.replace("%", "\\%").replace("_", "\\_")
+
+
+def _line(*cells: str) -> str:
+    return " & ".join(cells) + " \\\\"
+
+
+def _latex_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "--"
+    return ("{}", "\\textbf{{{}}}", "\\underline{{{}}}")[cell.place].format(f"{cell.value:.1f}")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hora_rl.allocator import Session, allocate
+from hora_rl.allocator.posterior import Float, Int, Posterior
 from hora_rl.allocator.rules import RULES, needs_counts
 from hora_rl.common.config import Allocation
 
@@ -185,3 +186,19 @@ def test_knapsack_gives_solved_prompts_only_what_no_other_needs() -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_rules_and_configuration_agree_on_what_needs_counts(name: str) -> None:
     assert needs_counts(name) == Allocation(rule=name).needs_counts == (name != "uniform")
+
+
+def test_a_plug_in_estimate_gives_nothing_where_nobody_has_succeeded() -> None:
+    """The paper's appendix "Degeneracy of Plug-in Hit Utility", against the posterior's."""
+
+    def plug_in(posterior: Posterior, level: Int) -> Float:
+        p = posterior.successes / posterior.trials
+        return p * (1 - p) ** level
+
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        successes = rng.integers(0, 8, 12)
+        successes[:2] = 0, 3  # one of each kind; nobody is certain, as in the proposition
+        budget = int(rng.integers(150, 300))
+        assert not allocate(successes, 8, budget, rule=plug_in)[successes == 0].any()
+        assert allocate(successes, 8, budget)[successes == 0].all()

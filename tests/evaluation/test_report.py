@@ -11,7 +11,7 @@ import pytest
 from hora_rl.deploy.launch.summary import phase_b_share
 from hora_rl.evaluation.pass_at_k import pass_at_k
 from hora_rl.evaluation.report.runs_report import write_report
-from hora_rl.evaluation.report.tables import summarise, table_1
+from hora_rl.evaluation.report.tables import latex, summarise, table_1
 from hora_rl.evaluation.run_folders import Run, load_run
 from tests.support.reported_runs import G0, MODEL, G, make_run, result, rows, small_run
 
@@ -97,13 +97,19 @@ def test_table_1_has_the_initial_policy_and_the_mean_of_each_methods_seeds(runs:
     assert cell.runs == 2
 
 
-def test_the_best_of_a_column_is_marked_within_its_model(runs: list[Path]) -> None:
+def test_best_and_second_best_of_a_column_are_marked_within_their_model(runs: list[Path]) -> None:
     table = table_1([load_run(folder) for folder in runs])
     assert table is not None
+    tex = latex(table).splitlines()
     for column in range(4):
         cells = [row[2][column] for row in table.rows]
-        best = max(round(c.value, 1) for c in cells if c)
-        assert [c.best for c in cells if c] == [round(c.value, 1) == best for c in cells if c]
+        best, second = sorted({round(c.value, 1) for c in cells if c}, reverse=True)[:2]
+        for cell, line in zip(cells, tex[5:], strict=False):
+            assert cell is not None
+            value, shown = round(cell.value, 1), line.removesuffix(r" \\").split(" & ")[column + 2]
+            marked = {best: rf"\textbf{{{value}}}", second: rf"\underline{{{value}}}"}
+            assert cell.place == {best: 1, second: 2}.get(value, 0)
+            assert shown == marked.get(value, str(value))
 
 
 def test_the_summary_shows_whether_runs_are_compute_matched(runs: list[Path]) -> None:
