@@ -55,7 +55,7 @@ def _options(
 def run(
     config: ConfigPath,
     set_: Overrides = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the run of this name.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume the run of this name.")] = False,
     fresh: Annotated[
         bool, typer.Option(help="Set an older run of this name aside instead of refusing.")
     ] = False,

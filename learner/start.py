@@ -81,7 +81,7 @@ def prepare(
 def _plan_and_records(
     config: Config, client: redis.Redis, engine: Engine, run_dir: Path, start: int
 ) -> tuple[Planner, Records]:
-    """What rank 0 has beside its share of the steps."""
+    """Build rank 0's planner and records."""
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     budget = config.learner.tokens_per_microbatch
 

@@ -244,9 +244,9 @@ async def retry(
     ask: Callable[[int], Awaitable[T]], what: str, attempts: int, limit_s: float, *, patient: bool = False
 ) -> T:
     """First answer of `ask(number of earlier calls)`, tried up to `attempts` times of `limit_s` seconds, with
-    growing pauses. A full replica does not count as a try, nor with `patient` do stale weights. Cancelling
-    this call cancels the try. Raises RunError after the last try, or once a reward was away too long, and
-    PinLost at once.
+    growing pauses. A full replica does not count as a try; with `patient`, stale weights do not either.
+    Cancelling this call cancels the try. Raises RunError after the last try, or once a reward was away too
+    long, and PinLost at once.
     """
     attempt = 1
     for before in count():

@@ -34,8 +34,7 @@ def ranked(group: Group, values: Sequence[Mapping[str, float]]) -> Group:
 
 
 class LastTexts:
-    """Texts of rollouts as single rewards had them, from their tokens: those of Phase A are kept as tokens
-    alone."""
+    """Decodes a rollout to the text that its rewards saw; Phase A's rollouts are kept as tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer, self._silent = tokenizer, silent_tokens(tokenizer)

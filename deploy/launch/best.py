@@ -1,7 +1,7 @@
 """`learner.keep_best`: the weights of the best evaluation, in RUN/best with the step and the metric.
 
 Of the candidates that the learner writes, those are removed that were measured and are not the best, and
-those that no evaluation will measure. Every step of this may be cut off and is repeated by the next call.
+those that no evaluation will measure. Every step is idempotent and safe to interrupt.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ def evaluate_local(
 
 
 def _show_end(run: str, url: str, console: Console) -> None:
-    """Give those who watch the run the time to see how it ends."""
+    """Keep the server up so that viewers get the final snapshot."""
     if is_watched(connect(url), run):
-        with working("showing the end to who watches", console=console):
+        with working("showing the end to viewers", console=console):
             time.sleep(LAST_LOOK_S)
 
 

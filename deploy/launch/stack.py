@@ -173,8 +173,8 @@ def starting(
 
 
 def _end_serve(application: Application) -> None:
-    """In order, if all replicas are up. One that loads hears of it only when it has loaded, after minutes for
-    a large model; Ray's end kills it."""
+    """In order, if all replicas are up. Loading replicas cannot shut down, which takes minutes for a large
+    model; stopping Ray kills them."""
     from ray import serve
 
     if application.is_up:

@@ -63,8 +63,8 @@ def starting_ray() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Around an orderly stop: whoever asks for it again is not heard, or it would be broken off. Handlers
-    belong to the main thread; in another one nothing changes."""
+    """Ignore further signals during an orderly stop. Handlers belong to the main thread; in another one
+    nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
