@@ -9,7 +9,7 @@ from hora_rl.deploy.monitor.run_state import RunState
 
 @dataclass(slots=True)
 class Pace:
-    """Show it every state with `see`. What was generated before the first step is left out, as its time
+    """Show it every state with `see`. What was trained in the first step is left out, as its time
     is."""
 
     seen: RunState | None = None
@@ -23,7 +23,7 @@ class Pace:
         self.seen = state
 
     def per_second(self, flow: str) -> float | None:
-        """Mean rate of `flow` (`rollouts_in`, …) from the end of the first step to that of the last, if
+        """Mean rate of `flow` (`rollouts_out`, …) from the end of the first step to that of the last, if
         known."""
         if self.first is None or self.last is None or self.last.time <= self.first.time:
             return None
