@@ -7,6 +7,7 @@ and shows its trace.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -340,6 +341,7 @@ def audit(run: RunFolder) -> None:
 
 def main(command: typer.Typer = app) -> None:
     """Run a command line; an error that a user can fix is one line and exit status 1."""
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it would log every retry on the way to that line
     try:
         with working_folder():  # where a user's own rule and reward are
             command()
