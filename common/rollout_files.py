@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Telemetry
 
 FOLDER = "rollouts"
 REWARD = "reward/"
@@ -69,11 +69,11 @@ def files_of(run_dir: Path) -> dict[int, Path]:
     return dict(sorted((int(name[1]), path) for name, path in found if name))
 
 
-def keeps(config: Config, prompt: int) -> bool:
-    """Whether the rollouts of this prompt are written. A sample is one of prompts, the same in every epoch,
-    so that a prompt can be followed over training."""
-    kept = config.telemetry.rollouts
+def keeps(telemetry: Telemetry, seed: int, prompt: int) -> bool:
+    """Whether the rollouts of this prompt are written. A sample is one of prompts, by the run's `seed` the
+    same in every epoch, so that a prompt can be followed over training."""
+    kept = telemetry.rollouts
     if kept != "sample":
         return kept == "all"
-    digest = hashlib.blake2b(f"{config.run.seed}:{prompt}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < config.telemetry.rollouts_share * 2**64
+    digest = hashlib.blake2b(f"{seed}:{prompt}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < telemetry.rollouts_share * 2**64

@@ -143,5 +143,5 @@ def known_leaks(config: Config, rows: Sequence[Row]) -> list[Leak]:
     paths = (*(b.path for b in BENCHMARKS.values()), *config.data.benchmarks)
     known = {path: load_dataset(Data(path=path)).rows for path in paths}
     if config.evaluation.path is not None:
-        known[config.evaluation.path] = load_held_out(config).rows
+        known[config.evaluation.path] = load_held_out(config.evaluation, config.evaluated.data).rows
     return equal_problems(rows, known)

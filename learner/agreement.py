@@ -88,7 +88,7 @@ def check_family(config: Config) -> tuple[str, str]:
 
     trusted, attention = config.model.trust_remote_code, config.learner.attention
     try:
-        whole = own_configuration(config)
+        whole = own_configuration(config.model)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 whole, trust_remote_code=trusted, attn_implementation=attention

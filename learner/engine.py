@@ -122,7 +122,7 @@ class Engine:
         """The initial policy; under ZeRO-3 sharded already, where it can be loaded by part."""
         config, hf = self._config, None
         if self._stage == 3:
-            refuse_to_train(config)
+            refuse_to_train(config.model)
             hf = load_by_part(config, DTYPES[config.model.dtype], deepspeed_config(config), self.device)
         hf = load_model(config) if hf is None else for_training(hf, config)
         if config.learner.kernels == "liger":
@@ -342,7 +342,7 @@ def load_model(config: Config, attention: str | None = None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
 
     learner = config.learner
-    refuse_to_train(config)
+    refuse_to_train(config.model)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             config.model.path,

@@ -57,7 +57,7 @@ def skeleton(config: Config, dtype: torch.dtype) -> PreTrainedModel:
     """The model with parameters on the meta device and buffers as its modules make them."""
     from transformers import AutoModelForCausalLM
 
-    whole, trusted = own_configuration(config), config.model.trust_remote_code
+    whole, trusted = own_configuration(config.model), config.model.trust_remote_code
     with _parameters_on_meta(), torch.random.fork_rng(devices=[]):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             whole, dtype=dtype, attn_implementation=config.learner.attention, trust_remote_code=trusted

@@ -15,11 +15,12 @@ log = structlog.get_logger(__name__)
 def publish_newest(parts: Parts, start: int) -> None:
     """Replicas get the weights after `start` steps, if they do not hold them. A collective."""
     config, client, agree = parts.config, parts.redis, parts.engine.agree
-    parts.published = agree(available(client, config) if parts.rank == 0 else 0)
-    parts.republished = agree(read_state(client, config.run.name).republished)
+    run, transport = config.run.name, config.weights.transport
+    parts.published = agree(available(client, run, transport) if parts.rank == 0 else 0)
+    parts.republished = agree(read_state(client, run).republished)
     if parts.rank == 0:
         # The learner before this one may have died between announcing a version and recording that.
-        advance(client, config.run.name, parts.published)
+        advance(client, run, parts.published)
     if parts.published < start:
         parts.publisher.publish(start)
         parts.publisher.wait()

@@ -59,8 +59,9 @@ class RolloutFiles:
         """Write the file of step `step` in the background. Waits for the one before, and raises the OSError
         that ended it."""
         self._wait()
-        kept = [g for g in groups if keeps(self._config, g.prompt_index)]
-        if self._config.telemetry.rollouts != "none":
+        telemetry, seed = self._config.telemetry, self._config.run.seed
+        kept = [g for g in groups if keeps(telemetry, seed, g.prompt_index)]
+        if telemetry.rollouts != "none":
             self._writing = self._thread.submit(self._write, step, kept)
 
     def flush(self) -> None:

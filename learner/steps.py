@@ -75,7 +75,7 @@ class Planner:
     ) -> None:
         self._config, self._cost = config, cost
         self._redis = client
-        self._consumer = Consumer(client, config)
+        self._consumer = Consumer(client, config.run.name, config.queue)
         self._keys = Keys(config.run.name)
         self._ledger = Ledger(client, config.run.name)
         self._vocabulary = vocabulary
@@ -235,7 +235,7 @@ class Reader:
         self._kept = {} if kept is None else kept
         self._redis = client
         self._ledger = Ledger(client, config.run.name)
-        self._consumer = Consumer(client, config)
+        self._consumer = Consumer(client, config.run.name, config.queue)
 
     def read(self, step: int, waiting: Callable[[], None] = lambda: None) -> list[Group]:
         """The groups of step `step` for this rank. Waits until rank 0 has written the step to the ledger."""

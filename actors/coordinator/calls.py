@@ -203,7 +203,7 @@ def group_calls(handle: DeploymentHandle, config: Config, text_of: Callable[[Rol
 
 def _rank_of(handle: DeploymentHandle, config: Config, text_of: Callable[[Rollout], str]) -> Rank:
     """`group_calls` for the prompts of one source."""
-    functions = group_functions(config)
+    functions = group_functions(config.reward, config.gate)
     if not functions:
         return unranked
     method = handle.options(method_name="score_group")

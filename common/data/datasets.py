@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.data import arithmetic, gym
 from hora_rl.common.data.table_files import READERS, read_rows
 from hora_rl.common.data.table_files import DataError as DataError
@@ -113,17 +113,16 @@ def load_dataset(data: Data, unusable: Unusable | None = None) -> Dataset:
     return _collect(data, source, unusable)
 
 
-def load_held_out(config: Config, unusable: Unusable | None = None) -> Dataset:
-    """The problems of `config.evaluation`: the held-out split of what is generated, or a file with the
-    columns of `config.evaluated.data` (the split `test`, when it comes from the Hugging Face hub).
+def load_held_out(evaluation: Evaluation, data: Data, unusable: Unusable | None = None) -> Dataset:
+    """The problems of `evaluation`: the held-out split of what is generated, or a file with the columns of
+    `data`, a configuration's `evaluated.data` (the split `test`, when it comes from the Hugging Face hub).
 
     Raises DataError when `evaluation.path` is not set or has no usable row.
     """
-    path = config.evaluation.path
+    path = evaluation.path
     if path is None:
         raise DataError("evaluation.path is not set: name a held-out file or `arithmetic`")
-    data = config.evaluated.data
-    changed = {**data.held_out(path), "limit": config.evaluation.prompts}
+    changed = {**data.held_out(path), "limit": evaluation.prompts}
     return load_dataset(data.model_copy(update=changed), unusable)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 
-from hora_rl.common.config import Config, Reward
+from hora_rl.common.config import Reward
 from hora_rl.common.config.reward import CodeTests
 from hora_rl.common.data.code import RowTests, read_tests
 from hora_rl.common.data.datasets import Candidate
@@ -93,12 +93,12 @@ def _not_verifiable(row: Candidate) -> str | None:
     return f"{row.field!r} {fault}: {repr(row.answer)[:60]}" if fault else None
 
 
-def group_functions(config: Config) -> tuple[str, ...]:
-    """The user's functions that rank whole groups. Raises ConfigError where a success or the warm-up gate
+def group_functions(reward: Reward, gate: str | None) -> tuple[str, ...]:
+    """The user's functions that rank whole groups. Raises ConfigError where a success or the warm-up `gate`
     goes by one: both are counted in Phase A, before a group is complete."""
-    own = dict.fromkeys(function_of(name) for name in config.reward.names if is_user_function(name))
+    own = dict.fromkeys(function_of(name) for name in reward.names if is_user_function(name))
     groups = tuple(function for function in own if is_group(function))
-    for key, name in (("reward.success", config.reward.success), ("allocation.warmup.reward", config.gate)):
+    for key, name in (("reward.success", reward.success), ("allocation.warmup.reward", gate)):
         if name is not None and function_of(name) in groups:
             raise ConfigError(
                 f"{key} ({name}) ranks a whole group, and Phase A counts it before its group is complete: "

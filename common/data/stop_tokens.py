@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hora_rl.common.answers import TAGS
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Model
 from hora_rl.common.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def stop_tokens(config: Config, tokenizer: PreTrainedTokenizerBase) -> tuple[int
     Raises ConfigError for an entry of `rollout.stop` that is not one token, and for a model with no end at
     all.
     """
-    found = [*_of_generation(config), tokenizer.eos_token_id]
+    found = [*_of_generation(config.model), tokenizer.eos_token_id]
     if any(config.of(source).data.chat for source in config.source_names) and tokenizer.chat_template:
         found.append(turn_end(tokenizer))
     found += [_one_token(tokenizer, text) for text in config.rollout.stop]
@@ -86,11 +86,10 @@ def completed(
     return spoken(tokenizer, silent, ids[:-1] if ended else ids)
 
 
-def _of_generation(config: Config) -> Iterator[int]:
+def _of_generation(model: Model) -> Iterator[int]:
     """The end tokens of the model's generation configuration, or of its configuration without one."""
     from transformers import AutoConfig, GenerationConfig
 
-    model = config.model
     try:
         ends = GenerationConfig.from_pretrained(model.path).eos_token_id
     except OSError:

@@ -23,7 +23,7 @@ from typing import Any
 
 import redis
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Queue
 from hora_rl.common.errors import WireError
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis, text_of
@@ -146,11 +146,11 @@ class Consumer:
     """The learner's side, on rank 0; `read` on every rank. `client` is a blocking client that returns
     bytes."""
 
-    def __init__(self, client: redis.Redis, config: Config) -> None:
+    def __init__(self, client: redis.Redis, run: str, settings: Queue) -> None:
         self._redis: Any = client  # redis-py has one return type for all stream commands
-        self._keys = Keys(config.run.name)
-        self._dead_letters = config.queue.dead_letters
-        self._max_bytes = config.queue.max_group_bytes
+        self._keys = Keys(run)
+        self._dead_letters = settings.dead_letters
+        self._max_bytes = settings.max_group_bytes
         self._bury, self._set_aside = client.register_script(BURY), client.register_script(SET_ASIDE)
         try:
             self._redis.xgroup_create(self._keys.groups, GROUP, id="0", mkstream=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Model
 from hora_rl.common.config.lora import VLLM_RANKS
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.weights.adapter_names import SETTINGS, WEIGHTS
@@ -60,11 +60,11 @@ def read_adapter(folder: str) -> AdapterFolder:
     return AdapterFolder(path, base, noted.get("base_weights"), settings)
 
 
-def check_base(config: Config) -> None:
+def check_base(model: Model) -> None:
     """Raise ConfigError when `model.adapter` was made for another base than `model.path`."""
-    if config.model.adapter is None:
+    if model.adapter is None:
         return
-    adapter, here = read_adapter(config.model.adapter), config.model.path
+    adapter, here = read_adapter(model.adapter), model.path
     digest = weights_digest(Path(here))
     if adapter.base_weights is not None and digest is not None:
         if adapter.base_weights != digest:
@@ -80,11 +80,11 @@ def check_base(config: Config) -> None:
         )
 
 
-def refuse_to_train(config: Config) -> None:
+def refuse_to_train(model: Model) -> None:
     """Raise ConfigError where a training run names an adapter to start from."""
-    if config.model.adapter is not None:
+    if model.adapter is not None:
         raise ConfigError(
-            f"model.adapter ({config.model.adapter}) is for `hora eval` and `hora sample`: training starts "
+            f"model.adapter ({model.adapter}) is for `hora eval` and `hora sample`: training starts "
             "from a whole model; merge it into its base and name that in model.path"
         )
 

@@ -11,24 +11,22 @@ from hora_rl.common.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from hora_rl.common.config import Config
+    from hora_rl.common.config import Model
 
 PROBE_BYTES = 2**20
 ORIGIN = "hora.json"
 """In an exported folder: the run and the step that it comes from, and an adapter's base."""
 
 
-def own_configuration(config: Config) -> PreTrainedConfig:
+def own_configuration(model: Model) -> PreTrainedConfig:
     """The configuration in `model.path`. Raises ConfigError for values that no model has, and OSError or
     ValueError where there is none."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    path = config.model.path
+    path = model.path
     try:
-        found: PreTrainedConfig = AutoConfig.from_pretrained(
-            path, trust_remote_code=config.model.trust_remote_code
-        )
+        found: PreTrainedConfig = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
     except StrictDataclassError as error:
         raise ConfigError(f"{path}/config.json: {' '.join(str(error).split())[:300]}") from None
     return found

@@ -11,7 +11,6 @@ from typing import Any, BinaryIO
 
 import redis
 
-from hora_rl.common.config import Config
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.redis import AsyncRedis
@@ -114,15 +113,15 @@ def newest_now(client: redis.Redis, run: str) -> Manifest | None:
     return _manifest(client.get(Keys(run).weights))
 
 
-def available(client: redis.Redis, config: Config) -> int:
+def available(client: redis.Redis, run: str, transport: str) -> int:
     """The newest version that a replica can get without this learner, 0 without one. Reads the whole file.
 
     It may be ahead of a learner that repeats ledgered steps after a crash. Those weights came from the same
     groups, and publishing the versions in between again would take the manifest back. A broadcast to a group
     does not outlive its learner.
     """
-    manifest = newest_now(client, config.run.name)
-    if config.weights.transport != "file" or manifest is None:
+    manifest = newest_now(client, run)
+    if transport != "file" or manifest is None:
         return 0
     try:
         check_file(manifest.update_info()).close()

@@ -76,7 +76,8 @@ def evaluate_run(
 def run_problems(config: Config, console: Console) -> list[Prompt]:
     """The held-out problems of a run's own evaluations."""
     own = config.evaluated
-    return prompts(config, own.data, load_held_out(config, gold_test(own.reward)), console)
+    held_out = load_held_out(config.evaluation, own.data, gold_test(own.reward))
+    return prompts(config, own.data, held_out, console)
 
 
 def record_result(config: Config, url: str, run_dir: Path, result: Result) -> None:

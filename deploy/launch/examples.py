@@ -44,8 +44,8 @@ def read_examples(config: Config, run_dir: Path, results: list[Result]) -> list[
     if len(results) < 2:
         return []
     try:
-        rows = load_held_out(config, gold_test(config.evaluated.reward)).rows[:NUMBER]
-        benchmark = held_out(config.evaluation)
+        own, benchmark = config.evaluated, held_out(config.evaluation)
+        rows = load_held_out(config.evaluation, own.data, gold_test(own.reward)).rows[:NUMBER]
         before, after = (_said(benchmark, run_dir, result) for result in (results[0], results[-1]))
     except (ConfigError, OSError):
         return []

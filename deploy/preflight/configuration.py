@@ -44,8 +44,8 @@ def model(target: Target) -> Iterator[Finding]:
     check_paths(config)
     if config.model.adapter is not None:
         if target.trains:
-            refuse_to_train(config)
-        check_base(config)
+            refuse_to_train(config.model)
+        check_base(config.model)
     path, size = config.model.path, model_gib(config.model.path)
     if Path(path).is_dir():
         yield must(size > 0, "model", f"{path}, {size * 1024:,.0f} MiB of weights", "put *.safetensors there")
@@ -113,7 +113,7 @@ def _load_rewards(config: Config) -> None:
     for name in config.reward.names:
         if is_user_function(name):
             load_reward(function_of(name))
-    group_functions(config)
+    group_functions(config.reward, config.gate)
     load_extract(config.reward.answer)
 
 
@@ -135,7 +135,7 @@ def context(target: Target) -> Iterator[Finding]:
     """Prompt and response limits against the model's positions: vLLM would not start."""
     model = target.config.model
     try:
-        found = own_configuration(target.config)
+        found = own_configuration(model)
     except ConfigError:
         raise
     except (OSError, ValueError):
@@ -158,7 +158,7 @@ def family(target: Target) -> Iterator[Finding]:
     if target.trains:
         name, unshared = check_family(target.config)
         if target.config.learner.kernels == "liger":
-            check_liger_family(own_configuration(target.config))
+            check_liger_family(own_configuration(target.config.model))
         prompts = f"each rollout computes its prompt again: {unshared}" if unshared else "prompts are shared"
         yield ok("family", f"{name}: log-probs are those of the model's own forward; {prompts}")
 
@@ -202,7 +202,7 @@ def evaluation(target: Target) -> Iterator[Finding]:
     if settings.every is None or not target.trains:
         return
     longest, rollout = config.rollout.max_response_tokens, config.rollout
-    problems = load_held_out(config, gold_test(config.evaluated.reward))
+    problems = load_held_out(config.evaluation, config.evaluated.data, gold_test(config.evaluated.reward))
     mine = min(settings.prompts, len(problems)) * settings.samples
     theirs = settings.every * rollout.prompts_per_batch * rollout.group_size
     best = (

@@ -44,7 +44,7 @@ def model_shape(config: Config) -> ModelShape | None:
 
     trusted, lora = config.model.trust_remote_code, config.learner.lora
     try:
-        whole = own_configuration(config)
+        whole = own_configuration(config.model)
         with torch.device("meta"):
             return ModelShape.of(AutoModelForCausalLM.from_config(whole, trust_remote_code=trusted), lora)
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ def data(target: Target) -> Iterator[Finding]:
         return
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     if config.evaluation.path:
-        problems = load_held_out(config, gold_test(config.evaluated.reward))
+        problems = load_held_out(config.evaluation, config.evaluated.data, gold_test(config.evaluated.reward))
         rendered = [len(render(tokenizer, row.problem, config.evaluated.data)) for row in problems.rows]
         refuse_long(problems.name, rendered, config.rollout.max_prompt_tokens)
     found = [_usable(config, source, tokenizer) for source in config.source_names]

@@ -46,7 +46,7 @@ def weight_files(target: Target) -> Iterator[Finding]:
     found = read_headers(folder)
     if not found:  # a hub name, or files of another form
         return
-    own = own_configuration(config)
+    own = own_configuration(config.model)
     _compare(config.model, own, found)
     _check_tokenizer(config.model, own)
     files = {path.name for path, _, _ in found.values()}

@@ -135,15 +135,11 @@ def tiny(**reward: Any) -> Any:
 def test_success_and_the_gate_go_by_rewards_that_phase_a_can_count() -> None:
     named = f"{MODULE}:shortest"
     with pytest.raises(ConfigError, match=r"reward.success \(.*:shortest\) ranks a whole group"):
-        group_functions(tiny(weights={named: 1.0}, success=named))
-    config = tiny(weights={named: 1.0, "accuracy": 1.0})
-    watching = config.allocation.model_copy(
-        update={"warmup": config.allocation.warmup.model_copy(update={"reward": named})}
-    )
+        group_functions(Reward(weights={named: 1.0}, success=named), None)
     with pytest.raises(ConfigError, match=r"allocation\.warmup\.reward"):
-        group_functions(config.model_copy(update={"allocation": watching}))
+        group_functions(Reward(weights={named: 1.0, "accuracy": 1.0}), named)
     named = f"{MODULE}:parts[exact]"
-    assert group_functions(tiny(weights={named: 1.0}, success=named)) == ()
+    assert group_functions(Reward(weights={named: 1.0}, success=named), None) == ()
 
 
 def test_the_coordinator_ranks_what_rewards_saw_from_the_tokens_that_are_kept() -> None:

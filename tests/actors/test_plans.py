@@ -80,7 +80,7 @@ def test_a_planned_group_is_whole_for_the_learner_and_closed_for_the_next_coordi
         plan = await plans.remember("0:0", plan_of(2))
         for one in plan.groups[:2]:
             assert await producer.push(grown(one), planned=True)
-        consumer = Consumer(connect(redis_server.url), CONFIG)
+        consumer = Consumer(connect(redis_server.url), CONFIG.run.name, CONFIG.queue)
         one, *_ = consumer.claim(1.0)
         found = decode_group(*consumer.read(one.id, one.group))
         assert [(r.phase, int(r.tokens[0])) for r in found.rollouts] == [("A", 2), ("B", 7)]

@@ -7,7 +7,6 @@ from blake3 import blake3
 
 from hora_rl.common.errors import DamagedWeights, StaleWeights
 from hora_rl.common.live.redis import connect
-from hora_rl.common.load import load
 from hora_rl.common.weights.versions import Manifest, announce, available, check_file, path_of
 from hora_rl.deploy.machine.redis_server import RedisServer
 
@@ -15,18 +14,16 @@ from hora_rl.deploy.machine.redis_server import RedisServer
 def test_only_an_announced_file_that_is_there_and_whole_spares_publishing(
     tmp_path: Path, redis_server: RedisServer
 ) -> None:
-    config, file = load("tiny", ["run.name=versions"]), tmp_path / "00000007.safetensors"
-    client = connect(redis_server.url)
-    assert available(client, config) == 0
+    client, file = connect(redis_server.url), tmp_path / "00000007.safetensors"
+    assert available(client, "versions", "file") == 0
     announce(client, Manifest("versions", 7, str(file), blake3(b"abc").hexdigest(), 3))
-    assert available(client, config) == 0  # announced, then lost: steps 1 to 7 are published again
+    assert available(client, "versions", "file") == 0  # then lost: steps 1 to 7 are published again
     for damaged in (b"ab", b"abd"):  # cut short when the machine fell; noise
         file.write_bytes(damaged)
-        assert available(client, config) == 0
+        assert available(client, "versions", "file") == 0
     file.write_bytes(b"abc")
-    assert available(client, config) == 7
-    over_nccl = config.model_copy(update={"weights": config.weights.model_copy(update={"transport": "nccl"})})
-    assert available(client, over_nccl) == 0
+    assert available(client, "versions", "file") == 7
+    assert available(client, "versions", "nccl") == 0
 
 
 def test_a_file_that_is_gone_another_or_cannot_be_read_is_told_apart(tmp_path: Path) -> None:

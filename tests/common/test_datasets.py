@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from hora_rl.common.config import Config, Data
+from hora_rl.common.config import Data, Evaluation
 from hora_rl.common.config.reward import Reward
 from hora_rl.common.data.datasets import DataError, equal_problems, gold_answer, load_dataset, load_held_out
 from hora_rl.common.data.rewards import gold_test
@@ -209,16 +209,15 @@ def test_arithmetic_that_does_not_exist_is_refused(path, split, message):
 
 
 def test_evaluation_takes_the_held_out_side(tmp_path):
-    base = {"model": {"path": "m"}, "data": {"path": "arithmetic", "limit": 5}}
-    config = Config.model_validate(base | {"evaluation": {"path": "arithmetic", "prompts": 30}})
+    data = Data(path="arithmetic", limit=5)
     trained = {r.problem for r in load_dataset(Data(path="arithmetic")).rows}
-    found = load_held_out(config)
+    found = load_held_out(Evaluation(path="arithmetic", prompts=30), data)
     assert len(found) == 30
     assert not trained & {r.problem for r in found.rows}
     path = written(tmp_path, [row("2")])
-    assert len(load_held_out(Config.model_validate(base | {"evaluation": {"path": path}}))) == 1
+    assert len(load_held_out(Evaluation(path=path), data)) == 1
     with pytest.raises(DataError, match=r"evaluation\.path is not set"):
-        load_held_out(Config.model_validate(base))
+        load_held_out(Evaluation(), data)
 
 
 def test_a_training_prompt_that_is_a_benchmark_prompt_is_found_in_spite_of_spacing_and_case(tmp_path):

@@ -83,7 +83,7 @@ def test_without_the_library_the_line_says_how_to_install_it(monkeypatch):
 def test_a_data_set_has_the_tasks_questions_and_the_other_side_held_out():
     data = Data(path="reasoning_gym:chain_sum", settings=SUMS, limit=20)
     config = Config(model={"path": "m"}, data=data, evaluation=Evaluation(path=data.path, prompts=15))
-    train, held = load_dataset(config.data), load_held_out(config)
+    train, held = load_dataset(config.data), load_held_out(config.evaluation, config.evaluated.data)
     assert (len(train), len(held)) == (20, 15)
     assert (
         train.rows[0].columns[gym.TASK]

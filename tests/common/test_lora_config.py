@@ -72,7 +72,7 @@ def test_an_adapters_folder_brings_its_base(tmp_path: Path) -> None:
     folder = adapter(tmp_path / "a")
     config = load("tiny", ["learner.lora.rank=4", *model_settings(str(folder))])
     assert (config.model.path, config.model.adapter, config.learner.lora) == (MODEL, str(folder), None)
-    check_base(config)
+    check_base(config.model)
     config = load("tiny", [f"model.adapter={folder}", *model_settings(MODEL)])
     assert (config.model.path, config.model.adapter) == (MODEL, None)
 
@@ -96,13 +96,13 @@ def test_an_adapter_of_another_base_or_kind_is_refused(
 ) -> None:
     folder = adapter(tmp_path / "a", **made)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=line):
-        check_base(load("tiny", [f"model.adapter={folder}"]))
+        check_base(load("tiny", [f"model.adapter={folder}"]).model)
 
 
 def test_a_folder_without_an_adapter_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no adapter_config.json, so it is no adapter"):
-        check_base(load("tiny", [f"model.adapter={tmp_path}"]))
+        check_base(load("tiny", [f"model.adapter={tmp_path}"]).model)
     folder = adapter(tmp_path / "a")
     (folder / WEIGHTS).unlink()
     with pytest.raises(ConfigError, match=r"holds no adapter_model.safetensors"):
-        check_base(load("tiny", [f"model.adapter={folder}"]))
+        check_base(load("tiny", [f"model.adapter={folder}"]).model)

@@ -89,7 +89,7 @@ def test_a_push_removes_what_earlier_rounds_drew_also_when_it_comes_second(redis
 
 def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(redis_server: RedisServer) -> None:
     push(redis_server, 1, 2, 3, 4)
-    consumer = Consumer(connect(redis_server.url), CONFIG)
+    consumer = Consumer(connect(redis_server.url), CONFIG.run.name, CONFIG.queue)
     entries = consumer.claim(1.0)
     Ledger(connect(redis_server.url), "q").record(0, rows(entries))
     consumer.acknowledge({e.id: e.group for e in entries}, 1)
@@ -101,7 +101,7 @@ def test_pushing_stays_idempotent_after_the_group_was_trained_and_let_go(redis_s
 def test_depth_counts_what_no_step_has_taken(redis_server: RedisServer) -> None:
     push(redis_server, *range(6))
     client = connect(redis_server.url)
-    consumer, ledger = Consumer(client, CONFIG), Ledger(client, "q")
+    consumer, ledger = Consumer(client, CONFIG.run.name, CONFIG.queue), Ledger(client, "q")
     entries = consumer.claim(1.0)
     assert depth(redis_server) == 6, "claiming is not taking"
     ledger.record(0, rows(entries[:4]))
@@ -112,10 +112,10 @@ def test_depth_counts_what_no_step_has_taken(redis_server: RedisServer) -> None:
 
 def test_a_restarted_learner_finds_all_it_had_claimed_and_not_let_go(redis_server: RedisServer) -> None:
     push(redis_server, *range(5))
-    consumer = Consumer(connect(redis_server.url), CONFIG)
+    consumer = Consumer(connect(redis_server.url), CONFIG.run.name, CONFIG.queue)
     entries = consumer.claim(1.0)
     consumer.acknowledge({entries[0].id: entries[0].group}, 0)
-    again = Consumer(connect(redis_server.url), CONFIG)
+    again = Consumer(connect(redis_server.url), CONFIG.run.name, CONFIG.queue)
     assert [e.group for e in again.pending()] == [e.group for e in entries[1:]]
     assert again.claim(0.01) == []
     found = decode_group(*again.read(entries[1].id, entries[1].group))
@@ -129,7 +129,7 @@ def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(
 ) -> None:
     push(redis_server, 1, 2)
     client = connect(redis_server.url)
-    consumer = Consumer(client, CONFIG)
+    consumer = Consumer(client, CONFIG.run.name, CONFIG.queue)
     bad = consumer.claim(1.0)[0]
     held = consumer.read(bad.id, bad.group)
     consumer.dead_letter(bad, "the reason")
@@ -156,8 +156,8 @@ def test_an_unusable_message_is_set_aside_with_its_reason_and_asked_for_again(
 def test_a_message_above_the_limit_is_not_read_to_its_end(redis_server: RedisServer) -> None:
     push(redis_server, 1)
     limit = CONFIG.queue.max_group_bytes
-    small = CONFIG.model_copy(update={"queue": CONFIG.queue.model_copy(update={"max_group_bytes": 10})})
-    consumer = Consumer(connect(redis_server.url), small)
+    small = CONFIG.queue.model_copy(update={"max_group_bytes": 10})
+    consumer = Consumer(connect(redis_server.url), CONFIG.run.name, small)
     [entry] = consumer.claim(1.0)
     messages = consumer.read(entry.id, entry.group)
     assert [len(m) for m in messages] == [11, 11]
@@ -177,7 +177,7 @@ def test_foreign_entries_of_any_form_are_removed_and_counted_and_take_nothing_fr
         {"id": b"0:1" * 2**20, "batch": b"1" * 5000},
     ):
         client.xadd(keys.groups, fields)
-    consumer = Consumer(client, CONFIG)
+    consumer = Consumer(client, CONFIG.run.name, CONFIG.queue)
     [mine] = consumer.claim(1.0)
     assert [e.id for e in consumer.pending()] == [mine.id]
     assert decode_group(*consumer.read(mine.id, mine.group)).id == "0:1"
@@ -191,7 +191,7 @@ def test_foreign_entries_of_any_form_are_removed_and_counted_and_take_nothing_fr
 
 def test_foreign_entries_that_a_killed_learner_had_claimed_are_removed(redis_server: RedisServer) -> None:
     client, keys = connect(redis_server.url), Keys("q")
-    consumer = Consumer(client, CONFIG)
+    consumer = Consumer(client, CONFIG.run.name, CONFIG.queue)
     client.xadd(keys.groups, {"id": "0:1", "batch": "0"})
     client.xreadgroup("learner", "rank-0", {keys.groups: ">"})
     assert consumer.claimed() == 1
@@ -221,7 +221,7 @@ def test_nothing_that_was_acknowledged_is_lost_when_redis_is_killed(redis_server
 
     assert run(redis_server, work) == 300
     assert depth(redis_server) == 300
-    entries = Consumer(connect(redis_server.url), CONFIG).claim(1.0, count=1000)
+    entries = Consumer(connect(redis_server.url), CONFIG.run.name, CONFIG.queue).claim(1.0, count=1000)
     assert sorted(int(e.group.split(":")[1]) for e in entries) == list(range(300))
 
 

@@ -38,7 +38,8 @@ def test_the_shipped_data_is_what_the_code_makes(tmp_path: Path) -> None:
 def test_every_row_of_the_preset_can_be_used_and_none_needs_a_gold_answer() -> None:
     config = load("tiny-code")
     assert (config.reward.success, config.gate) == ("code_tests", None)
-    for found in (load_dataset(config.data, gold_test(config.reward)), load_held_out(config)):
+    held_out = load_held_out(config.evaluation, config.evaluated.data)
+    for found in (load_dataset(config.data, gold_test(config.reward)), held_out):
         assert not found.rejected
         assert {row.answer for row in found.rows} == {None}
 

@@ -78,7 +78,7 @@ def test_a_straggler_of_an_old_batch_hides_no_older_group(redis_url):
         ledger.record(step, [rows[name] for name in names.split()])
     assert read_run(run.redis, "hidden", now).oldest_group_s == pytest.approx(ages["i1"], abs=0.01)
     durable = {rows[name].entry: name for name in ("g1", "g2", "g3", "h1")}
-    Consumer(run.redis, run.config).acknowledge(durable, durable_step=1)
+    Consumer(run.redis, run.config.run.name, run.config.queue).acknowledge(durable, durable_step=1)
     assert read_run(run.redis, "hidden", now).oldest_group_s == pytest.approx(ages["i1"], abs=0.01)
 
 

@@ -76,7 +76,7 @@ def test_a_run_ends_with_problems_and_completions_before_and_after(tmp_path: Pat
         benchmark="arithmetic", title="Arithmetic", model="m", step=0, temperature=1.0, seed=0, samples=2,
         ks=[1], problems=[0, 1], correct=[0, 1], formatted=None, cut=0, tokens=40, problem_set="x",
     )  # fmt: skip
-    rows = load_held_out(config()).rows[:2]
+    rows = load_held_out(config().evaluation, config().evaluated.data).rows[:2]
     for step, texts in ((0, ("wrong", "[red]")), (2, ("x" * 300 + "right", rows[1].answer))):
         write_result(tmp_path / "evaluation", replace(result, step=step, correct=[step, 1]))
         lines = [json.dumps({"about": {}, "problems": ""})]

@@ -54,7 +54,7 @@ class SyntheticRun:
         self._random = np.random.default_rng(seed)
         self.redis.set(self.keys.config, config.model_dump_json())
         self.redis.hset(self.keys.state, mapping={"version": 0, "step": 0})
-        self._consumer = Consumer(self.redis, config)
+        self._consumer = Consumer(self.redis, config.run.name, config.queue)
         self._ledger = Ledger(self.redis, config.run.name)
         self.pushed, self.started = 0, time.time()
 

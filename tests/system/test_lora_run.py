@@ -75,7 +75,7 @@ def test_the_model_is_its_base_with_the_adapter_and_any_checkpoint_gives_both(
         found, wanted = load_file(tmp_path / name / file), load_file(own / file)
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[n], wanted[n]) for n in wanted)
-    check_base(load("tiny", [f"model.adapter={run / 'adapter'}"]))
+    check_base(load("tiny", [f"model.adapter={run / 'adapter'}"]).model)
 
 
 @pytest.mark.slow
