@@ -100,7 +100,9 @@ def coordinating(config: Config, url: str, tokens: int) -> None:
 
     async def both() -> None:
         client = connect_async(url)
-        history = asyncio.create_task(write_history(client, config))
+        history = asyncio.create_task(
+            write_history(client, config.run.name, config.rollout.prompts_per_batch)
+        )
         await coordinate(config, url, prompts(8 * config.rollout.prompts_per_batch), fleet, "coordinator")
         history.cancel()
         await client.aclose()

@@ -42,7 +42,7 @@ def write_rows(config: Config, limit: int) -> int:
         raise ConfigError(
             f"data.template ({config.data.template!r}) must be {{problem}}: the environment writes all"
         )
-    openings = asyncio.run(_openings(VerifiersEnvironment(config), limit))
+    openings = asyncio.run(_openings(VerifiersEnvironment(config.environment.verifiers, config.run.name), limit))
     if not openings:
         raise ConfigError(f"environment.verifiers: {config.environment.verifiers.taskset} has no tasks")
     rows = [

@@ -14,7 +14,7 @@ from hora_rl.actors.coordinator.shard import Allocation, Draw, PhaseCounts, Roun
 from hora_rl.allocator import Session, allocate
 from hora_rl.allocator.lengths import ask_tokens, expected_lengths
 from hora_rl.allocator.posterior import Int
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Rollout
 from hora_rl.common.config.allocation import needs_counts
 
 Float = NDArray[np.float64]
@@ -40,69 +40,68 @@ def allocate_round(
 ) -> Allocation:
     """The next round of the shard of `prompts` (n,) of this batch, after the `earlier` ones and the results
     since."""
-    prior, allocation = batch.priors_of(prompts), config.allocation.under(batch.rule)
+    prior, allocation, rollout = batch.priors_of(prompts), config.allocation.under(batch.rule), config.rollout
+    most = allocation.max_group_size
     fixed: Fixed = {
         "rule": batch.rule,
         "prior": _shared(*prior),
         "stop": allocation.stop,
-        "max_group_size": allocation.max_group_size,
+        "max_group_size": most,
     }
-    trials: list[int | Sequence[int]] = [config.rollout.pre_rollouts, *(r.extra for r in earlier)]
+    trials: list[int | Sequence[int]] = [rollout.pre_rollouts, *(r.extra for r in earlier)]
     outcomes: Outcomes = list(zip([*(r.successes for r in earlier), found.successes], trials, strict=True))
     if allocation.budget == "tokens":
-        extra = _by_tokens(config, batch, outcomes, [*(r.tokens for r in earlier), found.tokens], fixed)
+        spent = [*(r.tokens for r in earlier), found.tokens]
+        extra = _by_tokens(rollout, allocation.rounds, batch, outcomes, spent, fixed)
     else:
-        extra = _by_rollouts(config, batch, outcomes, fixed)
+        budget = len(prompts) * (rollout.group_size - rollout.pre_rollouts)
+        least = config.least_extra(batch.rule)
+        session = Session(len(prompts), budget, rounds=allocation.rounds, least_extra=least, **fixed)
+        for successes, n in outcomes:
+            session.tell(successes, n)
+        extra = session.ask()
     return Allocation(
         extra=extra,
         rule=batch.rule,
         priors=tuple((float(a), float(b)) for a, b in zip(*prior, strict=True)),
-        sizes_as_if=sizes_as_if(config, batch, prompts, found.successes) if not earlier else None,
+        sizes_as_if=None if earlier else sizes_as_if(rollout, most, batch, prompts, found.successes),
     )
-
-
-def _by_rollouts(config: Config, batch: BatchAllocation, outcomes: Outcomes, fixed: Fixed) -> Int:
-    n, rollout = len(outcomes[0][0]), config.rollout
-    budget = n * (rollout.group_size - rollout.pre_rollouts)
-    least = config.least_extra(batch.rule)
-    session = Session(
-        n, budget, rounds=config.allocation.under(batch.rule).rounds, least_extra=least, **fixed
-    )
-    for successes, trials in outcomes:
-        session.tell(successes, trials)
-    return session.ask()
 
 
 def _by_tokens(
-    config: Config,
+    rollout: Rollout,
+    rounds: int,
     batch: BatchAllocation,
     outcomes: Outcomes,
     spent: Sequence[Sequence[int]],
     fixed: Fixed,
 ) -> Int:
     """The shard may spend n·G times the mean length; before the first cycle the mean of its own Phase A."""
-    trials = config.rollout.pre_rollouts
+    trials = rollout.pre_rollouts
     lengths = batch.lengths or expected_lengths(outcomes[0][0], spent[0], trials)
-    budget = len(outcomes[0][0]) * config.rollout.group_size * lengths.mean
+    budget = len(outcomes[0][0]) * rollout.group_size * lengths.mean
     left = budget - sum(map(sum, spent))
-    return ask_tokens(outcomes, left / (config.allocation.rounds - len(outcomes) + 1), lengths, **fixed)
+    return ask_tokens(outcomes, left / (rounds - len(outcomes) + 1), lengths, **fixed)
 
 
 def sizes_as_if(
-    config: Config, batch: BatchAllocation, prompts: Sequence[int], successes: Sequence[int]
+    rollout: Rollout,
+    max_group_size: int | None,
+    batch: BatchAllocation,
+    prompts: Sequence[int],
+    successes: Sequence[int],
 ) -> tuple[int, ...] | None:
     """G_i (n,) that rule `group_weight.as_if` would have given a shard with these successes of Phase A; None
     without such a rule."""
     if batch.as_if is None:
         return None
-    rollout = config.rollout
     extra = allocate(
         successes,
         rollout.pre_rollouts,
         len(prompts) * (rollout.group_size - rollout.pre_rollouts),
         prior=_shared(*batch.priors_of(prompts)),
         rule=batch.as_if,
-        max_group_size=config.allocation.max_group_size,
+        max_group_size=max_group_size,
     )
     return tuple((rollout.pre_rollouts + extra).tolist())
 
@@ -113,12 +112,11 @@ def _shared(alpha: Float, beta: Float) -> tuple[ArrayLike, ArrayLike]:
     return (float(alpha[0]), float(beta[0])) if same else (alpha, beta)
 
 
-def fixed_draws(config: Config, batch: BatchAllocation) -> list[Draw]:
+def fixed_draws(rollout: Rollout, batch: BatchAllocation) -> list[Draw]:
     """All draws of a shard of this batch when its rule needs no counts (`uniform`); empty when Phase A
     decides."""
     if needs_counts(batch.rule):
         return []
-    rollout = config.rollout
     places = range(rollout.prompts_per_shard)
     extra = rollout.group_size - rollout.pre_rollouts
     return [

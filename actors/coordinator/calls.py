@@ -26,6 +26,7 @@ from hora_rl.actors.generator.pin import only_on
 from hora_rl.actors.verifier.code.pool import limits_of
 from hora_rl.actors.verifier.code.runner import TRIES
 from hora_rl.common.config import Config
+from hora_rl.common.config import Rollout as RolloutSettings
 from hora_rl.common.config.reward import EPISODE, Reward
 from hora_rl.common.data.rewards import group_functions, tests_of
 from hora_rl.common.data.user_rewards import Answer
@@ -42,7 +43,8 @@ IN_LINE = 4
 
 def generator_calls(
     handle: DeploymentHandle,
-    config: Config,
+    rollout: RolloutSettings,
+    update_limit_s: float,
     min_version: int,
     temperature: float | None = None,
     *,
@@ -56,7 +58,7 @@ def generator_calls(
     Requests of the same moment share calls of at most `together` completions, and then are pinned to none."""
     method = handle.options(method_name="generate")
     first = handle.options(method_name="generate", session_id=session) if session else method
-    degrees = config.rollout.temperature if temperature is None else temperature
+    degrees = rollout.temperature if temperature is None else temperature
 
     async def send(requests: Sequence[SamplingRequest]) -> list[list[Completion]]:
         # no generator needs the row
@@ -73,8 +75,8 @@ def generator_calls(
         what = f"generating {sum(r.n for r in requests)} completions of {_named(r.prompt for r in requests)}"
         # A replica notices a dead or hung engine itself. This deadline is for what it cannot see; a request
         # may have to wait in line for a few others.
-        limit = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
-        return await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
+        limit = IN_LINE * rollout.time_limit_s + update_limit_s
+        return await retry(ask, what, rollout.attempts, limit, patient=weights_come)
 
     return Bundled(send, lambda request: request.n, together)
 
@@ -95,28 +97,24 @@ def episode_calls(
     """`generate` whose completions are episodes of the environment, as `generator_calls` gives single
     ones."""
     method = handle.options(method_name="sample")
-    degrees = config.rollout.temperature if temperature is None else temperature
-    limit = _episode_limit_s(config)
+    rollout, environment = config.rollout, config.environment
+    degrees = rollout.temperature if temperature is None else temperature
+    # What neither an environment's replica nor a generator's sees ends here: all turns and tries of an
+    # episode.
+    turn_s = IN_LINE * rollout.time_limit_s + config.weights.update_limit_s
+    limit = environment.attempts * (environment.max_turns * turn_s + environment.time_limit_s)
 
     async def generate(request: SamplingRequest) -> list[Completion]:
         async def ask(before: int) -> list[Completion] | Failed:
             return await method.remote(request, min_version, degrees, weights_come)
 
         what = f"{request.n} episodes of prompt {request.prompt.index}"
-        found = await retry(ask, what, config.rollout.attempts, limit, patient=weights_come)
+        found = await retry(ask, what, rollout.attempts, limit, patient=weights_come)
         if isinstance(found, Failed):
             raise RunError(found.reason)
         return found
 
     return generate
-
-
-def _episode_limit_s(config: Config) -> float:
-    """What neither an environment's replica nor a generator's sees ends here: all turns and tries of an
-    episode."""
-    environment = config.environment
-    turn_s = IN_LINE * config.rollout.time_limit_s + config.weights.update_limit_s
-    return environment.attempts * (environment.max_turns * turn_s + environment.time_limit_s)
 
 
 def policy_calls(
@@ -131,13 +129,17 @@ def policy_calls(
     calls of at most `together`. `handle` is that of the deployment `config.policy`."""
     if config.environment.path is not None:
         return episode_calls(handle, config, min_version, weights_come=weights_come)
-    return generator_calls(handle, config, min_version, weights_come=weights_come, together=together)
+    limit = config.weights.update_limit_s
+    return generator_calls(
+        handle, config.rollout, limit, min_version, weights_come=weights_come, together=together
+    )
 
 
 def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     """`score`: rewards by name of each completion of one prompt, and whether it is a success, as the prompt's
     source has it."""
-    by_source = {source: _score_of(handle, config.of(source)) for source in config.source_names}
+    rewards = {source: config.of(source).reward for source in config.source_names}
+    by_source = {source: _score_of(handle, reward, config.rollout) for source, reward in rewards.items()}
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         return await by_source[prompt.source](prompt, completions)
@@ -145,10 +147,10 @@ def verifier_calls(handle: DeploymentHandle, config: Config) -> Score:
     return score
 
 
-def _score_of(handle: DeploymentHandle, config: Config) -> Score:
+def _score_of(handle: DeploymentHandle, reward: Reward, rollout: RolloutSettings) -> Score:
     """`verifier_calls` for the prompts of one source: what is asked for at the same moment goes in calls of
     `rollout.samples_per_request` answers."""
-    method, reward = handle.options(method_name="score"), config.reward
+    method = handle.options(method_name="score")
     needs_row = any(is_user_function(name) or name == "code_tests" for name in reward.names)
 
     def limit_s(asked: Sequence[Asked]) -> float:
@@ -156,7 +158,7 @@ def _score_of(handle: DeploymentHandle, config: Config) -> Score:
         if "code_tests" in reward.names:
             runs = sum(tests_of(reward.code_tests, prompt.row).runs * len(c) for prompt, c in asked)
             limit += TRIES * runs * limits_of(reward.code_tests).wall
-        return limit + config.rollout.time_limit_s
+        return limit + rollout.time_limit_s
 
     async def send(asked: Sequence[Asked]) -> list[list[Scored]]:
         items = [
@@ -171,11 +173,11 @@ def _score_of(handle: DeploymentHandle, config: Config) -> Score:
         what = f"verifying {len(items)} completions of {_named(prompt for prompt, _ in asked)}"
         judged: list[dict[str, float]] = [{}] * len(items)
         if reward.judged:
-            judged = await retry(ask, what, config.rollout.attempts, limit_s(asked))
+            judged = await retry(ask, what, rollout.attempts, limit_s(asked))
         scores = iter(judged)
         return [[_scored(reward, next(scores), c) for c in completions] for _, completions in asked]
 
-    scored = Bundled(send, lambda one: len(one[1]), config.rollout.samples_per_request)
+    scored = Bundled(send, lambda one: len(one[1]), rollout.samples_per_request)
 
     async def score(prompt: Prompt, completions: Sequence[Completion]) -> list[Scored]:
         return await scored((prompt, completions))

@@ -73,7 +73,9 @@ class Coordinator:
         self._work = loop.create_task(coordinate(self._coordination.run(), self._redis, self._keys))
         beating = keep_beating(self._redis, self._config.run.name, self._name, self._state)
         self._beat = loop.create_task(beating)
-        self._history = loop.create_task(write_history(self._redis, self._config))
+        self._history = loop.create_task(
+            write_history(self._redis, self._config.run.name, self._config.rollout.prompts_per_batch)
+        )
 
     def _build(self, policy: DeploymentHandle, verifier: DeploymentHandle) -> Coordination:
         config = self._config
@@ -84,7 +86,9 @@ class Coordinator:
             generate_at=lambda version: policy_calls(policy, config, version, together=together),
             score=verifier_calls(verifier, config),
             producer=Producer(self._redis, config),
-            cycles=Cycles(self._redis, config, prior_of(config, prompts), mixture_of(config, prompts)),
+            cycles=Cycles(
+                self._redis, config, prior_of(config, prompts), mixture_of(config.data.sources, prompts)
+            ),
             leases=Leases(self._redis, config.run.name, self._name, config.coordinator.lease_s),
             telemetry=Telemetry(self._redis, config.run.name),
             rank=group_calls(verifier, config, LastTexts(tokenizer)),
@@ -153,19 +157,15 @@ def render_prompts(config: Config, tokenizer: Any) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     for source in config.source_names:
-        _render(config.of(source), tokenizer, source, prompts)
+        own = config.of(source)
+        dataset = load_dataset(own.data, gold_test(own.reward))
+        for rejected in dataset.rejected:
+            log.warning("row left out", place=rejected.place, reason=rejected.reason)
+        for row in dataset.rows:
+            prompt = make_prompt(tokenizer, len(prompts), row, own.data, source, own.reads_rows)
+            length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
+            if length > limit:
+                log.warning("prompt left out", row=row.index, tokens=length, limit=limit)
+            else:
+                prompts.append(prompt)
     return prompts
-
-
-def _render(config: Config, tokenizer: Any, source: str, prompts: list[Prompt]) -> None:
-    """Append the prompts of one source."""
-    dataset = load_dataset(config.data, gold_test(config.reward))
-    for rejected in dataset.rejected:
-        log.warning("row left out", place=rejected.place, reason=rejected.reason)
-    for row in dataset.rows:
-        prompt = make_prompt(tokenizer, len(prompts), row, config.data, source, config.reads_rows)
-        length, limit = len(prompt.tokens), config.rollout.max_prompt_tokens
-        if length > limit:
-            log.warning("prompt left out", row=row.index, tokens=length, limit=limit)
-        else:
-            prompts.append(prompt)

@@ -16,7 +16,6 @@ import redis
 import redis.asyncio
 import structlog
 
-from hora_rl.common.config import Config
 from hora_rl.common.live.keys import Keys
 from hora_rl.common.live.queue import depth_of
 from hora_rl.common.live.redis import Answer, text_of
@@ -29,20 +28,21 @@ FORGOTTEN_S = 3600.0
 KEPT = ("learner/", "coordinator/")
 
 
-async def write_history(client: redis.asyncio.Redis, config: Config) -> None:
-    """Append a sample every second until cancelled. Redis errors are logged and retried."""
+async def write_history(client: redis.asyncio.Redis, run: str, per_step: int) -> None:
+    """Append a sample every second until cancelled. Redis errors are logged and retried. A step takes
+    `per_step` groups."""
     while True:
         try:
-            await write_sample(client, config, time.time())
+            await write_sample(client, run, per_step, time.time())
         except redis.exceptions.RedisError as error:
             log.warning("no history sample", error=str(error)[:300])
         await asyncio.sleep(SAMPLE_S)
 
 
-async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) -> None:
+async def write_sample(client: redis.asyncio.Redis, run: str, per_step: int, now: float) -> None:
     """Append the sample of `now` (seconds since the epoch), unless another coordinator did so less than a
     second ago."""
-    keys = Keys(config.run.name)
+    keys = Keys(run)
     if not await client.set(f"{keys.history}:lock", "1", nx=True, px=int(SAMPLE_S * 900)):
         return
     async with client.pipeline(transaction=False) as pipe:
@@ -55,7 +55,7 @@ async def write_sample(client: redis.asyncio.Redis, config: Config, now: float) 
     state = SharedState.parse(raw)
     sample = {
         "time": now,
-        "depth": depth_of(length, steps, state.durable_step, config.rollout.prompts_per_batch),
+        "depth": depth_of(length, steps, state.durable_step, per_step),
         "version": state.version,
         "oldest_replica": oldest_replica(parts, now),
         **{flow: int(total or 0) for flow, total in zip(FLOWS, totals, strict=True)},

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from hora_rl.common.config import Config
+from hora_rl.common.config import Config, Source
 from hora_rl.common.config.base import Scope
 from hora_rl.common.data.order import Mixture
 from hora_rl.common.errors import ConfigError, RunError
@@ -45,13 +45,15 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
     name, keys = config.run.name, Keys(config.run.name)
     stored = await redis.get(keys.config)
     if stored is not None and await redis.exists(keys.plans):
-        _refuse_changes(name, read_config(stored, name), config)
-    here = {
-        "n": len(prompts),
-        "fingerprint": fingerprint(prompts),
-        "schema": SCHEMA,
-        **_rows(config, prompts),
-    }
+        changed = differences(read_config(stored, name), config, below=Scope.START)
+        if changed:
+            raise RunError(
+                f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy "
+                "it with its own, or start again under another run.name"
+            )
+    here: dict[str, object] = {"n": len(prompts), "fingerprint": fingerprint(prompts), "schema": SCHEMA}
+    if config.data.sources:  # for the audit
+        here["rows"] = list(mixture_of(config.data.sources, prompts).rows)
     args = [config.model_dump_json(), json.dumps(here)]
     begun = json.loads(await redis.eval(CLAIM, 3, keys.config, keys.plans, keys.state, *args))
     if begun.get("schema") != SCHEMA:
@@ -60,33 +62,25 @@ async def claim_identity(redis: AsyncRedis, config: Config, prompts: Sequence[Pr
             f"than {SCHEMA}: end it with that version, or start again under another run.name"
         )
     if begun != here:
+        paths = ", ".join(config.of(source).data.path for source in config.source_names)
         raise RunError(
             f"run {name!r} has begun with {begun['n']} prompts (fingerprint {begun['fingerprint']}), and the "
             f"data here gives {here['n']} others ({here['fingerprint']}): bring back its data "
-            f"({_paths(config)}) and tokenizer ({config.model.path}) as they were, or start again under "
+            f"({paths}) and tokenizer ({config.model.path}) as they were, or start again under "
             "another run.name"
         )
 
 
-def mixture_of(config: Config, prompts: Sequence[Prompt]) -> Mixture:
+def mixture_of(sources: Mapping[str, Source], prompts: Sequence[Prompt]) -> Mixture:
     """How many of the run's prompts are of each source, with the weights of these. Raises ConfigError for a
     source without any."""
     found = Counter(p.source for p in prompts)
-    if not config.data.sources:
+    if not sources:
         return Mixture((len(prompts),))
-    empty = [name for name in config.source_names if not found[name]]
+    empty = [name for name in sources if not found[name]]
     if empty:
         raise ConfigError(f"data.sources.{empty[0]}: none of its rows can be used")
-    return Mixture(tuple(found[name] for name in config.source_names), config.weights_of_sources)
-
-
-def _rows(config: Config, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """What the run keeps of its sources, for the audit; nothing where it has one data set."""
-    return {"rows": list(mixture_of(config, prompts).rows)} if config.data.sources else {}
-
-
-def _paths(config: Config) -> str:
-    return ", ".join(config.of(source).data.path for source in config.source_names)
+    return Mixture(tuple(found[name] for name in sources), tuple(s.weight for s in sources.values()))
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:
@@ -96,12 +90,3 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
     for p in prompts:
         digest.update(json.dumps([p.text, p.judged_by, p.tokens.tolist()], default=str).encode())
     return digest.hexdigest()
-
-
-def _refuse_changes(name: str, begun: Config, here: Config) -> None:
-    changed = differences(begun, here, below=Scope.START)
-    if changed:
-        raise RunError(
-            f"run {name!r} has begun with other settings: {'; '.join(changed)} (its own first): deploy it "
-            "with its own, or start again under another run.name"
-        )

@@ -18,7 +18,7 @@ from hora_rl.allocator.priors import Prior, make_prior
 from hora_rl.allocator.priors.features import hidden_state_features, sentence_features
 from hora_rl.allocator.priors.files import load_state
 from hora_rl.allocator.priors.make import UNCONDITIONED
-from hora_rl.common.config import Config
+from hora_rl.common.config import Allocation, Config
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.files import replacing
 from hora_rl.common.types import Prompt
@@ -46,12 +46,11 @@ def prior_of(config: Config, prompts: Sequence[Prompt]) -> Prior:
         raise ConfigError(f"allocation.prior={allocation.prior}{state}: {error}") from error
 
 
-def feature_model(config: Config) -> str:
-    """Name or folder of the model whose features a learned prior sees. Raises ConfigError when none is
-    named."""
-    allocation = config.allocation
+def feature_model(allocation: Allocation, model: str) -> str:
+    """Name or folder of the model whose features a learned prior sees; `model` is the run's own. Raises
+    ConfigError when none is named."""
     if allocation.prior.startswith("hidden"):
-        return config.model.path
+        return model
     if not allocation.features:
         raise ConfigError(
             f"allocation.features is not set: prior {allocation.prior} needs a sentence-embedding model, by "
@@ -64,7 +63,7 @@ def features_of(config: Config, prompts: Sequence[Prompt]) -> NDArray[np.float32
     """(n, d) features of all prompts: RUN/features-KIND.npz, made when it is not there or holds those of
     another model or of other prompts."""
     hidden = config.allocation.prior.startswith("hidden")
-    model = feature_model(config)
+    model = feature_model(config.allocation, config.model.path)
     tokens, texts = [p.tokens.tolist() for p in prompts], [p.text for p in prompts]
     seen = json.dumps(tokens if hidden else texts)
     origin = f"{model} {hashlib.sha256(seen.encode()).hexdigest()}"

@@ -81,7 +81,7 @@ class Coordination:
         services: Services,
     ) -> None:
         self._config = config
-        self._prompts, self._mixture = prompts, mixture_of(config, prompts)
+        self._prompts, self._mixture = prompts, mixture_of(config.data.sources, prompts)
         self._tokenizer = tokenizer
         self._redis = redis
         self._keys = Keys(config.run.name)
@@ -185,7 +185,9 @@ class Coordination:
         """Phase A, the rounds of Phase B and the push; then the report that marks the shard as complete."""
         started, name = time.monotonic(), f"{shard.batch}:{shard.index}"
         stored = await self._plans.load(name, shard.ids)
-        ahead = fixed_draws(self._config, self._services.cycles.of(shard.batch)) if stored is None else []
+        ahead = (
+            fixed_draws(self._config.rollout, self._services.cycles.of(shard.batch)) if stored is None else []
+        )
         async with prefetched(self._sampler(shard), ahead) as sample:
             allocate_next = self._allocate_next(shard)
             plan = stored or await self._plans.remember(name, await phase_a(shard, sample, allocate_next))
@@ -224,7 +226,8 @@ class Coordination:
             self._shard(report["batch"], report["shard"]),
             self._services.cycles.of(report["batch"]),
         )
-        sizes = sizes_as_if(self._config, batch, [p.index for p in shard.prompts], report["successes"])
+        rollout, most = self._config.rollout, self._config.allocation.max_group_size
+        sizes = sizes_as_if(rollout, most, batch, [p.index for p in shard.prompts], report["successes"])
 
         def as_before(earlier: Sequence[Round], found: PhaseCounts) -> Allocation:
             extra = np.array([rounds[len(earlier)]], dtype=np.int64)

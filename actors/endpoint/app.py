@@ -26,7 +26,7 @@ from hora_rl.actors.endpoint.guard import problem
 from hora_rl.actors.endpoint.line import LIMIT_S
 from hora_rl.actors.endpoint.proxy import EngineProxy, Watched
 from hora_rl.actors.endpoint.requests import Kind, Refused, checked
-from hora_rl.common.config import Config
+from hora_rl.common.config import Serve
 from hora_rl.common.errors import NoRoom, StaleWeights
 
 log = structlog.get_logger(__name__)
@@ -47,10 +47,9 @@ Handler = Callable[[dict[str, object]], Awaitable[Answer]]
 class Handlers:
     """vLLM's handlers over `proxy`; `stops` are the tokens that end a completion of this run."""
 
-    def __init__(self, config: Config, proxy: EngineProxy, stops: tuple[int, ...]) -> None:
-        self._limits, self._proxy, self._stops = config.serve, proxy, stops
-        name = config.run.name
-        self.models = OpenAIServingModels(proxy, [BaseModelPath(name=name, model_path=name)])
+    def __init__(self, run: str, limits: Serve, proxy: EngineProxy, stops: tuple[int, ...]) -> None:
+        self._limits, self._proxy, self._stops = limits, proxy, stops
+        self.models = OpenAIServingModels(proxy, [BaseModelPath(name=run, model_path=run)])
         renderer = OnlineRenderer(
             proxy.model_config,
             proxy.renderer,

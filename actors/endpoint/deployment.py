@@ -43,11 +43,12 @@ class Endpoint:
         # vLLM takes ten seconds to import, and only this replica needs it.
         from hora_rl.actors.endpoint.app import Handlers, create_app
         from hora_rl.actors.endpoint.proxy import EngineProxy
+        from hora_rl.actors.generator.engine_args import engine_args
 
         config, limits = self._config, self._config.serve
         tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-        proxy = EngineProxy(config, self._generator)
-        handlers = Handlers(config, proxy, stop_tokens(config, tokenizer))
+        proxy = EngineProxy(engine_args(config), self._generator)
+        handlers = Handlers(config.run.name, limits, proxy, stop_tokens(config, tokenizer))
         app = create_app(handlers)
         key = Key(self._redis_url, config.run.name)
         app.add_middleware(

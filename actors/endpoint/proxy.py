@@ -8,14 +8,12 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
-from vllm import SamplingParams
+from vllm import AsyncEngineArgs, SamplingParams
 from vllm.outputs import RequestOutput
 from vllm.renderers.registry import renderer_from_config
 
 from hora_rl.actors.endpoint.line import Line
-from hora_rl.actors.generator.engine_args import engine_args
 from hora_rl.actors.generator.vllm_engine import spans_of
-from hora_rl.common.config import Config
 from hora_rl.common.errors import NoRoom
 from hora_rl.common.types import VersionSpan
 
@@ -33,14 +31,13 @@ class Watched:
 
 
 class EngineProxy:
-    """`watched` holds the running requests by id. vLLM's request id contains it."""
+    """`args` are the replicas'. `watched` holds the running requests by id. vLLM's request id contains it."""
 
     errored = False
 
-    def __init__(self, config: Config, generator: DeploymentHandle) -> None:
+    def __init__(self, args: AsyncEngineArgs, generator: DeploymentHandle) -> None:
         # An instruct model's generation configuration would set top_p or top_k by default.
-        args = replace(engine_args(config), generation_config="vllm")
-        self.vllm_config = args.create_engine_config()
+        self.vllm_config = replace(args, generation_config="vllm").create_engine_config()
         self.model_config = self.vllm_config.model_config
         self.renderer = renderer_from_config(self.vllm_config)
         self.input_processor = None

@@ -50,7 +50,7 @@ class Environment:
         self._redis, self._generator = connect_async(redis_url), generator
         self._name = f"environment/{serve.get_replica_context().replica_id.unique_id}"
         self._open = AsyncExitStack()
-        function = await self._open.enter_async_context(environment_of(self._config))
+        function = await self._open.enter_async_context(environment_of(self._config.environment, run))
         tokenizer = load_tokenizer(model.path, model.trust_remote_code)
         self._tools = SandboxTools(SANDBOXES)
         self._telemetry, self._counts = Telemetry(self._redis, run), Counter[str]()
@@ -68,7 +68,8 @@ class Environment:
         def turns(version: int, episode: str) -> Generate:
             return generator_calls(
                 self._generator,
-                self._config,
+                self._config.rollout,
+                self._config.weights.update_limit_s,
                 version,
                 temperature,
                 weights_come=weights_come,
@@ -94,7 +95,9 @@ class Environment:
             client = connect(self._redis_url)
             client.hincrby(keys.counters, "episodes_lost:blocks", 1)
             times = client.incr(keys.blocked)
-            client.expire(keys.blocked, _soon_s(config))
+            # An environment that always blocks its replica does so again in this time, after a new one has
+            # started.
+            client.expire(keys.blocked, int(2 * config.environment.time_limit_s) + STARTED_S)
             if times >= config.environment.attempts:
                 client.hset(keys.state, mapping=changed(error=reason))
         finally:
@@ -122,9 +125,3 @@ class Environment:
             self._tools.close()
         if hasattr(self, "_open"):
             await self._open.aclose()
-
-
-def _soon_s(config: Config) -> int:
-    """Seconds within which an environment that always blocks its replica does so again, after a new one has
-    started."""
-    return int(2 * config.environment.time_limit_s) + STARTED_S

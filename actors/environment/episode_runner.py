@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from hora_rl.actors.environment.conversation import Conversation
 from hora_rl.actors.environment.policy import Policy
 from hora_rl.actors.environment.protocol import Episode, EpisodeFunction, EpisodeOver, Tools
-from hora_rl.common.config import Config
 from hora_rl.common.config.reward import EPISODE
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.errors import EnvironmentFault
@@ -31,17 +30,18 @@ async def run_episode(
     conversation: Conversation,
     policy: Policy,
     tools: Tools,
-    config: Config,
+    limit_s: float,
+    names: Sequence[str],
 ) -> Completion:
-    """One episode on `row`. Raises EnvironmentFault if the environment fails, and the policy's error if a
-    turn could not be sampled."""
+    """One episode on `row` with the rewards `names`. Raises EnvironmentFault if the environment fails, and
+    the policy's error if a turn could not be sampled."""
     try:
-        rewards = await _within_limit(function, row, policy, tools, config.environment.time_limit_s)
+        rewards = await _within_limit(function, row, policy, tools, limit_s)
     finally:
         policy.close()
     if policy.lost is not None:  # and the environment continued without the turn
         raise policy.lost
-    wanted = [name.removeprefix(EPISODE) for name in config.reward.names if name.startswith(EPISODE)]
+    wanted = [name.removeprefix(EPISODE) for name in names if name.startswith(EPISODE)]
     earned = dict.fromkeys(wanted, 0.0) if rewards is None else _checked(rewards, wanted)
     return conversation.completion(earned, cut=policy.over)
 

@@ -97,7 +97,8 @@ class Episodes:
         self.running += 1
         try:
             tools = EpisodeTools(self._tools, policy)
-            made = await run_episode(self._function, row, conversation, policy, tools, own)
+            limit_s, names = own.environment.time_limit_s, own.reward.names
+            made = await run_episode(self._function, row, conversation, policy, tools, limit_s, names)
         finally:
             self.running -= 1
         self._count("episodes", 1)

@@ -11,7 +11,7 @@ from hora_rl.actors.environment.guess import guess
 from hora_rl.actors.environment.library.process import VerifiersEnvironment
 from hora_rl.actors.environment.protocol import EpisodeFunction
 from hora_rl.actors.environment.python_tool import python_tool
-from hora_rl.common.config import Config
+from hora_rl.common.config import Environment
 from hora_rl.common.config.environment import BUILT_IN, LIBRARY
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.user_code import load_function
@@ -20,14 +20,14 @@ OWN = dict(zip(BUILT_IN, (guess, calculator, python_tool), strict=True))
 
 
 @asynccontextmanager
-async def environment_of(config: Config) -> AsyncIterator[EpisodeFunction]:
+async def environment_of(environment: Environment, run: str) -> AsyncIterator[EpisodeFunction]:
     """The environment of a configuration that has one, ready while the block runs. Raises ConfigError saying
     what is wrong with it."""
-    name = config.environment.path or ""
+    name = environment.path or ""
     if name != LIBRARY:
         yield load_environment(name)
         return
-    library = VerifiersEnvironment(config)
+    library = VerifiersEnvironment(environment.verifiers, run)
     try:
         await library.start()
         yield library.episode

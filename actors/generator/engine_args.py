@@ -15,7 +15,7 @@ from vllm.engine import arg_utils
 from vllm.platforms import current_platform
 
 from hora_rl.actors.generator.cpu_kernels import PRIORITY
-from hora_rl.common.config import Config, Lora
+from hora_rl.common.config import Config, Generator, Lora, Model
 from hora_rl.common.errors import ConfigError
 from hora_rl.common.malloc import KEEP_FREED_MEMORY
 from hora_rl.common.weights.adapters import read_adapter
@@ -54,17 +54,17 @@ KEYS = {
 """vLLM's arguments that HORA sets, and the keys that decide them."""
 
 
-def set_environment(config: Config) -> None:
+def set_environment(generator: Generator) -> None:
     """Set the variables that glibc and vLLM read when the engine's processes start."""
     # The logits of a step are one block of many MiB. By default the kernel takes it back after each step.
     os.environ.update(KEEP_FREED_MEMORY)
     if not current_platform.is_cpu():
         return
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.generator.kv_cache_gib)
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(generator.kv_cache_gib)
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # with `auto` two replicas bind to the same core
-    os.environ["OMP_NUM_THREADS"] = str(config.generator.threads)
+    os.environ["OMP_NUM_THREADS"] = str(generator.threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", PRIMITIVES)
-    if config.generator.tensor_parallel == 1:
+    if generator.tensor_parallel == 1:
         # Run the model in the engine's process. With a second process the two busy-wait on shared memory,
         # which takes the cores from everything else. vLLM separates them to bind threads; we do not bind.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -128,9 +128,19 @@ def _own(config: Config) -> dict[str, Any]:
         "weight_transfer_config": WeightTransferConfig(backend=BACKENDS[config.weights.transport]),
         "worker_extension_cls": f"{__package__}.worker_extension.WorkerExtension",
         "enable_log_requests": False,
-        **_adapter(config),
-        **sleep_settings(config),
     }
+    adapter = adapter_settings(config.model, config.learner.lora)
+    if adapter is not None:
+        rank = Lora(rank=int(str(adapter["r"]))).served_rank
+        own |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
+    if generator.sleep == "step":
+        # An engine that cannot sleep would report to be asleep, and hold its memory.
+        if not current_platform.is_sleep_mode_available():
+            raise ConfigError(
+                "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
+                f"({current_platform.device_type}): set generator.sleep: none"
+            )
+        own["enable_sleep_mode"] = True
     if cpu:
         # Chunked prefill of a seeded sequence crashes the engine ("CPU Generator does not use offset").
         own |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, longest)}
@@ -144,30 +154,8 @@ def _own(config: Config) -> dict[str, Any]:
     return own
 
 
-def _adapter(config: Config) -> dict[str, Any]:
-    adapter = adapter_settings(config)
-    if adapter is None:
-        return {}
-    rank = Lora(rank=int(str(adapter["r"]))).served_rank
-    return {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 1, "max_lora_rank": rank}
-
-
-def adapter_settings(config: Config) -> dict[str, object] | None:
+def adapter_settings(model: Model, lora: Lora | None) -> dict[str, object] | None:
     """The adapter that the engine serves, as an `adapter_config.json`; None for a model without one."""
-    if config.model.adapter is not None:
-        return read_adapter(config.model.adapter).settings
-    lora = config.learner.lora
+    if model.adapter is not None:
+        return read_adapter(model.adapter).settings
     return None if lora is None else lora.adapter_config
-
-
-def sleep_settings(config: Config) -> dict[str, Any]:
-    """What vLLM is told for an engine that frees memory when it sleeps. Raises ConfigError where it cannot:
-    it would report to be asleep, and hold its memory."""
-    if config.generator.sleep != "step":
-        return {}
-    if not current_platform.is_sleep_mode_available():
-        raise ConfigError(
-            "generator.sleep (step): vLLM cannot free an engine's memory on this machine "
-            f"({current_platform.device_type}): set generator.sleep: none"
-        )
-    return {"enable_sleep_mode": True}

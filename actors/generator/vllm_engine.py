@@ -95,11 +95,11 @@ class Engine:
         self.paused_since: float | None = None
         self._asleep = False
         self._joining = False
-        set_environment(config)
+        set_environment(config.generator)
         self._tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
         self._silent = silent_tokens(self._tokenizer)
         self._stop = list(stop_tokens(config, self._tokenizer))
-        self._adapter = adapter_settings(config)
+        self._adapter = adapter_settings(config.model, config.learner.lora)
         self._request = None if self._adapter is None else LoRARequest("policy", POLICY, NOWHERE)
         self._base_checksum = ""
         self._notes = FailureNotes()

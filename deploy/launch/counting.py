@@ -85,7 +85,7 @@ def choose(config: Config, number: int) -> list[Prompt]:
     if number < LEAST_PROMPTS:
         raise CountsError(f"--prompts ({number}): a plan needs {LEAST_PROMPTS} training prompts or more")
     found = render_prompts(config, load_tokenizer(config.model.path, config.model.trust_remote_code))
-    mixture = mixture_of(config, found)
+    mixture = mixture_of(config.data.sources, found)
     try:
         rows = mixed_rows(0, number, mixture, config.run.seed)
     except ValueError:

@@ -80,7 +80,7 @@ def names(target: Target) -> Iterator[Finding]:
     if allocation.prior not in NAMES:
         raise ConfigError(f"allocation.prior ({allocation.prior}): none of {', '.join(NAMES)}")
     if allocation.prior not in UNCONDITIONED:
-        feature_model(config)
+        feature_model(allocation, config.model.path)
     success = "; ".join(_success(config.of(source).reward, source) for source in config.source_names)
     gate = f"warm-up: uniform until the mean {config.gate} reward is {allocation.warmup.format_reward}"
     yield ok(
@@ -104,7 +104,7 @@ def _success(reward: Reward, source: str) -> str:
 
 
 async def _start_library(config: Config) -> None:
-    async with environment_of(config):
+    async with environment_of(config.environment, config.run.name):
         pass
 
 

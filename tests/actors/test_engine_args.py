@@ -92,6 +92,6 @@ def test_an_engine_keeps_the_memory_that_it_freed(monkeypatch: pytest.MonkeyPatc
     from hora_rl.actors.generator.engine_args import set_environment
 
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    set_environment(load("tiny", ["generator.threads=3"]))
+    set_environment(load("tiny", ["generator.threads=3"]).generator)
     assert KEEP_FREED_MEMORY.items() <= os.environ.items()
     assert os.environ["OMP_NUM_THREADS"] == "3"

@@ -60,7 +60,8 @@ def run(function: Any, script: Any, config: Config = GUESS, row: Row = ROW, tool
     opening = [{"role": "user", "content": row.problem}]
     conversation = Conversation(Template(TOKENIZER, config.data.chat), opening, prompt.tokens)
     policy = Policy(conversation, script, config, 0)
-    return asyncio.run(run_episode(function, row, conversation, policy, tools, config))
+    limit_s, names = config.environment.time_limit_s, config.reward.names
+    return asyncio.run(run_episode(function, row, conversation, policy, tools, limit_s, names))
 
 
 def limited(**settings: object) -> Config:
@@ -391,6 +392,7 @@ def test_time_in_the_sandbox_is_not_the_environment_s_own() -> None:
         prompt = make_prompt(TOKENIZER, 0, ROW, config.data)
         conversation = Conversation(Template(TOKENIZER, config.data.chat), [], prompt.tokens)
         policy = Policy(conversation, Script("1"), config, 0)
-        return await run_episode(uses, ROW, conversation, policy, EpisodeTools(Busy(), policy), config)
+        tools, names = EpisodeTools(Busy(), policy), config.reward.names
+        return await run_episode(uses, ROW, conversation, policy, tools, 0.3, names)
 
     assert asyncio.run(inside()).rewards == {"solved": 1.0}

@@ -42,7 +42,9 @@ def test_the_step_s_record_has_the_share_of_time_in_which_generators_had_no_requ
         async def write() -> None:
             client = connect_async(redis_url)
             try:
-                await write_sample(client, run.config, time.time())
+                await write_sample(
+                    client, run.config.run.name, run.config.rollout.prompts_per_batch, time.time()
+                )
             finally:
                 await client.aclose()
 

@@ -65,7 +65,7 @@ def played(config: Config, tasks: list[int], turns: Any = None) -> tuple[list[An
     counts: Counter[str] = Counter()
 
     async def inside() -> list[Any]:
-        library = VerifiersEnvironment(config)
+        library = VerifiersEnvironment(config.environment.verifiers, config.run.name)
         try:
             await library.start()
             made = Episodes(config, TOKENIZER, library.episode, None, lambda k, v: counts.update({k: v}))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def played(config: Config, tasks: list[int], turns: Any = None) -> tuple[list[An
 
 def test_a_python_without_the_library_is_refused_with_the_remedy() -> None:
     async def start(python: str) -> None:
-        await VerifiersEnvironment(configured(python=python)).start()
+        await VerifiersEnvironment(configured(python=python).environment.verifiers, "run").start()
 
     with pytest.raises(ConfigError, match=r"has no verifiers 0\.4\.0: install requirements/verifiers\.txt"):
         asyncio.run(start(sys.executable))

@@ -96,7 +96,7 @@ def test_prompts_are_rendered_by_their_source_and_numbered_one_source_after_the_
     tokenizer = load_tokenizer(config.model.path)
     assert "words 0=" in tokenizer.decode(prompts[20].tokens)
     assert "=" not in tokenizer.decode(prompts[0].tokens).replace("<", "")
-    assert mixture_of(config, prompts).rows == (20, 5)
+    assert mixture_of(config.data.sources, prompts).rows == (20, 5)
 
 
 def test_each_source_asks_for_the_form_that_its_own_rewards_look_for(folder: Path) -> None:
@@ -284,7 +284,8 @@ def test_check_counts_what_a_batch_takes_of_each_source_and_refuses_one_too_smal
         list(sources.data(Target(from_args(heavy))))
     assert "data.sources.words: 5 usable prompts, and a batch takes 6 of it" in str(refused.value)
     mixture = mixture_of(
-        configured(folder), render_prompts(configured(folder), load_tokenizer("deploy/demo/model"))
+        configured(folder).data.sources,
+        render_prompts(configured(folder), load_tokenizer("deploy/demo/model")),
     )
     assert [counts_of(b, GAMMA, mixture) for b in range(3)] == [[4, 2]] * 3
 

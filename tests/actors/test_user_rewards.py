@@ -172,5 +172,5 @@ def test_the_row_goes_to_own_rewards_and_to_nobody_else(tmp_path: Path) -> None:
         asyncio.run(verifier_calls(handle, config)(prompt, [done]))  # type: ignore[arg-type]
         assert handle.asked[0] == [Answer("3+4=?", "7", "7", sent, 3, 2, "length")]
         handle = Handle([[done]])
-        asyncio.run(generator_calls(handle, config, 0)(SamplingRequest(prompt, 1, 0)))  # type: ignore[arg-type]
+        asyncio.run(generator_calls(handle, config.rollout, 9.0, 0)(SamplingRequest(prompt, 1, 0)))  # type: ignore[arg-type]
         assert handle.asked[0][0].prompt.row == {}

@@ -141,7 +141,7 @@ async def coordinate(
         generate_at=generate_at,
         score=scoring or score,
         producer=Producer(redis, config),
-        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), mixture_of(config, data)),
+        cycles=Cycles(redis, config, FixedPrior(1.0, 1.0), mixture_of(config.data.sources, data)),
         leases=Leases(redis, config.run.name, owner, config.coordinator.lease_s),
         telemetry=Telemetry(redis, config.run.name),
         rank=rank,

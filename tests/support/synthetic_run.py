@@ -131,7 +131,9 @@ class SyntheticRun:
         async def write() -> None:
             client = connect_async(self._url)
             try:
-                await write_sample(client, self.config, time.time())
+                await write_sample(
+                    client, self.config.run.name, self.config.rollout.prompts_per_batch, time.time()
+                )
             finally:
                 await client.aclose()
 

@@ -18,6 +18,7 @@ from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from hora_rl.actors.endpoint.app import Handlers, create_app
 from hora_rl.actors.endpoint.proxy import EngineProxy
 from hora_rl.actors.endpoint.requests import FIELDS
+from hora_rl.actors.generator.engine_args import engine_args
 from hora_rl.common.config import Config
 from hora_rl.common.data.prompts import load_tokenizer
 from hora_rl.common.data.stop_tokens import stop_tokens
@@ -80,9 +81,9 @@ def served() -> tuple[Replica, EngineProxy, Any]:
 
 def serving(config: Config) -> tuple[Replica, EngineProxy, Any]:
     replica = Replica()
-    proxy = EngineProxy(config, replica)
+    proxy = EngineProxy(engine_args(config), replica)
     stops = stop_tokens(config, load_tokenizer(config.model.path))
-    return replica, proxy, create_app(Handlers(config, proxy, stops))
+    return replica, proxy, create_app(Handlers(config.run.name, config.serve, proxy, stops))
 
 
 VALUES: list[Any] = [

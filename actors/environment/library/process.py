@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from hora_rl.actors.environment.protocol import Episode, EpisodeOver, Speaker, Tools
-from hora_rl.common.config import Config
+from hora_rl.common.config.environment import Verifiers
 from hora_rl.common.data.datasets import Row
 from hora_rl.common.errors import ConfigError, EnvironmentFault
 
@@ -35,11 +35,11 @@ Line = dict[str, Any]
 
 
 class VerifiersEnvironment:
-    """Episodes of `config.environment.verifiers`. `await start()` before the first; `close()` ends the
-    process."""
+    """Episodes of `environment.verifiers` for the run `run`. `await start()` before the first; `close()` ends
+    the process."""
 
-    def __init__(self, config: Config) -> None:
-        self._config, self._named = config, config.environment.verifiers
+    def __init__(self, named: Verifiers | None, run: str) -> None:
+        self._named, self._run = named, run
         self._process: Process | None = None
         self._starting = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
@@ -108,7 +108,7 @@ class VerifiersEnvironment:
         named = self._named
         assert named is not None
         asked = {
-            "model": self._config.run.name,
+            "model": self._run,
             "taskset": named.taskset,
             "env": named.env,
             "config": named.config,
